@@ -114,14 +114,17 @@ PROGRAMS = (
         needs="sklearn",
         slow=True,
     ),
-    Program("docs/tutorials/horovod-script.md", (0,), prints_on_both_ranks(" is ready"), TWO, needs="sklearn"),
+    Program(
+        "docs/tutorials/horovod-script.md", (0,), prints_on_both_ranks(" is ready"), TWO, needs="sklearn", slow=True
+    ),
     Program("docs/tutorials/horovod-script.md", (1,), prints(r".*\[\(0, 0\.5\), \(1, 0\.5\)\]"), slow=True),
     Program(
         "docs/tutorials/horovod-runner.md",
         (0, 1, 2, 3, 4),
         prints(r".*\[0\]<stdout>:step 75: loss 0\.00", r".*loss \d"),
+        slow=True,
     ),
-    Program("docs/how-to/torch-distributed.md", (1,), prints(r"6\.0")),
+    Program("docs/how-to/torch-distributed.md", (1,), prints(r"6\.0"), slow=True),
     Program("docs/how-to/functions.md", (0,), prints(r"\(15, 2\)$"), slow=True),
     Program(
         "docs/how-to/elastic-jobs.md",
@@ -129,6 +132,7 @@ PROGRAMS = (
         outlives_a_rank,
         ("-np", "3", "--min-np", "2"),
         edit=dies_in_the_second_epoch,
+        slow=True,
     ),
     Program("docs/how-to/torch-distributed.md", (0,), prints_on_both_ranks(r": 4\.0"), TWO),
     Program(
@@ -136,18 +140,21 @@ PROGRAMS = (
     ),
     Program("docs/how-to/lightning.md", (0,), prints_number("loss", 0, 0.1), needs="lightning", slow=True),
     Program("docs/how-to/lightning.md", (1,), fits_and_predicts, needs="lightning", slow=True),
-    Program("docs/how-to/tensorflow.md", (0,), prints_on_both_ranks(r": \[1\.0, 1\.0\]"), TWO, needs="tensorflow"),
-    Program("docs/how-to/keras.md", (0,), has_equal_losses, TWO, needs="keras"),
+    Program(
+        "docs/how-to/tensorflow.md", (0,), prints_on_both_ranks(r": \[1\.0, 1\.0\]"), TWO, needs="tensorflow", slow=True
+    ),
+    Program("docs/how-to/keras.md", (0,), has_equal_losses, TWO, needs="keras", slow=True),
     Program("docs/how-to/keras.md", (2,), fits_and_predicts, needs="keras", slow=True),
-    Program("docs/how-to/gpus.md", (0,), prints_on_both_ranks(r" on \w+: \[0\.0, 0\.5\]"), TWO),
+    Program("docs/how-to/gpus.md", (0,), prints_on_both_ranks(r" on \w+: \[0\.0, 0\.5\]"), TWO, slow=True),
     Program("docs/how-to/checkpoints.md", (0,), prints("the last attempt began after step (10|20)$"), slow=True),
     Program(
         "docs/how-to/debug-a-hang.md",
         (0,),
         prints(r".*allreduce 'allreduce\.gradient' has waited \d s for rank 1, which did not", r".*time\.sleep\(8\)"),
+        slow=True,
     ),
-    Program("docs/how-to/timeline.md", (0,), prints(r"\['t\.json', 't\.rank1\.json'\]")),
-    Program("docs/how-to/logging-and-mlflow.md", (0,), prints(r"\[0\] epoch 3: loss 0\.41")),
+    Program("docs/how-to/timeline.md", (0,), prints(r"\['t\.json', 't\.rank1\.json'\]"), slow=True),
+    Program("docs/how-to/logging-and-mlflow.md", (0,), prints(r"\[0\] epoch 3: loss 0\.41"), slow=True),
     Program("docs/how-to/petastorm.md", (0,), prints(r".*accuracy of the last batch: 1\.0"), slow=True),
     Program("docs/how-to/petastorm.md", (1,), prints(r".*loss below 0\.1: True"), needs="tensorflow", slow=True),
     Program("spark_estimator/README.md", (0,), prints(r".*rank 1 came last", r".*reducescatter"), TWO),

@@ -133,6 +133,7 @@ def test_torchs_own_process_group_works_beside_it(tmp_path: Path) -> None:
     assert lines(started([*torchrun(2), str(program)])) == [[0, 2, 2.0, 2.0], [1, 2, 2.0, 2.0]]
 
 
+@pytest.mark.slow
 def test_a_restart_by_torchrun_makes_a_fresh_job(tmp_path: Path) -> None:
     # Without gloo: after a restart by torchrun its ranks often find addresses of the processes that are gone.
     program = tmp_path / "train.py"

@@ -103,6 +103,7 @@ def test_accumulated_gradients_are_a_mean_and_the_optimizer_comes_back(line: Dat
     assert trained.state[model.getModel().weight]["exp_avg"].norm() > 0.01
 
 
+@pytest.mark.slow
 def test_rows_of_a_class_that_the_loss_leaves_out_count_on_no_rank(spark: SparkSession, estimator: Make) -> None:
     """torch's losses leave -100 out by themselves, and divide by the other rows."""
     rows = [(number / 40 - 0.5, -100 if number < 30 else number % 3) for number in range(40)]
@@ -173,7 +174,7 @@ def test_scalar_columns_stand_side_by_side_and_sums_are_exact(line: DataFrame, e
         assert entry[name]["all_metrics"][0]["group_0_y"] == pytest.approx(abs(errors[chosen]).mean(), rel=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_few_rows_on_two_ranks(line: DataFrame, estimator: Make, rows: int) -> None:
     """Also one row: the other rank has none, and takes part in every step. One row at least is trained on."""
     model = estimator(batch_size=1, epochs=2, validation=0.9).fit(line.limit(rows))
@@ -181,11 +182,13 @@ def test_few_rows_on_two_ranks(line: DataFrame, estimator: Make, rows: int) -> N
     assert ("validation" in model.getHistory()[0]) == (rows > 1)
 
 
+@pytest.mark.slow
 def test_all_rows_in_one_partition(line: DataFrame, estimator: Make) -> None:
     model = estimator(epochs=1, validation=0.25).fit(line.coalesce(1).limit(41))
     assert set(model.getHistory()[0]) == {"epoch", "train", "validation"}
 
 
+@pytest.mark.slow
 def test_rows_that_are_all_alike(spark: SparkSession, estimator: Make) -> None:
     """Where a row goes depends on its values: Spark gives all of these to one rank, and the ranks share them."""
     frame = spark.range(0, 90, 1, 3).selectExpr("cast(1 as float) as x", "cast(2 as float) as y")
@@ -206,6 +209,7 @@ def test_rows_that_are_all_alike(spark: SparkSession, estimator: Make) -> None:
     )
 
 
+@pytest.mark.slow
 def test_doubles_that_are_classes_and_several_outputs(spark: SparkSession, estimator: Make) -> None:
     """StringIndexer writes classes as doubles; CrossEntropyLoss wants them as int64. Two inputs, two outputs."""
     rows = [(n % 5, [float(n % 3), 1.0], float(n % 3), n % 2) for n in range(40)]
@@ -350,6 +354,7 @@ def test_what_is_no_frame_of_spark_s(line: DataFrame, estimator: Make) -> None:
         model.predict(None)
 
 
+@pytest.mark.slow
 def test_such_rows_have_no_weights_besides(spark: SparkSession, estimator: Make) -> None:
     rows = [(number / 40 - 0.5, -100 if number < 30 else number % 3, float(number >= 30)) for number in range(40)]
     net = nn.Linear(1, 3)
@@ -370,6 +375,7 @@ def test_such_rows_have_no_weights_besides(spark: SparkSession, estimator: Make)
     assert 0 < loss < 3
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_row_and_a_batch_normalization(spark: SparkSession, estimator: Make) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     rows = [([1.0, 2.0, float(number)], 1.0) for number in range(3)]
@@ -379,6 +385,7 @@ def test_a_batch_of_one_row_and_a_batch_normalization(spark: SparkSession, estim
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_files", [True, False])
 def test_marks_are_0_and_1(spark: SparkSession, estimator: Make, tmp_path: Path, read_files: bool) -> None:
     """The number of a fold, or another code, would put most rows aside."""
@@ -414,6 +421,7 @@ def test_what_batches_of_several_ranks_cannot_do(
         estimator(**changed).fit(line)
 
 
+@pytest.mark.slow
 def test_a_scheduler_of_schedulers_meets_the_rate_of_one_process(line: DataFrame, estimator: Make) -> None:
     def parts() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
         net = linear()
