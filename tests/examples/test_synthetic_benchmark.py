@@ -10,7 +10,7 @@ from tests.examples.running import run
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
 def test_synthetic_benchmark(size: int) -> None:
     small = ["--model", "resnet10", "--width", "4", "--image-size", "32", "--batch-size", "2"]
     printed = run(

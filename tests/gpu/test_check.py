@@ -41,6 +41,7 @@ def test_its_arguments_are_looked_at() -> None:
     assert caught.value.code == 2
 
 
+@pytest.mark.slow
 def test_all_ways_are_told_apart_and_measured() -> None:
     names = [way.name for way in ways(2)]
     assert len(set(names)) == len(names) == len(ways(1)) + 2

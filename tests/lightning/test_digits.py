@@ -70,6 +70,7 @@ def digits(folder: str, epochs: int = 12) -> dict[str, Any]:
     return {"ranks": trainer.world_size, "epochs": trainer.current_epoch, "best": best.best_model_path, **tested}
 
 
+@pytest.mark.slow
 def test_alone(tmp_path: Path) -> None:
     result = digits(str(tmp_path))
     assert result["ranks"] == 1 and result["val_accuracy"] > 0.9
@@ -89,6 +90,7 @@ def test_two_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("lightning_logs/*"))) == 1  # one log, of rank 0
 
 
+@pytest.mark.slow
 def test_in_horovod_runner(tmp_path: Path) -> None:
     result = HorovodRunner(np=-2).run(digits, folder=str(tmp_path), epochs=1)
     assert result["ranks"] == 2 and result["epochs"] == 1

@@ -157,6 +157,7 @@ class Measuring(Callback):
         assert self.known[-1] - self.known[1] < self.limit // 4, self.known
 
 
+@pytest.mark.slow
 def test_the_data_path_does_not_eat_memory(spark: SparkSession, estimator: Make) -> None:
     """144 MB of rows on one rank, which reads them from its disk ten times within a fifth of that."""
     from pyspark.sql import functions
@@ -177,6 +178,7 @@ def test_the_data_path_does_not_eat_memory(spark: SparkSession, estimator: Make)
     ).fit(frame)
 
 
+@pytest.mark.slow
 def test_a_large_model(spark: SparkSession, estimator: Make) -> None:
     """72 MB: more than other values of ranks may have."""
     net = nn.Sequential(nn.Embedding(150_000, 120), nn.Linear(120, 1))
