@@ -28,7 +28,8 @@ import pyarrow.parquet
 
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.numbers import kind_of
-from spark_estimator.data.parquet import DataFile, DataFiles, files_at
+from spark_estimator.data.parquet import DataFiles, files_at
+from spark_estimator.data.parquet_file import DataFile
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 from spark_estimator.store import FilesystemStore

@@ -7,76 +7,25 @@ touches, a batch at a time.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 
+from spark_estimator.data import delta
 from spark_estimator.data.fields import Field
-from spark_estimator.data.numbers import kind_of
+from spark_estimator.data.parquet_file import DataFile, local_form, some_rows, store_for
 from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of
 from spark_estimator.data.rank import shares
 from spark_estimator.data.rank.spool import Spool, spooled
 from spark_estimator.errors import DataError
-from spark_estimator.store import DBFSLocalStore, FilesystemStore, Store
+from spark_estimator.store import FilesystemStore
 
 # Of arrays whose length is looked for so many are read at a time.
 _ROWS_TO_MEASURE = 1 << 13
-# Of a column's bytes so many are held at a time, and not a whole row group.
-_BUFFER_BYTES = 1 << 20
-# Spark writes checksums. To look at them takes no time beside decoding, and damage gives other values. PyArrow 14 does
-# not look at them.
-_CHECKSUMS = "page_checksum_verification"
-_CHECKED: dict[str, Any] = (
-    {_CHECKSUMS: True} if _CHECKSUMS in inspect.signature(pyarrow.parquet.ParquetFile.__init__).parameters else {}
-)
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """One Parquet file, as its footer describes it.
-
-    Attributes:
-        path: of this machine, or a URL.
-        size: in bytes.
-        groups: [row groups] rows of each.
-        kinds: the columns' types in Spark's words, by name.
-    """
-
-    path: str
-    size: int
-    groups: tuple[int, ...]
-    kinds: Mapping[str, str]
-
-    @classmethod
-    def at(cls, path: str, store: FilesystemStore, size: int | None = None) -> DataFile:
-        """Reads the footer of a file.
-
-        Raises:
-            DataError: it cannot be read, is no Parquet file, or two of its columns have one name.
-        """
-        with naming(path), store.open(path) as raw:
-            if size is None:
-                size = raw.seek(0, 2)
-                raw.seek(0)
-            metadata = pyarrow.parquet.read_metadata(raw)
-            schema = metadata.schema.to_arrow_schema()
-            names = list(schema.names)
-            groups = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-        if len(set(names)) < len(names):
-            raise DataError(f"{path} has two columns of one name: {', '.join(names)}.")
-        return cls(path, size, groups, {column.name: kind_of(column.type) for column in schema})
-
-    @property
-    def rows(self) -> int:
-        """How many it has."""
-        return sum(self.groups)
 
 
 @dataclass(frozen=True)
@@ -101,7 +50,8 @@ class DataFiles:
     @property
     def kinds(self) -> Mapping[str, str]:
         """The columns' types in Spark's words, by name."""
-        return {**(self.files[0].kinds if self.files else {}), **self.known_kinds}
+        kinds = {**(self.files[0].kinds if self.files else {}), **self.known_kinds}
+        return {name: kinds[name] for name in (*self.known_kinds, *kinds)}
 
     def check(self, columns: Sequence[str], like: DataFiles | None = None) -> None:
         """Refuses files whose columns differ from those of the first file.
@@ -135,27 +85,11 @@ class DataFiles:
         rows = [self.files[number].groups[group] for number, group in pieces]
         ranges = shares.ranges(rows, size, rank)
         for number, of_file in itertools.groupby(ranges, key=lambda part: pieces[part.piece][0]):
-            yield from self._of_file(
-                self.files[number],
-                [(pieces[share.piece][1], share.start, share.rows) for share in of_file],
-                columns,
-                batch_rows,
-            )
-
-    def _of_file(
-        self, file: DataFile, parts: Sequence[tuple[int, int, int]], columns: Sequence[str], batch_rows: int
-    ) -> Iterator[pyarrow.RecordBatch]:
-        with naming(file.path), self.store.open(file.path) as raw:
-            opened = pyarrow.parquet.ParquetFile(raw, buffer_size=_BUFFER_BYTES, pre_buffer=False, **_CHECKED)
-            result = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
-            if result != file.groups:
-                raise DataError(
-                    f"{file.path} has changed: its row groups had {file.groups} rows, and now have {result}."
-                )
-            for group, start, rows in parts:
-                yield from _some_rows(
-                    opened.iter_batches(batch_rows, row_groups=[group], columns=list(columns)), start, rows, columns
-                )
+            file = self.files[number]
+            with file.opened(self.store) as opened:
+                for share in of_file:
+                    group = file.batches(opened, pieces[share.piece][1], columns, batch_rows)
+                    yield from some_rows(group, share.start, share.rows)
 
 
 @dataclass(frozen=True)
@@ -215,60 +149,38 @@ class FileRows:
         return self.preparation.batches(batches, dtypes, batch_rows)
 
 
-@contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Turns each error inside the block into a `DataError` that names the file: Arrow raises any type on damage."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        of_disk = isinstance(error, OSError) and error.errno is not None
-        advice = "" if of_disk else ". It is damaged, or no Parquet file: write it again, or leave it out."
-        raise DataError(f"{path} cannot be read: {type(error).__name__}: {str(error).strip(' .')}{advice}") from error
-
-
-def store_for(path: str, storage_options: Mapping[str, Any] | None = None) -> FilesystemStore:
-    """What opens a path: of this machine, of DBFS, or a URL that fsspec knows."""
-    store = Store.create(path, **({"storage_options": dict(storage_options)} if storage_options else {}))
-    assert isinstance(store, FilesystemStore)
-    return store
-
-
-def local_form(path: str) -> str:
-    """A path as Spark has it, as this machine's programs have it: without ``file:``, and ``dbfs:/`` as ``/dbfs/``."""
-    if DBFSLocalStore.matches(path):
-        return DBFSLocalStore.normalize_path(path)
-    if path.startswith("file:"):
-        return "/" + path.removeprefix("file:").lstrip("/")
-    for spark, python in (("s3a://", "s3://"), ("s3n://", "s3://")):
-        if path.startswith(spark):
-            return python + path.removeprefix(spark)
-    return path
-
-
 def files_at(
     paths: str | Sequence[str], store: FilesystemStore | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> DataFiles:
-    """The Parquet files of a folder, or those that are named.
+    """The Parquet files of a folder, of a Delta table's present version, or those that are named.
 
     Files whose names begin with ``_`` or ``.`` are none, as for Spark.
 
     Raises:
-        DataError: there are none, or the folder is divided by the values of a column.
+        DataError: there are none, or the folder is divided by the values of a column, or it is a table whose log cannot
+            be read.
     """
     named = [local_form(path) for path in ([paths] if isinstance(paths, str) else paths)]
     if not named:
         raise DataError("no path of Parquet files was given.")
     store = store or store_for(named[0], storage_options)
     result: list[DataFile] = []
+    kinds: dict[str, str] = {}
     for path in named:
+        folder = store.get_full_path(path)
+        if delta.is_delta(folder, store):
+            files, kinds_of_table = delta.table_files(folder, store)
+            result += files
+            kinds.update(kinds_of_table)
+            continue
         try:
-            entries = store.entries(store.get_full_path(path))
+            entries = store.entries(folder)
         except FileNotFoundError as error:
             raise DataError(f"{path}: the file or folder does not exist.") from error
         for entry in entries:
             name = entry.path.rstrip("/").rpartition("/")[2]
+            if name == ".hoodie":
+                raise DataError(f"{path} is a Hudi table, whose log says which files count: read it with Spark.")
             if name.startswith(("_", ".")):
                 continue
             if entry.size is None:
@@ -280,21 +192,4 @@ def files_at(
             result.append(DataFile.at(entry.path, store, entry.size))
     if not result:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
-    return DataFiles(tuple(result), store)
-
-
-def _some_rows(
-    batches: Iterator[pyarrow.RecordBatch], start: int, rows: int, columns: Sequence[str]
-) -> Iterator[pyarrow.RecordBatch]:
-    """Of rows that come in batches, those from `start` on."""
-    for batch in batches:
-        if start >= batch.num_rows:
-            start -= batch.num_rows
-            continue
-        piece = batch.slice(start, rows)
-        start, rows = 0, rows - piece.num_rows
-        yield piece.select(list(columns))
-        if not rows:
-            return
-    if rows:
-        raise ValueError(f"a row group has {rows} rows less than its footer lists")
+    return DataFiles(tuple(result), store, kinds)

@@ -21,7 +21,8 @@ import pyarrow
 
 from spark_estimator.data.columns import Readable, readable
 from spark_estimator.data.numbers import is_exact
-from spark_estimator.data.parquet import DataFile, DataFiles, local_form, store_for
+from spark_estimator.data.parquet import DataFiles
+from spark_estimator.data.parquet_file import DataFile, local_form, store_for
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:

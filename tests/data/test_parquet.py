@@ -12,7 +12,8 @@ import pytest
 
 from spark_estimator.data.fields import Field, matrix_of
 from spark_estimator.data.numbers import readable_in
-from spark_estimator.data.parquet import FileRows, files_at, local_form
+from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.parquet_file import local_form
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.errors import DataError
 

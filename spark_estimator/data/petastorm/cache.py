@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from spark_estimator.data.columns import Readable, raw
 from spark_estimator.data.materialize import materialized
-from spark_estimator.data.parquet import DataFiles, local_form, store_for
+from spark_estimator.data.parquet import DataFiles
+from spark_estimator.data.parquet_file import local_form, store_for
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 from spark_estimator.store import FilesystemStore, Store

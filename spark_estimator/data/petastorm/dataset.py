@@ -12,9 +12,11 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 
+from spark_estimator.data import delta
 from spark_estimator.data.fields import Array
 from spark_estimator.data.numbers import kind_of, numbers_of
-from spark_estimator.data.parquet import _CHECKED, DataFile, DataFiles, local_form, naming, store_for
+from spark_estimator.data.parquet import DataFiles
+from spark_estimator.data.parquet_file import CHECKED, DataFile, local_form, naming, store_for
 from spark_estimator.data.petastorm.codecs import DecodedFiles
 from spark_estimator.data.petastorm.unischema import UnischemaField, field_of
 from spark_estimator.data.rank import shares
@@ -137,7 +139,7 @@ class DatasetFiles(DecodedFiles):
         """All rows of the row group."""
         file = self.files[piece.file]
         with naming(file.path), self.store.open(file.path) as raw:
-            opened = pyarrow.parquet.ParquetFile(raw, metadata=footers.get(piece.file), **_CHECKED)
+            opened = pyarrow.parquet.ParquetFile(raw, metadata=footers.get(piece.file), **CHECKED)
             footers[piece.file] = opened.metadata
             groups = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
             if groups != file.groups:
@@ -194,6 +196,7 @@ def dataset_at(
     store = store or store_for(named[0], storage_options)
     files: list[tuple[DataFile, dict[str, str]]] = []
     for path in named:
+        _check_plain(store, path)
         files += _files_below(store, store.get_full_path(path), path, {})
     if not files:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
@@ -205,6 +208,15 @@ def dataset_at(
             )
     partitions = {name: _typed([values[name] for _, values in files]) for name in names}
     return DatasetFiles(tuple(file for file, _ in files), store, partitions=partitions)
+
+
+def _check_plain(store: FilesystemStore, path: str) -> None:
+    """Refuses a Delta table: files that later versions have removed are in its folder, too."""
+    if delta.is_delta(store.get_full_path(path), store):
+        raise DataError(
+            f"{path} is a Delta table, whose folder also holds removed rows, and petastorm does not read its log. Use "
+            "make_spark_converter(spark.read.format('delta').load(path)), or make_torch_dataloader(path, ...)."
+        )
 
 
 def _files_below(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from spark_estimator.data.materialize import MANIFEST, prepared
-from spark_estimator.data.parquet import local_form, store_for
+from spark_estimator.data.parquet_file import local_form, store_for
 from spark_estimator.data.petastorm.arguments import check_others, chosen, chosen_fields, compare_with_job
 from spark_estimator.data.petastorm.batches import BatchSource, batches_of
 from spark_estimator.data.petastorm.codecs import DecodedFiles

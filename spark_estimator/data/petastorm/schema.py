@@ -19,7 +19,7 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 
-from spark_estimator.data.parquet import naming
+from spark_estimator.data.parquet_file import naming
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 

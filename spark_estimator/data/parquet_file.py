@@ -1,0 +1,170 @@
+"""One Parquet file: what its footer says, the store that opens it, and the rows of its row groups."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from spark_estimator.data.numbers import kind_of
+from spark_estimator.errors import DataError
+from spark_estimator.store import DBFSLocalStore, FilesystemStore, Store
+
+# Of a column's bytes so many are held at a time, and not a whole row group.
+BUFFER_BYTES = 1 << 20
+# Spark writes checksums. To look at them takes no time beside decoding, and damage gives other values. PyArrow 14 does
+# not look at them.
+_CHECKSUMS = "page_checksum_verification"
+CHECKED: dict[str, Any] = (
+    {_CHECKSUMS: True} if _CHECKSUMS in inspect.signature(pyarrow.parquet.ParquetFile.__init__).parameters else {}
+)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One Parquet file, as its footer describes it.
+
+    Attributes:
+        path: of this machine, or a URL.
+        size: in bytes.
+        groups: [row groups] rows of each.
+        kinds: the columns' types in Spark's words, by name.
+        constants: columns that are not in the file, by name: each of its rows has this value.
+    """
+
+    path: str
+    size: int
+    groups: tuple[int, ...]
+    kinds: Mapping[str, str]
+    constants: Mapping[str, pyarrow.Scalar] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, path: str, store: FilesystemStore, size: int | None = None) -> DataFile:
+        """Reads the footer of a file.
+
+        Raises:
+            DataError: it cannot be read, is no Parquet file, or two of its columns have one name.
+        """
+        with naming(path), store.open(path) as raw:
+            if size is None:
+                size = raw.seek(0, 2)
+                raw.seek(0)
+            metadata = pyarrow.parquet.read_metadata(raw)
+            schema = metadata.schema.to_arrow_schema()
+            names = list(schema.names)
+            groups = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+        if len(set(names)) < len(names):
+            raise DataError(f"{path} has two columns of one name: {', '.join(names)}.")
+        return cls(path, size, groups, {column.name: kind_of(column.type) for column in schema})
+
+    @property
+    def rows(self) -> int:
+        """How many it has."""
+        return sum(self.groups)
+
+    def with_constants(self, constants: Mapping[str, pyarrow.Scalar]) -> DataFile:
+        """The same file with columns that it does not hold itself; see `constants`."""
+        kinds = {name: kind_of(value.type) for name, value in constants.items()}
+        return replace(self, kinds={**self.kinds, **kinds}, constants=dict(constants))
+
+    @contextmanager
+    def opened(
+        self, store: FilesystemStore, buffer_bytes: int = BUFFER_BYTES, footer: Any = None
+    ) -> Iterator[pyarrow.parquet.ParquetFile]:
+        """The open file. Inside the block each error becomes a `DataError` that names the file.
+
+        Args:
+            buffer_bytes: of each column's encoded bytes, so many are held at a time.
+            footer: `metadata` of the file when it was open before; None: it is read.
+
+        Raises:
+            DataError: it is not the file of this footer any more.
+        """
+        with naming(self.path), store.open(self.path) as raw:
+            if footer is not None and raw.seek(0, 2) != self.size:
+                raise DataError(f"{self.path} has changed: it had {self.size} bytes, and now has {raw.tell()}.")
+            opened = pyarrow.parquet.ParquetFile(
+                raw, metadata=footer, buffer_size=buffer_bytes, pre_buffer=False, **CHECKED
+            )
+            groups = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
+            if groups != self.groups:
+                raise DataError(
+                    f"{self.path} has changed: its row groups had {self.groups} rows, and now have {groups}."
+                )
+            yield opened
+
+    def batches(
+        self, opened: pyarrow.parquet.ParquetFile, group: int, columns: Sequence[str], batch_rows: int
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """All rows of a row group, in batches of at most `batch_rows`.
+
+        Args:
+            opened: what `opened` gives.
+            columns: by name; none twice.
+        """
+        stored = [name for name in columns if name not in self.constants]
+        for batch in opened.iter_batches(batch_rows, row_groups=[group], columns=stored):
+            if not self.constants:
+                yield batch.select(list(columns))
+                continue
+            arrays = [
+                pyarrow.repeat(self.constants[name], batch.num_rows) if name in self.constants else batch.column(name)
+                for name in columns
+            ]
+            yield pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Turns each error inside the block into a `DataError` that names the file: Arrow raises any type on damage."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        of_disk = isinstance(error, OSError) and error.errno is not None
+        advice = "" if of_disk else ". It is damaged, or no Parquet file: write it again, or leave it out."
+        raise DataError(f"{path} cannot be read: {type(error).__name__}: {str(error).strip(' .')}{advice}") from error
+
+
+def store_for(path: str, storage_options: Mapping[str, Any] | None = None) -> FilesystemStore:
+    """What opens a path: of this machine, of DBFS, or a URL that fsspec knows."""
+    store = Store.create(path, **({"storage_options": dict(storage_options)} if storage_options else {}))
+    assert isinstance(store, FilesystemStore)
+    return store
+
+
+def local_form(path: str) -> str:
+    """A path as Spark has it, as this machine's programs have it: without ``file:``, and ``dbfs:/`` as ``/dbfs/``."""
+    if DBFSLocalStore.matches(path):
+        return DBFSLocalStore.normalize_path(path)
+    if path.startswith("file:"):
+        return "/" + path.removeprefix("file:").lstrip("/")
+    for spark, python in (("s3a://", "s3://"), ("s3n://", "s3://")):
+        if path.startswith(spark):
+            return python + path.removeprefix(spark)
+    return path
+
+
+def some_rows(batches: Iterator[pyarrow.RecordBatch], start: int, rows: int) -> Iterator[pyarrow.RecordBatch]:
+    """Of rows that come in batches, `rows` from `start` on.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    for batch in batches:
+        if start >= batch.num_rows:
+            start -= batch.num_rows
+            continue
+        piece = batch.slice(start, rows)
+        start, rows = 0, rows - piece.num_rows
+        yield piece
+        if not rows:
+            return
+    if rows:
+        raise ValueError(f"a row group has {rows} rows less than its footer lists")
