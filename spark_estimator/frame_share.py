@@ -47,6 +47,8 @@ class FrameShare:
         label_cols: Sequence[str] | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        cache_bytes: int | None = None,
+        buffer_bytes: int | None = None,
     ) -> TorchLoader:
         """Batches of tensors, as of ``make_torch_dataloader``. All ranks call it, after ``init()`` or in its place.
 
@@ -57,6 +59,7 @@ class FrameShare:
             label_cols: ... and a tensor for each of these.
             shuffle: the rows are read in another order in each epoch.
             seed: names the orders.
+            cache_bytes, buffer_bytes: as of ``make_torch_dataloader``; for a DataFrame that is just Parquet files.
 
         Raises:
             DataError: a row cannot be used, or there is none; the text names it.
@@ -80,6 +83,13 @@ class FrameShare:
                 label_cols=label_cols,
                 shuffle=shuffle,
                 seed=seed,
+                cache_bytes=cache_bytes,
+                buffer_bytes=buffer_bytes,
+            )
+        if cache_bytes is not None or buffer_bytes is not None:
+            raise DataError(
+                "cache_bytes and buffer_bytes limit rows that ranks read from files, and Spark's tasks send the rows "
+                "of this DataFrame: write it with df.write.parquet(path), and pass spark.read.parquet(path)."
             )
         joined = Joined.of(self._fields)
         if self._rows is None:

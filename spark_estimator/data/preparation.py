@@ -48,6 +48,11 @@ class Preparation:
         return list(dict.fromkeys(self.transformation_columns or self._wanted))
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether all rows that come are left, one for one."""
+        return self.nulls != "drop" and self.transformation is None
+
+    @property
     def _wanted(self) -> list[str]:
         return list(dict.fromkeys([*self.columns, *([] if self.marker is None else [self.marker])]))
 

@@ -19,13 +19,16 @@ from spark_estimator.data.fields import Field, widths_of
 from spark_estimator.data.first_rows import decoded
 from spark_estimator.data.materialize import MANIFEST, prepared
 from spark_estimator.data.numbers import readable_in
-from spark_estimator.data.parquet import DataFiles, FileRows, files_at, local_form, store_for
+from spark_estimator.data.parquet import DataFiles, FileRows, files_at
+from spark_estimator.data.parquet_file import local_form, store_for
 from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.data.rank.joined import Joined
-from spark_estimator.data.rank.position import Leg, seen
 from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.data.rank.shares import Batches
 from spark_estimator.data.row_lengths import Ragged
+from spark_estimator.data.stream.limits import Limits
+from spark_estimator.data.stream.rows import streamed
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 
@@ -45,14 +48,19 @@ def make_torch_dataloader(
     padding: float | Mapping[str, float] | None = None,
     decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    cache_bytes: int | None = None,
+    buffer_bytes: int | None = None,
 ) -> TorchLoader:
     """Reads this rank's equal share of Parquet files, once, into its host's spool, and makes batches of it.
+
+    With `cache_bytes`, and more rows than that, it reads the files in each epoch: the rows may be more than disk and
+    memory hold. They are then mixed by blocks: `spark_estimator.data.stream.order` says how.
 
     On ranks it is a collective: after ``init()``, every rank calls it, with the same arguments. In a process that is no
     rank it reads all rows.
 
     Args:
-        data: a folder, files, or what `files_of` has made of a DataFrame on the driver.
+        data: a folder, a Delta table's folder, files, or what `files_of` has made of a DataFrame on the driver.
         batch_size: the most rows of a batch; batches of an epoch differ by one row.
         columns: batches are dicts with these, a tensor each; None, with `feature_cols` as well: all columns.
         feature_cols: batches are tuples (features, label, ...): the features side by side in one matrix, ...
@@ -64,15 +72,18 @@ def make_torch_dataloader(
             columns, or one for each by name. It costs rank 0 a look at all rows. None: they are refused.
         decoders: by the name of a column of bytes, a function from these to an array, the same shape in all rows.
         storage_options: for fsspec.
+        cache_bytes: the most bytes of rows that a host's disk keeps, for all of its ranks; 0: none. None: all rows.
+        buffer_bytes: the most bytes of rows that each rank keeps in memory, where not all are on disk; None: 256 MiB.
 
     Returns:
         What gives one epoch each time that it is iterated; ``len()`` is the number of its batches.
 
     Raises:
         DataError: files or columns that cannot be read; the text names them.
-        ValueError: both `columns` and `feature_cols` were given, or `batch_size` is less than 1.
+        ValueError: both `columns` and `feature_cols` were given, `batch_size` is less than 1, or a limit is negative.
     """
     check_request(batch_size, columns, feature_cols, label_cols)
+    limits = Limits.of(cache_bytes, buffer_bytes)
     files = _agreed(data, storage_options)
     as_dict = feature_cols is None
     names = (
@@ -93,8 +104,12 @@ def make_torch_dataloader(
         warn_of_all_rows("make_torch_dataloader()")
     rank, size = (context.rank(), context.size()) if is_rank else (0, 1)
     stored = Joined.of(fields)
-    spool, _ = rows.read(stored.stored, rank, size)
-    rank_rows = balanced(spool, "a loader") if is_rank else _all_of(spool.matrices, spool.rows)
+    within = None if limits is None else streamed(rows, None, stored.stored, limits, "a loader")
+    if within is not None:
+        rank_rows: EpochRows = within[0]
+    else:
+        spool, _ = rows.read(stored.stored, rank, size)
+        rank_rows = balanced(spool, "a loader") if is_rank else _all_of(spool.matrices, spool.rows)
     return TorchLoader(rank_rows, stored, names if as_dict else None, batch_size, seed if shuffle else None)
 
 
@@ -135,7 +150,7 @@ class TorchLoader:
     """
 
     def __init__(
-        self, rows: RankRows, joined: Joined, names: Sequence[str] | None, batch_size: int, seed: int | None
+        self, rows: EpochRows, joined: Joined, names: Sequence[str] | None, batch_size: int, seed: int | None
     ) -> None:
         self._rows = rows
         self._joined = joined
@@ -144,7 +159,7 @@ class TorchLoader:
         self._seed = seed
         self._epoch = 0
         # Of the epoch that is being read, or taken up: what other ranks have read of it, and steps after that.
-        self._earlier: tuple[Leg, ...] = ()
+        self._earlier: tuple[dict[str, Any], ...] = ()
         self._steps = 0
         self._state = _Reading.BEFORE
 
@@ -164,12 +179,12 @@ class TorchLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """How far it is: the batches that were given count as done. After the last one the next epoch begins."""
-        leg = Leg(self._rows.read, self._batch_size, self._steps)
+        leg = self._rows.leg(self._batch_size, self._steps)
         return {
             "epoch": self._epoch,
             "seed": self._seed,
             "rows": self._rows.total,
-            "legs": [each.to_dict() for each in (*self._earlier, leg)],
+            "legs": [*self._earlier, leg],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -178,7 +193,7 @@ class TorchLoader:
         On as many ranks, with the same `batch_size`, it gives the batches that would have followed.
 
         Raises:
-            ValueError: that loader had other rows, or another order.
+            ValueError: that loader had other rows, another order, or kept its rows in another way.
         """
         for name, value in (("seed", self._seed), ("rows", self._rows.total)):
             if state_dict[name] != value:
@@ -186,12 +201,19 @@ class TorchLoader:
                     f"the state is of a loader with {name}={state_dict[name]}, and this one has {name}={value}"
                     f"{' (None: shuffle=False)' if name == 'seed' else ''}."
                 )
-        *earlier, last = [Leg.from_dict(each) for each in state_dict["legs"]]
-        self.set_epoch(int(state_dict["epoch"]))
-        if (last.read, last.batch_size) == (self._rows.read, self._batch_size):
-            self._earlier, self._steps = tuple(earlier), last.steps
+        *earlier, last = [dict(leg) for leg in state_dict["legs"]]
+        steps = int(last["steps"])
+        if last == self._rows.leg(self._batch_size, steps):
+            legs = tuple(earlier)
         else:
-            self._earlier = (*earlier, last) if last.steps else tuple(earlier)
+            legs, steps = (*earlier, last) if steps else tuple(earlier), 0
+        if legs:
+            self._rows.left(legs, self._order(int(state_dict["epoch"])))  # raises where it is of another kind
+        self.set_epoch(int(state_dict["epoch"]))
+        self._earlier, self._steps = legs, steps
+
+    def _order(self, epoch: int) -> tuple[int, int] | None:
+        return None if self._seed is None else (self._seed, epoch)
 
     def __len__(self) -> int:
         return Batches(self._rows.counts, self._batch_size).steps
@@ -200,8 +222,8 @@ class TorchLoader:
         if self._state is _Reading.WITHIN:  # the iteration before this one was given up
             self.set_epoch(self._epoch + 1)
         epoch = self._epoch
-        order = None if self._seed is None else (self._seed, epoch)
-        rows = self._rows.without(seen(self._earlier, order)) if self._earlier else self._rows
+        order = self._order(epoch)
+        rows = self._rows.left(self._earlier, order) if self._earlier else self._rows
         plan = rows.plan(self._batch_size)
         self._state = _Reading.WITHIN
         for batch in rows.batches(self._batch_size, None, order, self._steps):
@@ -237,7 +259,7 @@ class _Selection(TorchLoader):
 
 
 def loader_of(
-    rows: RankRows,
+    rows: EpochRows,
     joined: Joined,
     names: Sequence[str],
     selected: Sequence[str],

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows
-from spark_estimator.data.rank.rank_rows import Batch, RankRows
+from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 
 
-@dataclass(frozen=True)
-class FunctionRows(RankRows):
+class FunctionRows(EpochRows):
     """Rows that are kept as bytes.
 
-    Attributes:
+    Args:
+        rows: the bytes.
         kept: reads them, and calls the function.
         fields: of the batches.
     """
 
-    kept: KeptRows | None = None
-    fields: tuple[Field, ...] = ()
-
-    @classmethod
-    def of(cls, rows: RankRows, kept: KeptRows, fields: Sequence[Field]) -> FunctionRows:
-        """The same rows."""
-        return cls(rows.matrices, rows.chosen, rows.counts, rows.rank, rows.read, kept, tuple(fields))
+    def __init__(self, rows: EpochRows, kept: KeptRows, fields: Sequence[Field]) -> None:
+        self.counts = rows.counts
+        self.rank = rows.rank
+        self._rows = rows
+        self._kept = kept
+        self._fields = fields
 
     def batches(
         self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
     ) -> Iterator[Batch]:
-        """As `RankRows.batches`."""
-        assert self.kept is not None
-        for batch in super().batches(batch_size, most_steps, order, first):
-            yield replace(batch, matrices=self.kept.matrices(batch.matrices[0], self.fields))
+        for batch in self._rows.batches(batch_size, most_steps, order, first):
+            yield replace(batch, matrices=self._kept.matrices(batch.matrices[0], self._fields))
+
+    def spread(self) -> list[int]:
+        return self._rows.spread()

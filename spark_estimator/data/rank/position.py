@@ -39,7 +39,16 @@ class Leg:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Leg:
-        """What `to_dict` has made."""
+        """What `to_dict` has made.
+
+        Raises:
+            ValueError: it is of rows that are streamed.
+        """
+        if "read" not in values:
+            raise ValueError(
+                "the state is of a loader that reads rows in each epoch (cache_bytes), and this one keeps all on disk: "
+                "their orders differ. Take it up at the end of an epoch, or with the same limits."
+            )
         return Leg(tuple(map(int, values["read"])), int(values["batch_size"]), int(values["steps"]))
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy
 
 from spark_estimator.collectives import arrays, context
 from spark_estimator.data.fields import Array
 from spark_estimator.data.rank import shares
-from spark_estimator.data.rank.position import left_over
+from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
+from spark_estimator.data.rank.position import Leg, left_over, seen
 from spark_estimator.data.rank.prefetch import Ahead
 from spark_estimator.data.rank.spool import Spool
 from spark_estimator.errors import DataError
@@ -20,23 +22,7 @@ _BLOCK_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rows of one step.
-
-    Attributes:
-        matrices: [fields] each [rows, width], to be written to as one likes.
-        factor: what this rank's mean over the rows is multiplied with, so that the ranks' average is the mean over
-            all rows of the step. 0 where the rank has none left: it then has one row that does not count.
-        rows: how many of the rows count.
-    """
-
-    matrices: tuple[Array, ...]
-    factor: float
-    rows: int
-
-
-@dataclass(frozen=True)
-class RankRows:
+class RankRows(EpochRows):
     """Some of the rows of a rank.
 
     Attributes:
@@ -55,17 +41,7 @@ class RankRows:
     read: tuple[int, ...] = ()
     ahead: Ahead = field(default_factory=Ahead, init=False, compare=False, repr=False)
 
-    @property
-    def total(self) -> int:
-        """Rows of all ranks."""
-        return sum(self.counts)
-
     def split(self, share: float, seed: int) -> tuple[RankRows, RankRows]:
-        """Leaves out a share of the rows, drawn by chance: all ranks' rows together, to the row.
-
-        Returns:
-            The others, and those left out.
-        """
         size = len(self.counts)
         # Who has more rows gives up more, so that what is left is as even as before.
         order = sorted(range(size), key=lambda rank: -self.counts[rank])
@@ -88,17 +64,15 @@ class RankRows:
             ),
         )
 
-    def without(self, was_seen: Array) -> RankRows:
-        """The rows that are left of an epoch.
+    def leg(self, batch_size: int, steps: int) -> dict[str, Any]:
+        return Leg(self.read, batch_size, steps).to_dict()
 
-        Args:
-            was_seen: as of `position.seen`.
-        """
+    def left(self, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None) -> RankRows:
+        was_seen = seen([Leg.from_dict(leg) for leg in legs], order)
         leave, counts = left_over(self.read, self.rank, was_seen)
         return RankRows(self.matrices, leave(self.chosen), counts, self.rank)
 
     def checksum(self) -> list[int]:
-        """One number for each field: the same for the same rows, however they are spread and ordered. A collective."""
         sums_here = [
             sum(int(_words(block).sum(dtype=numpy.uint64)) for block in self._blocks(pieces)) % (1 << 64)
             for pieces in self.matrices
@@ -107,33 +81,23 @@ class RankRows:
         return [int(item) for item in sums.view(numpy.uint64).sum(axis=0, dtype=numpy.uint64)]
 
     def spread(self) -> list[int]:
-        """[ranks] one number for the rows that each has, in the order of `chosen`. A collective."""
         checksum = 0
         for pieces in self.matrices:
             for block in self._blocks(pieces):
                 checksum = zlib.crc32(_as_bytes(block).data, checksum)
         return [int(item) for item in arrays.allgather(numpy.array([checksum], numpy.int64), "checksums of ranks")]
 
+    def blocks(self, places: Sequence[int]) -> Iterator[tuple[Array, ...]]:
+        yield from zip(*(self._blocks(self.matrices[place]) for place in places), strict=True)
+
     def _blocks(self, pieces: Sequence[Array]) -> Iterator[Array]:
         """Copies of the rows that belong here, some thousands at a time."""
         for start in range(0, len(self.chosen), _BLOCK_ROWS):
             yield _take(pieces, self.chosen[start : start + _BLOCK_ROWS])
 
-    def plan(self, batch_size: int, most_steps: int | None = None) -> shares.Batches:
-        """How one epoch is cut: arguments as of `batches`."""
-        return shares.Batches(self.counts, batch_size, most_steps)
-
     def batches(
         self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
     ) -> Iterator[Batch]:
-        """The batches of one epoch: as many on every rank.
-
-        Args:
-            batch_size: the most rows of a batch.
-            most_steps: the epoch ends after so many.
-            order: seed and epoch, which determine the order in which rows are read; None: the order of the spool.
-            first: so many steps are left out at the beginning: they were done before.
-        """
         plan = self.plan(batch_size, most_steps)
         numbers = self.chosen if order is None else self.ahead.order(self.chosen, (order[0], self.rank), order[1])
 

@@ -104,7 +104,7 @@ class SpoolWriter:
         self.rows = 0
         self._fields = fields
         self._folder = spool_folder(folder)
-        self._files = [_nameless_file(self._folder) for _ in fields]
+        self._files = [nameless_file(self._folder) for _ in fields]
 
     @property
     def descriptors(self) -> list[int]:
@@ -119,7 +119,7 @@ class SpoolWriter:
         """
         for field, file in zip(self._fields, self._files, strict=True):
             try:
-                _write_all(file.fileno(), matrix_of(batch, field, self.rows))
+                write_all(file.fileno(), matrix_of(batch, field, self.rows), self.rows * field.row_bytes)
             except OSError as error:
                 raise _unwritten(error, self._folder, self.rows, self._fields) from error
         self.rows += batch.num_rows
@@ -148,18 +148,28 @@ def spooled(
     """
     train, held = SpoolWriter(fields, folder), SpoolWriter(fields, folder)
     for batch in batches:
-        if marker is None:
-            train.append(batch)
-            continue
-        mask = batch.column(marker)
-        if mask.null_count:
-            raise DataError(
-                "the column of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to "
-                "validate with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
-            )
-        train.append(batch.filter(pyarrow.compute.invert(mask)))
-        held.append(batch.filter(mask))
+        for_training, marked = parted(batch, marker)
+        train.append(for_training)
+        if marked is not None:
+            held.append(marked)
     return train, held
+
+
+def parted(batch: pyarrow.RecordBatch, marker: str | None) -> tuple[pyarrow.RecordBatch, pyarrow.RecordBatch | None]:
+    """The rows of a batch to train on, and those that are marked; None: no column marks any.
+
+    Raises:
+        DataError: a mark is missing.
+    """
+    if marker is None:
+        return batch, None
+    mask = batch.column(marker)
+    if mask.null_count:
+        raise DataError(
+            "the column of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to "
+            "validate with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
+        )
+    return batch.filter(pyarrow.compute.invert(mask)), batch.filter(mask)
 
 
 def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, Spool]:
@@ -221,7 +231,12 @@ def _until(batches: Iterable[pyarrow.RecordBatch], ended: Callable[[], bool]) ->
         yield batch
 
 
-def _nameless_file(folder: str) -> IO[bytes]:
+def nameless_file(folder: str) -> IO[bytes]:
+    """A file that is gone when the last process that holds it is.
+
+    Raises:
+        DataError: it cannot be made.
+    """
     try:
         # Without O_TMPFILE, which not every file system has, the file has a name for a moment.
         return tempfile.TemporaryFile(dir=folder, buffering=0)
@@ -229,12 +244,18 @@ def _nameless_file(folder: str) -> IO[bytes]:
         raise _unwritten(error, folder, 0, ()) from error
 
 
-def _write_all(descriptor: int, matrix: Array) -> None:
+def write_all(descriptor: int, matrix: Array, offset: int) -> None:
+    """Writes a matrix's rows into a file, from this byte on.
+
+    Raises:
+        OSError: the disk is full, or failed.
+    """
     if not matrix.size:
         return
     left = memoryview(numpy.ascontiguousarray(matrix).view(numpy.uint8).reshape(-1))  # type: ignore[arg-type]
     while left:
-        left = left[os.write(descriptor, left) :]
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def _send(worker: socket.socket, message: dict[str, object], descriptors: Sequence[int] = ()) -> None:

@@ -26,7 +26,7 @@ def test_batches_have_the_fields_in_the_order_of_the_rows() -> None:
     content = matrix_of(kept.batch(batch, ["uint8"]), kept.fields[0])
     rows = RankRows(([content],), numpy.array([4, 0, 1]), (3,))
     fields = (Field(("x",), ("c0",), (2,), "float32", (2,)), Field(("y",), ("c1",), (1,), "int64"))
-    made = FunctionRows.of(rows, kept, fields)
+    made = FunctionRows(rows, kept, fields)
     assert (made.total, made.plan(2).steps) == (3, 2)
     first, second = made.batches(2)
     assert first.matrices[0].tolist() == [[40.0, 41.0], [0.0, 1.0]] and first.matrices[1].tolist() == [[40], [0]]

@@ -1,0 +1,101 @@
+"""What a training asks of a rank's rows, wherever they are kept: equal shares, and the batches of each epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spark_estimator.data.fields import Array
+from spark_estimator.data.rank import shares
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one step.
+
+    Attributes:
+        matrices: [fields] each [rows, width], to be written to as one likes.
+        factor: what this rank's mean over the rows is multiplied with, so that the ranks' average is the mean over
+            all rows of the step. 0 where the rank has none left: it then has one row that does not count.
+        rows: how many of the rows count.
+    """
+
+    matrices: tuple[Array, ...]
+    factor: float
+    rows: int
+
+
+class EpochRows(ABC):
+    """The rows of one rank.
+
+    Attributes:
+        counts: [ranks] how many each rank has.
+        rank: whose they are.
+    """
+
+    counts: tuple[int, ...]
+    rank: int
+
+    @property
+    def total(self) -> int:
+        """Rows of all ranks."""
+        return sum(self.counts)
+
+    def plan(self, batch_size: int, most_steps: int | None = None) -> shares.Batches:
+        """How one epoch is cut: arguments as of `batches`."""
+        return shares.Batches(self.counts, batch_size, most_steps)
+
+    @abstractmethod
+    def batches(
+        self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
+    ) -> Iterator[Batch]:
+        """The batches of one epoch: as many on every rank.
+
+        Args:
+            batch_size: the most rows of a batch.
+            most_steps: the epoch ends after so many.
+            order: seed and epoch, which determine the order in which rows are read; None: as they are stored.
+            first: so many steps are left out at the beginning: they were done before.
+        """
+
+    def split(self, share: float, seed: int) -> tuple[EpochRows, EpochRows]:
+        """Leaves out a share of the rows, drawn by chance: all ranks' rows together, to the row.
+
+        Returns:
+            The others, and those left out.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be split")
+
+    def checksum(self) -> list[int]:
+        """Numbers that are the same for the same rows, on any number of ranks. A collective."""
+        raise NotImplementedError(f"{type(self).__name__} has no checksum")
+
+    def spread(self) -> list[int]:
+        """[ranks] a number that tells which rows each rank has, in which order. A collective."""
+        raise NotImplementedError(f"{type(self).__name__} has no checksum")
+
+    def blocks(self, places: Sequence[int]) -> Iterator[tuple[Array, ...]]:
+        """All rows that belong here, some thousands at a time.
+
+        Args:
+            places: of the fields that are wanted.
+        """
+        raise NotImplementedError(f"{type(self).__name__} gives its rows in batches alone")
+
+    def leg(self, batch_size: int, steps: int) -> dict[str, Any]:
+        """So many steps of an epoch on the present ranks, as plain values; see `left`."""
+        raise NotImplementedError(f"{type(self).__name__} has no position")
+
+    def left(self, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None) -> EpochRows:
+        """The rows of an epoch that other ranks have not read.
+
+        Args:
+            legs: parts of the epoch, one after the other, each what `leg` gave.
+            order: as of `batches`.
+
+        Raises:
+            ValueError: they are of rows that are kept in another way.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no position")

@@ -1,0 +1,137 @@
+"""Rows of files that a rank keeps on its host's disk, up to a limit, so that later epochs need not decode them.
+
+The rows that fit are chosen once, from the beginning of the rank's stretch, and stay: where all rows are read in each
+epoch, to replace some by others would save nothing. Files have no names, so that they are gone when the process is. A
+range is used once all of it has been written. A disk that is full costs speed, and no error.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+import numpy
+
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.rank.shares import Range
+from spark_estimator.data.rank.spool import nameless_file, spool_folder, write_all
+from spark_estimator.data.stream.pieces import Matrices
+from spark_estimator.errors import DataError
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+
+
+class _Filled(enum.Enum):
+    """How far a range is: from EMPTY to PART with its first rows, to WHOLE with its last ones; PART again to EMPTY."""
+
+    EMPTY = enum.auto()
+    PART = enum.auto()
+    WHOLE = enum.auto()
+
+
+@dataclass
+class _Place:
+    """Where a range is kept."""
+
+    first: int
+    rows: int
+    state: _Filled = _Filled.EMPTY
+
+
+@dataclass
+class DiskCache:
+    """The kept rows of one rank.
+
+    Attributes:
+        fields: of the rows.
+        places: by the number of the range, where its rows are in the files.
+        folder: of the files; None: the default of `spool_folder`.
+    """
+
+    fields: tuple[Field, ...]
+    places: dict[int, _Place]
+    folder: str | None
+    _files: list[IO[bytes]] = field(default_factory=list)
+    _matrices: list[Array] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, ranges: Sequence[Range], fields: Sequence[Field], most_bytes: int, folder: str | None) -> DiskCache:
+        """For those of the ranges, from the first one on, that fit into so many bytes."""
+        row_bytes = max(1, sum(each.row_bytes for each in fields))
+        places: dict[int, _Place] = {}
+        rows = 0
+        for number, each in enumerate(ranges):
+            if (rows + each.rows) * row_bytes <= most_bytes:
+                places[number] = _Place(rows, each.rows)
+                rows += each.rows
+        return cls(tuple(fields), places, folder)
+
+    @property
+    def rows(self) -> int:
+        """That there is room for."""
+        return sum(place.rows for place in self.places.values())
+
+    def kept(self, number: int, start: int, rows: int, batch_rows: int) -> Iterator[Matrices] | None:
+        """Rows of a range; None: not all of it is there.
+
+        Args:
+            start: the first one, counted in the range.
+            batch_rows: that are given at a time.
+        """
+        place = self.places.get(number)
+        if place is None or place.state is not _Filled.WHOLE:
+            return None
+        first = place.first + start
+        return (
+            tuple(matrix[at : min(at + batch_rows, first + rows)] for matrix in self._matrices)
+            for at in range(first, first + rows, batch_rows)
+        )
+
+    def keeping(self, number: int, batches: Iterator[Matrices]) -> Iterator[Matrices]:
+        """The same batches, which are all rows of a range from its first one on; they are written on their way."""
+        place = self.places.get(number)
+        if place is None or place.state is not _Filled.EMPTY:
+            yield from batches
+            return
+        place.state, done = _Filled.PART, 0
+        try:
+            for batch in batches:
+                if number in self.places:
+                    self._write(place.first + done, batch)
+                    done += len(batch[0])
+                yield batch
+        finally:
+            place.state = _Filled.WHOLE if done == place.rows else _Filled.EMPTY
+
+    def _write(self, first: int, batch: Matrices) -> None:
+        try:
+            if not self._files:
+                self._open()
+            for each, file, matrix in zip(self.fields, self._files, batch, strict=True):
+                write_all(file.fileno(), matrix, first * each.row_bytes)
+        except (OSError, DataError) as error:
+            _log.warning(
+                "rows cannot be kept in %s (%s): they are read from their files in each epoch",
+                spool_folder(self.folder),
+                error,
+            )
+            self.places.clear()
+
+    def _open(self) -> None:
+        rows = self.rows
+        folder = spool_folder(self.folder)
+        for each in self.fields:
+            file = nameless_file(folder)
+            self._files.append(file)
+            size = rows * each.row_bytes
+            os.ftruncate(file.fileno(), size)  # without blocks until they are written
+            if not size:
+                self._matrices.append(numpy.empty((rows, each.width), each.stored_dtype))
+                continue
+            memory = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+            self._matrices.append(numpy.frombuffer(memory, each.stored_dtype).reshape(rows, each.width))

@@ -1,0 +1,96 @@
+"""How much disk and memory a rank's rows may take, and what follows from it for how they are read and mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_estimator.data.fields import Field
+
+#: Memory of each rank, unless the user says otherwise.
+BUFFER_BYTES = 256 << 20
+# More row groups at a time mix rows no better, and each costs an open file and a page of each column.
+_MOST_STREAMS = 8
+# A page of a column, decoded: writers end it at 20,000 values or 1 MiB.
+_PAGE_BYTES = 256 << 10
+_COLUMN_BYTES = (16 << 10, 1 << 20)
+_MOST_DECODED_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user allows. It travels to the ranks.
+
+    Attributes:
+        cache_bytes: of a host's disk, for all of its ranks together; rows beyond are read from their files in each
+            epoch.
+        buffer_bytes: of each rank's memory, for rows that are mixed and read ahead. Parquet's pages, one of each column
+            and row group that is read, come on top where it is smaller than these.
+    """
+
+    cache_bytes: int
+    buffer_bytes: int = BUFFER_BYTES
+
+    @classmethod
+    def of(cls, cache_bytes: int | None, buffer_bytes: int | None) -> Limits | None:
+        """The limits of two parameters; None without any.
+
+        Raises:
+            ValueError: one of them is negative, or `buffer_bytes` comes alone.
+        """
+        if cache_bytes is None:
+            if buffer_bytes is not None:
+                raise ValueError(
+                    f"buffer_bytes={buffer_bytes} needs cache_bytes: without that limit all rows are kept on disk, and "
+                    "none in memory. cache_bytes=0 keeps none on disk."
+                )
+            return None
+        if cache_bytes < 0:
+            raise ValueError(f"cache_bytes must be 0 or more; got {cache_bytes}.")
+        if buffer_bytes is not None and buffer_bytes < 1:
+            raise ValueError(f"buffer_bytes must be at least 1; got {buffer_bytes}.")
+        return cls(cache_bytes, BUFFER_BYTES if buffer_bytes is None else buffer_bytes)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How rows are mixed: a *window* of rows is in memory at a time, and its rows are read in any order.
+
+    Attributes:
+        window_rows: the most rows of a window.
+        streams: the most row groups that are read side by side; a window has rows of each.
+    """
+
+    window_rows: int
+    streams: int
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """How a rank divides its memory: three eighths for each of two windows, an eighth for rows that are decoded.
+
+    Attributes:
+        mixing: of the windows.
+        decoded_rows: of each row group, so many rows are decoded at a time.
+        column_bytes: of each column's encoded bytes, so many are read at a time.
+    """
+
+    mixing: Mixing
+    decoded_rows: int
+    column_bytes: int
+
+    @classmethod
+    def of(cls, buffer_bytes: int, fields: Sequence[Field], columns: int) -> Buffers:
+        """For rows of these fields.
+
+        Args:
+            columns: that are read from the files.
+        """
+        row_bytes = max(1, sum(field.row_bytes for field in fields))
+        eighth = buffer_bytes // 8
+        streams = max(1, min(_MOST_STREAMS, eighth // (max(1, columns) * _PAGE_BYTES)))
+        decoded = max(1, min(_MOST_DECODED_ROWS, eighth // streams // row_bytes))
+        least, most = _COLUMN_BYTES
+        column = max(least, min(most, eighth // streams // max(1, columns)))
+        window = max(1, 3 * eighth // row_bytes)
+        return cls(Mixing(window, min(streams, window)), decoded, column)

@@ -1,0 +1,182 @@
+"""The order in which ranks read rows that do not fit into memory, and what is left of an epoch; pure arithmetic.
+
+*Pieces* (row groups) are one sequence of rows, of which each rank has an equal stretch (`shares.ranges`). In an epoch
+a rank takes the ranges of its stretch in an order that chance draws, some of them side by side: a *bundle*. A bundle is
+cut into windows, each with as many rows of each range, so that a window has rows from `Mixing.streams` row groups (the
+last bundle may have fewer). Within a window chance orders all rows. So rows of distant files come in one batch, which
+is drawn from `Mixing.window_rows` rows.
+
+A *leg* is a part of an epoch that the same ranks have read. The legs determine which rows are left, for any number of
+ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from spark_estimator.data.fields import Array
+from spark_estimator.data.rank import shares
+from spark_estimator.data.rank.prefetch import in_chance_order
+from spark_estimator.data.rank.shares import Range
+from spark_estimator.data.stream.limits import Mixing
+
+#: Seed and epoch, which name an order; None: rows are read as they are stored.
+Order = tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows that are in memory together.
+
+    Attributes:
+        number: in the rank's epoch, from 0.
+        start: rows of the rank before it.
+        parts: (range of the rank's stretch, its number; the rows of it that are here), one after the other.
+    """
+
+    number: int
+    start: int
+    parts: tuple[tuple[int, Range], ...]
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return sum(part.rows for _, part in self.parts)
+
+    def order(self, order: Order, rank: int) -> Array:
+        """[rows] the numbers of the window's rows in the order in which they are read."""
+        numbers = numpy.arange(self.rows)
+        return numbers if order is None else in_chance_order(numbers, (*order, rank, self.number))
+
+
+def windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) -> Iterator[Window]:
+    """The windows of a rank's epoch, one after the other.
+
+    Args:
+        ranges: of the rank's stretch.
+    """
+    numbers = range(len(ranges))
+    if order is not None:
+        numbers = in_chance_order(numpy.arange(len(ranges)), (*order, rank)).tolist()
+    number = start = 0
+    for bundle in _bundles(numbers, ranges, mixing if order is not None else Mixing(mixing.window_rows, 1)):
+        rows = sum(ranges[each].rows for each in bundle)
+        # Each range may add a row to a window where it is not divided evenly.
+        count = -(-rows // max(1, mixing.window_rows - len(bundle) + 1)) if rows > mixing.window_rows else 1
+        for place in range(count):
+            parts = []
+            for each in bundle:
+                whole = ranges[each]
+                first, size = shares.begin(whole.rows, count, place), shares.share(whole.rows, count, place)
+                if size:
+                    parts.append((each, Range(whole.piece, whole.start + first, size)))
+            if parts:
+                window = Window(number, start, tuple(parts))
+                yield window
+                number, start = number + 1, start + window.rows
+
+
+def _bundles(numbers: Sequence[int], ranges: Sequence[Range], mixing: Mixing) -> Iterator[list[int]]:
+    """Ranges that are read together: as many as there may be streams, or more if all of them fit into a window."""
+    bundle: list[int] = []
+    rows = 0
+    for number in numbers:
+        if len(bundle) >= mixing.streams and rows + ranges[number].rows > mixing.window_rows:
+            yield bundle
+            bundle, rows = [], 0
+        bundle.append(number)
+        rows += ranges[number].rows
+    if bundle:
+        yield bundle
+
+
+@dataclass(frozen=True)
+class StreamLeg:
+    """Steps of one epoch.
+
+    Attributes:
+        ranks: that read them.
+        batch_size: the most rows of a batch.
+        mixing: of the windows.
+        steps: that were done.
+    """
+
+    ranks: int
+    batch_size: int
+    mixing: Mixing
+    steps: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "ranks": self.ranks,
+            "batch_size": self.batch_size,
+            "window_rows": self.mixing.window_rows,
+            "streams": self.mixing.streams,
+            "steps": self.steps,
+        }
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> StreamLeg:
+        """What `to_dict` has made.
+
+        Raises:
+            ValueError: it is of rows that are not streamed.
+        """
+        if "window_rows" not in values:
+            raise ValueError(
+                "the state is of a loader that keeps all rows on disk, and this one reads them in each epoch "
+                "(cache_bytes): their orders differ. Take it up at the end of an epoch, or with the same limits."
+            )
+        mixing = Mixing(int(values["window_rows"]), int(values["streams"]))
+        return StreamLeg(int(values["ranks"]), int(values["batch_size"]), mixing, int(values["steps"]))
+
+
+def left_after(counts: Sequence[int], legs: Sequence[StreamLeg], order: Order) -> list[Array | None]:
+    """[pieces] the numbers of the rows that the legs, one after the other, have not read; None: all are left.
+
+    Args:
+        counts: [pieces] rows of each.
+    """
+    left: list[Array | None] = [None] * len(counts)
+    for leg in legs:
+        rows = [count if numbers is None else len(numbers) for count, numbers in zip(counts, left, strict=True)]
+        for piece, read in _read(rows, leg, order).items():
+            numbers = left[piece]
+            numbers = numpy.arange(counts[piece]) if numbers is None else numbers
+            left[piece] = numbers[~_mask(len(numbers), read)]
+    return left
+
+
+def _mask(rows: int, read: Sequence[tuple[int, int] | Array]) -> Array:
+    mask = numpy.zeros(rows, bool)
+    for each in read:
+        mask[slice(*each) if isinstance(each, tuple) else each] = True
+    return mask
+
+
+def _read(rows: Sequence[int], leg: StreamLeg, order: Order) -> dict[int, list[tuple[int, int] | Array]]:
+    """By piece, the stretches and the numbers of the rows that a leg has read."""
+    result: dict[int, list[tuple[int, int] | Array]] = {}
+    of_ranks = [shares.ranges(rows, leg.ranks, rank) for rank in range(leg.ranks)]
+    plan = shares.Batches(tuple(sum(each.rows for each in ranges) for ranges in of_ranks), leg.batch_size)
+    for rank, ranges in enumerate(of_ranks):
+        done = plan.bounds(rank, min(leg.steps, plan.steps))[0] if plan.steps else 0
+        for window in windows(ranges, leg.mixing, order, rank):
+            if window.start >= done:
+                break
+            whole = window.start + window.rows <= done
+            taken = numpy.sort(window.order(order, rank)[: done - window.start]) if not whole else None
+            offset = 0
+            for _, part in window.parts:
+                mine: tuple[int, int] | Array = (part.start, part.start + part.rows)
+                if taken is not None:
+                    first, last = numpy.searchsorted(taken, [offset, offset + part.rows])
+                    mine = taken[first:last] - offset + part.start
+                result.setdefault(part.piece, []).append(mine)
+                offset += part.rows
+    return result

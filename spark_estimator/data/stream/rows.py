@@ -1,0 +1,275 @@
+"""A rank's rows that are read from Parquet files in each epoch, within limits of disk and memory.
+
+Made by `streamed`. What is promised: each rank has an equal share, to the row; each row comes once in an epoch, also
+when another number of ranks takes up the rest of it; on as many ranks with the same limits, the same rows come in the
+same order, wherever an epoch is taken up. A limit that is too small for one row is as if it were for one: the rows then
+come more slowly, and nothing waits for room.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy
+
+from spark_estimator.collectives import arrays, context
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.parquet import FileRows
+from spark_estimator.data.rank import shares
+from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
+from spark_estimator.data.rank.shares import Range
+from spark_estimator.data.stream.cache import DiskCache
+from spark_estimator.data.stream.limits import Buffers, Limits
+from spark_estimator.data.stream.order import Order, StreamLeg, left_after, windows
+from spark_estimator.data.stream.pieces import Matrices, Pieces, pieces_of
+from spark_estimator.data.stream.windows import Filled, WindowReader
+from spark_estimator.errors import DataError
+
+#: Of a piece, the numbers of the rows that are meant, in ascending order; None: all.
+Chosen = Callable[[int], Array | None]
+
+
+class StreamedRows(EpochRows):
+    """Rows of one rank.
+
+    Args:
+        pieces: that have them.
+        chosen: of each piece, the rows that belong here.
+        counts: [pieces] how many those are.
+        rank, size: whose they are, and how many ranks there are.
+        buffers: the memory.
+        cache_bytes: of the disk, for this rank.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        chosen: Chosen,
+        counts: Sequence[int],
+        rank: int,
+        size: int,
+        buffers: Buffers,
+        cache_bytes: int,
+    ) -> None:
+        self._pieces = pieces
+        self._chosen = chosen
+        self._piece_counts = list(counts)
+        self._buffers = buffers
+        self._cache_bytes = cache_bytes
+        self._ranges = shares.ranges(counts, size, rank)
+        self._cache: DiskCache | None = None
+        self._lent: Matrices | None = None
+        self.counts = tuple(shares.share(sum(counts), size, each) for each in range(size))
+        self.rank = rank
+
+    def batches(
+        self, batch_size: int, most_steps: int | None = None, order: Order = None, first: int = 0
+    ) -> Iterator[Batch]:
+        plan = self.plan(batch_size, most_steps)
+        if first >= plan.steps:
+            return
+        rows = _InTurn(self._windows(order, plan.bounds(self.rank, first)[0]), self._pieces.fields, order, self.rank)
+        with closing(rows):
+            for step in range(first, plan.steps):
+                start, stop = plan.bounds(self.rank, step)
+                matrices = rows.take(stop - start) if stop > start else self._row_that_does_not_count()
+                factor = (stop - start) * len(self.counts) / plan.total(step)
+                yield Batch(matrices, factor, stop - start)
+
+    def split(self, share: float, seed: int) -> tuple[StreamedRows, StreamedRows]:
+        held = min(round(self.total * share), self.total - 1)  # something is left to train on
+        ends = numpy.cumsum([0, *self._piece_counts])
+        # Of each piece its part, so that the rows left out are the same on any number of ranks.
+        held_before = [int(end) * held // max(1, self.total) for end in ends]
+        held_counts = [after - before for before, after in itertools.pairwise(held_before)]
+        chosen, counts = self._chosen, self._piece_counts
+
+        def drawn(piece: int, *, is_held: bool) -> Array:
+            mixed = numpy.random.default_rng([seed, piece]).permutation(counts[piece])
+            some = mixed[: held_counts[piece]] if is_held else mixed[held_counts[piece] :]
+            numbers = chosen(piece)
+            return numpy.sort(some) if numbers is None else numbers[numpy.sort(some)]
+
+        rest = [count - part for count, part in zip(counts, held_counts, strict=True)]
+        of_held = self._cache_bytes * held // max(1, self.total)
+        return (
+            self._with(lambda piece: drawn(piece, is_held=False), rest, self._cache_bytes - of_held),
+            self._with(lambda piece: drawn(piece, is_held=True), held_counts, of_held),
+        )
+
+    def checksum(self) -> list[int]:
+        """The number of rows, and a checksum of the files' sizes and row groups: no row is read for it."""
+        files = sorted((file.size, file.groups) for file in self._pieces.rows.files.files)
+        return [self.total, zlib.crc32(repr(files).encode())]
+
+    def spread(self) -> list[int]:
+        mixing = self._buffers.mixing
+        text = repr((self.checksum(), len(self.counts), mixing.window_rows, mixing.streams))
+        return [zlib.crc32(f"{text} {rank}".encode()) for rank in range(len(self.counts))]
+
+    def blocks(self, places: Sequence[int]) -> Iterator[tuple[Array, ...]]:
+        pieces = self._pieces.only(places)
+        for each in self._ranges:
+            yield from self._read(pieces, each.piece, each.start, each.rows)
+
+    def leg(self, batch_size: int, steps: int) -> dict[str, Any]:
+        return StreamLeg(len(self.counts), batch_size, self._buffers.mixing, steps).to_dict()
+
+    def left(self, legs: Sequence[Mapping[str, Any]], order: Order) -> StreamedRows:
+        numbers = left_after(self._piece_counts, [StreamLeg.from_dict(leg) for leg in legs], order)
+        counts = [count if each is None else len(each) for count, each in zip(self._piece_counts, numbers, strict=True)]
+        chosen = self._chosen
+
+        def remaining(piece: int) -> Array | None:
+            each, before = numbers[piece], chosen(piece)
+            return before if each is None else each if before is None else before[each]
+
+        return self._with(remaining, counts, 0)
+
+    def _with(self, chosen: Chosen, counts: Sequence[int], cache_bytes: int) -> StreamedRows:
+        return StreamedRows(self._pieces, chosen, counts, self.rank, len(self.counts), self._buffers, cache_bytes)
+
+    def _windows(self, order: Order, skipped: int) -> Iterator[tuple[Filled, int]]:
+        """The windows, and the rows of each that are left out at its beginning: the rank's first `skipped` rows."""
+        if self._cache is None:
+            folder = self._pieces.rows.folder
+            self._cache = DiskCache.of(self._ranges, self._pieces.fields, self._cache_bytes, folder)
+        mixing = self._buffers.mixing
+        of_epoch = (
+            window for window in windows(self._ranges, mixing, order, self.rank) if window.start + window.rows > skipped
+        )
+        most = max(1, min(mixing.window_rows, self.counts[self.rank]))
+        with closing(WindowReader(of_epoch, self._rows_from, self._pieces.fields, most).filled()) as reader:
+            for filled in reader:
+                yield filled, max(0, skipped - filled.window.start)
+
+    def _rows_from(self, number: int, part: Range) -> Iterator[Matrices]:
+        """A range from the first row of a part of it to its end."""
+        assert self._cache is not None
+        whole = self._ranges[number]
+        before = part.start - whole.start
+        kept = self._cache.kept(number, before, whole.rows - before, self._buffers.decoded_rows)
+        if kept is not None:
+            return kept
+        batches = self._read(self._pieces, part.piece, part.start, whole.rows - before)
+        return batches if before else self._cache.keeping(number, batches)
+
+    def _read(self, pieces: Pieces, piece: int, start: int, rows: int) -> Generator[Matrices, None, None]:
+        buffers = self._buffers
+        numbers = self._chosen(piece)
+        if numbers is None:
+            yield from pieces.read(piece, start, rows, buffers.decoded_rows, buffers.column_bytes)
+            return
+        numbers = numbers[start : start + rows]
+        first, last = int(numbers[0]), int(numbers[-1])
+        with closing(
+            pieces.read(piece, first, last - first + 1, buffers.decoded_rows, buffers.column_bytes)
+        ) as batches:
+            for batch in batches:
+                lower, upper = numpy.searchsorted(numbers, [first, first + len(batch[0])])
+                taken = numbers[lower:upper] - first
+                first += len(batch[0])
+                if len(taken):
+                    yield tuple(matrix.take(taken, axis=0) for matrix in batch)
+
+    def _row_that_does_not_count(self) -> Matrices:
+        """One row of any rank, for a rank that has none left in a step."""
+        if self._lent is None:
+            piece = next(number for number, count in enumerate(self._piece_counts) if count)
+            with closing(self._read(self._pieces, piece, 0, 1)) as batches:
+                self._lent = tuple(matrix[:1] for matrix in next(batches))
+        return tuple(matrix.copy() for matrix in self._lent)
+
+
+class _InTurn:
+    """The rows of windows, in the order in which they are read.
+
+    Args:
+        windows: with the number of rows that are left out of each.
+        fields: of the rows.
+        order, rank: as of `Window.order`.
+    """
+
+    def __init__(self, windows: Iterator[tuple[Filled, int]], fields: Sequence[Field], order: Order, rank: int) -> None:
+        self._windows = windows
+        self._fields = fields
+        self._order = order
+        self._rank = rank
+        self._filled: Filled | None = None
+        self._numbers: Array = numpy.zeros(0, numpy.int64)
+
+    def take(self, rows: int) -> Matrices:
+        """Copies of the next rows, of one window or of several."""
+        if len(self._numbers) < rows or self._filled is None:
+            return self._across(rows)
+        numbers, self._numbers = self._numbers[:rows], self._numbers[rows:]
+        return tuple(matrix.take(numbers, axis=0) for matrix in self._filled.matrices)
+
+    def close(self) -> None:
+        """Ends what is read ahead."""
+        close = getattr(self._windows, "close", None)
+        if close is not None:
+            close()
+
+    def _across(self, rows: int) -> Matrices:
+        result = tuple(numpy.empty((rows, each.width), each.stored_dtype) for each in self._fields)
+        done = 0
+        while done < rows:
+            if not len(self._numbers):
+                self._filled, left_out = next(self._windows)
+                self._numbers = self._filled.window.order(self._order, self._rank)[left_out:]
+            assert self._filled is not None
+            numbers, self._numbers = self._numbers[: rows - done], self._numbers[rows - done :]
+            for target, matrix in zip(result, self._filled.matrices, strict=True):
+                # Clipping, which nothing needs here, is what spares a copy of the result.
+                matrix.take(numbers, axis=0, out=target[done : done + len(numbers)], mode="clip")
+            done += len(numbers)
+        return result
+
+
+def streamed(
+    source: FileRows, held_source: FileRows | None, fields: Sequence[Field], limits: Limits, what: str
+) -> tuple[StreamedRows, StreamedRows | None] | None:
+    """A rank's rows within limits; None where all rows fit on the disk, so that no limit is needed. A collective.
+
+    Args:
+        held_source: files with rows for validation alone; None: there are none, or `source` has a column of marks.
+        fields: of the rows.
+        what: they are for, in messages.
+
+    Returns:
+        The rows to train on, and those that are marked or in files of their own; None: there are none.
+
+    Raises:
+        DataError: there are no rows, or a value cannot be used.
+    """
+    is_rank = context.is_initialized()
+    rank, size, local = (context.rank(), context.size(), context.local_size()) if is_rank else (0, 1, 1)
+    row_bytes = sum(field.row_bytes for field in fields)
+    files = [source.files, *([] if held_source is None else [held_source.files])]
+    needed = sum(-(-each.rows // size) for each in files) * row_bytes * local
+    too_much = numpy.array([needed > limits.cache_bytes], numpy.int64)
+    if not (arrays.allgather(too_much, "rows that exceed the disk") if is_rank else too_much).any():
+        return None
+    train, marked = pieces_of(source, fields)
+    if held_source is not None:
+        # All rows of these files are for validation.
+        marked, _ = pieces_of(replace(held_source, preparation=replace(held_source.preparation, marker=None)), fields)
+    if not sum(train.counts):
+        raise DataError(
+            f"there are no rows for {what}: the files are empty, all of their rows were dropped, or the column that "
+            "validation names marks them all."
+        )
+    total = sum(train.counts) + sum(marked.counts)
+
+    def rows_of(pieces: Pieces) -> StreamedRows:
+        buffers = Buffers.of(limits.buffer_bytes, fields, len(pieces.rows.preparation.read))
+        cache_bytes = limits.cache_bytes // local * sum(pieces.counts) // total
+        return StreamedRows(pieces, lambda piece: None, pieces.counts, rank, size, buffers, cache_bytes)
+
+    return rows_of(train), rows_of(marked) if sum(marked.counts) else None

@@ -1,0 +1,114 @@
+"""Windows of rows in memory: one is read from while a thread fills the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy
+
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.rank.shares import Range
+from spark_estimator.data.stream.order import Window
+from spark_estimator.data.stream.pieces import Matrices
+
+
+class Cursor:
+    """Rows of one range, a few at a time.
+
+    Args:
+        batches: of the range's rows, from the first wanted one on.
+    """
+
+    def __init__(self, batches: Iterator[Matrices]) -> None:
+        self._batches = batches
+        self._batch: Matrices = ()
+        self._place = 0
+
+    def take(self, rows: int, into: Sequence[Array], offset: int) -> None:
+        """Copies the next rows into matrices, from a row of these on."""
+        while rows:
+            if not self._batch or self._place == len(self._batch[0]):
+                self._batch, self._place = next(self._batches), 0
+            count = min(rows, len(self._batch[0]) - self._place)
+            for target, source in zip(into, self._batch, strict=True):
+                target[offset : offset + count] = source[self._place : self._place + count]
+            self._place, offset, rows = self._place + count, offset + count, rows - count
+
+    def close(self) -> None:
+        """Closes the file that is read."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A window in memory.
+
+    Attributes:
+        window: which it is.
+        matrices: [fields] each at least [rows, width]; another window's rows come in their place when the next but one
+            is asked for.
+    """
+
+    window: Window
+    matrices: Sequence[Array]
+
+
+class WindowReader:
+    """Fills the windows of one epoch ahead.
+
+    Args:
+        windows: in order.
+        rows_from: (number of a range, rows of it) reads a range from the first of these rows to its end.
+        fields: of the rows.
+        most_rows: of a window.
+    """
+
+    def __init__(
+        self,
+        windows: Iterator[Window],
+        rows_from: Callable[[int, Range], Iterator[Matrices]],
+        fields: Sequence[Field],
+        most_rows: int,
+    ) -> None:
+        self._windows = windows
+        self._rows_from = rows_from
+        self._buffers = [[numpy.empty((most_rows, each.width), each.stored_dtype) for each in fields] for _ in range(2)]
+        # Of the ranges of the present bundle.
+        self._cursors: dict[int, Cursor] = {}
+
+    def filled(self) -> Generator[Filled, None, None]:
+        """The windows, one after the other."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="spark_estimator windows")
+        try:
+            number = 0
+            ahead: Future[Filled | None] = pool.submit(self._fill, self._buffers[0])
+            while (filled := ahead.result()) is not None:
+                number += 1
+                ahead = pool.submit(self._fill, self._buffers[number % 2])
+                yield filled
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            self._close(self._cursors)
+
+    def _fill(self, buffer: Sequence[Array]) -> Filled | None:
+        window = next(self._windows, None)
+        if window is None:
+            return None
+        wanted = {number for number, _ in window.parts}
+        self._close([number for number in self._cursors if number not in wanted])
+        offset = 0
+        for number, part in window.parts:
+            cursor = self._cursors.get(number)
+            if cursor is None:
+                cursor = self._cursors[number] = Cursor(self._rows_from(number, part))
+            cursor.take(part.rows, buffer, offset)
+            offset += part.rows
+        return Filled(window, buffer)
+
+    def _close(self, numbers: Sequence[int] | dict[int, Cursor]) -> None:
+        for number in list(numbers):
+            self._cursors.pop(number).close()
