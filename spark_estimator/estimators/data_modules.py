@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -17,7 +17,7 @@ import numpy
 from spark_estimator.data.fields import Field
 from spark_estimator.data.prepared.data_sets import get_simple_meta_from_parquet, prepare_data
 from spark_estimator.data.prepared.module import DataModule, PetastormDataModule
-from spark_estimator.data.rank.rank_rows import Batch, RankRows
+from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -166,20 +166,23 @@ def _url(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class ModuleRows(RankRows):
+class ModuleRows(EpochRows):
     """A rank's rows that a data module brings, batch by batch.
 
     Attributes:
+        counts, rank: as of `EpochRows`.
         incoming: its batches, of all epochs: dicts of arrays or tensors by column, or pairs of a dict and the labels.
         fields: of a batch.
         labels: the label columns.
         source: where the batches come from, for messages.
     """
 
-    incoming: Iterator[Any] = field(default_factory=lambda: iter(()))
-    fields: tuple[Field, ...] = ()
-    labels: tuple[str, ...] = ()
-    source: str = ""
+    counts: tuple[int, ...]
+    rank: int
+    incoming: Iterator[Any]
+    fields: tuple[Field, ...]
+    labels: tuple[str, ...]
+    source: str
 
     @classmethod
     def of(
@@ -189,8 +192,6 @@ class ModuleRows(RankRows):
         names = tuple(name for label in spec.labels for name in label.names)
         counts = (steps * batch_size,) * size
         return cls(
-            (),
-            numpy.zeros(0, numpy.int64),
             counts,
             rank,
             incoming=iter(batches),

@@ -17,6 +17,7 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.materialize import prepared
+from spark_estimator.data.stream.limits import Limits
 from spark_estimator.estimators import backends, checks, mlflow_log
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.metadata import ModelMetadata, column_facts
@@ -160,7 +161,16 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             store = value("store")
         checks.spark_frame("fit()", dataset)
         model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
-        plan = plan_frame(dataset, request, training.trial, read_files=value("read_files"), store=store, size=size)
+        plan = plan_frame(
+            dataset,
+            request,
+            training.trial,
+            read_files=value("read_files"),
+            store=store,
+            size=size,
+            limited=self._limits() is not None,
+            spare_store=value("store"),
+        )
         if plan.source.rows is not None and not takes_rows:
             raise ValueError(
                 f"backend={backend!r} starts the ranks with its own run(), so Spark's tasks can't send them "
@@ -215,6 +225,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             held_source=plan.source.held_source,
             kept=plan.columns.kept,
             module=self._module_plan(),
+            limits=self._limits(),
             repeatable=seed is not None or value("store") is not None,
             framework=training.framework,
             owner=run_lease.new_owner(),
@@ -257,6 +268,9 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     def _module_plan(self) -> ModulePlan | None:
         """What brings the rows of the training, where the user has chosen that."""
         return None
+
+    def _limits(self) -> Limits | None:
+        return Limits.of(self._value("cache_bytes"), self._value("buffer_bytes"))
 
     def _data_store(self, what: str) -> FilesystemStore:
         store = self._value("store")

@@ -56,6 +56,8 @@ class SharedKeywords(TableParams):
     label_shapes: Param[list[list[int]] | None]
     materialize: Param[bool]
     read_files: Param[bool]
+    cache_bytes: Param[int | None]
+    buffer_bytes: Param[int | None]
     nulls: Param[str | float]
     padding: Param[float | dict[str, float] | None]
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
@@ -406,6 +408,30 @@ class SharedKeywords(TableParams):
         files; False: always send rows through Spark.
         """
         return self._get(self.read_files)
+
+    def setCacheBytes(self, value: int | None) -> Self:
+        """Sets cache_bytes: the most bytes of rows that a host's disk keeps, for all of its processes; rows beyond
+        are read from their files in each epoch, and mixed by blocks; a DataFrame that is not just Parquet files
+        is written to the store for it; 0: none; None: all rows are kept. Returns self.
+        """
+        return self._set(cache_bytes=value)
+
+    def getCacheBytes(self) -> int | None:
+        """cache_bytes: the most bytes of rows that a host's disk keeps, for all of its processes; rows beyond are
+        read from their files in each epoch, and mixed by blocks; a DataFrame that is not just Parquet files is
+        written to the store for it; 0: none; None: all rows are kept.
+        """
+        return self._get(self.cache_bytes)
+
+    def setBufferBytes(self, value: int | None) -> Self:
+        """Sets buffer_bytes: with cache_bytes, the most bytes of rows that each process keeps in memory; None: 256
+        MiB. Returns self.
+        """
+        return self._set(buffer_bytes=value)
+
+    def getBufferBytes(self) -> int | None:
+        """buffer_bytes: with cache_bytes, the most bytes of rows that each process keeps in memory; None: 256 MiB."""
+        return self._get(self.buffer_bytes)
 
     def setNulls(self, value: str | float) -> Self:
         """Sets nulls: how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), or a number that

@@ -269,6 +269,22 @@ SHARED = (
         "bool",
     ),
     Row(
+        "cache_bytes",
+        None,
+        whole(0),
+        "the most bytes of rows that a host's disk keeps, for all of its processes; rows beyond are read from their "
+        "files in each epoch, and mixed by blocks; a DataFrame that is not just Parquet files is written to the store "
+        "for it; 0: none; None: all rows are kept",
+        "int | None",
+    ),
+    Row(
+        "buffer_bytes",
+        None,
+        whole(1),
+        "with cache_bytes, the most bytes of rows that each process keeps in memory; None: 256 MiB",
+        "int | None",
+    ),
+    Row(
         "nulls",
         "error",
         null_policy,

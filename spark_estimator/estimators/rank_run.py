@@ -10,8 +10,10 @@ from typing import Any
 import numpy
 
 from spark_estimator.collectives import arrays
+from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.data.rank.function_rows import FunctionRows
-from spark_estimator.data.rank.rank_rows import RankRows, balanced
+from spark_estimator.data.rank.rank_rows import balanced
+from spark_estimator.data.stream.rows import streamed
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, CheckpointFormat, load
@@ -35,8 +37,8 @@ class RankRun:
         kept: the checkpoint to resume from; None: it starts from the beginning.
     """
 
-    rows: RankRows
-    held: RankRows | None
+    rows: EpochRows
+    held: EpochRows | None
     seed: int
     identity: Identity
     kept: Checkpoint | None
@@ -60,7 +62,7 @@ def begin(
     spec: TrainSpec,
     identity_of: Callable[[TrainSpec, list[int]], Identity],
     form: CheckpointFormat,
-    brought: tuple[RankRows, RankRows | None] | None = None,
+    brought: tuple[EpochRows, EpochRows | None] | None = None,
 ) -> RankRun:
     """Rows, evened out between the ranks, and the run's checkpoint. A collective.
 
@@ -76,21 +78,30 @@ def begin(
         identity = {} if spec.store is None else identity_of(spec, [rows.total for rows in brought if rows is not None])
         kept = load(spec, identity, form)
         return RankRun(*brought, spec.seed if kept is None else kept.seed, identity, kept)
-    unbalanced, marked = rank_rows(spec)
-    rows = balanced(unbalanced, "training", by_value=spec.by_value)
+    rows, held = _evened(spec)
     identity = {} if spec.store is None else identity_of(spec, rows.checksum())
     kept = load(spec, identity, form)
     seed = spec.seed if kept is None else kept.seed
-    held = None
     if spec.held_share:
         rows, held = rows.split(spec.held_share, seed)
-    elif any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
-        held = balanced(marked, "validation", by_value=spec.by_value)
     held = held if held is not None and held.total else None
     if spec.kept is not None:
-        rows = FunctionRows.of(rows, spec.kept, spec.fields)
-        held = None if held is None else FunctionRows.of(held, spec.kept, spec.fields)
+        rows = FunctionRows(rows, spec.kept, spec.fields)
+        held = None if held is None else FunctionRows(held, spec.kept, spec.fields)
     return RankRun(rows, held, seed, identity, kept)
+
+
+def _evened(spec: TrainSpec) -> tuple[EpochRows, EpochRows | None]:
+    """Rows to train on and those that are marked, as many on each rank. A collective."""
+    if spec.limits is not None and spec.source is not None:
+        within = streamed(spec.source, spec.held_source, spec.spooled, spec.limits, "training")
+        if within is not None:
+            return within
+    unbalanced, marked = rank_rows(spec)
+    rows = balanced(unbalanced, "training", by_value=spec.by_value)
+    if spec.held_share or not any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
+        return rows, None
+    return rows, balanced(marked, "validation", by_value=spec.by_value)
 
 
 def meter_of(spec: TrainSpec) -> TrainingMeter:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows
 from spark_estimator.data.parquet import FileRows
+from spark_estimator.data.stream.limits import Limits
 from spark_estimator.store import Store
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class TrainSpec:
         owner: names this fit, for those that may write the run's files (see `persistence.run_lease`).
         kept: rows are kept as they came, and a function makes each batch of them; None: rows are kept as fields.
         module: a data module of the user's brings the rows; None: this package does.
+        limits: of disk and memory, for rows that ranks read from files; None: all rows are kept on disk.
         repeatable: the same rows shall give the same numbers again.
         The others are the estimator's parameters.
     """
@@ -68,6 +70,7 @@ class TrainSpec:
     checkpoint_seconds: float | None = None
     kept: KeptRows | None = None
     module: ModulePlan | None = None
+    limits: Limits | None = None
 
     @property
     def by_value(self) -> bool:

@@ -16,7 +16,7 @@ import numpy
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import allgather_object
-from spark_estimator.data.rank.rank_rows import Batch, RankRows
+from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, as_labels
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.compiled import compile_step
@@ -46,7 +46,7 @@ class Loop:
         rows: of this rank, of which one builds what is not built yet.
     """
 
-    def __init__(self, spec: TrainSpec, seed: int, rows: RankRows) -> None:
+    def __init__(self, spec: TrainSpec, seed: int, rows: EpochRows) -> None:
         self._spec = spec
         self._seed = seed
         self.meter = meter_of(spec)
@@ -147,7 +147,7 @@ class Loop:
 
     def train(
         self,
-        rows: RankRows,
+        rows: EpochRows,
         epoch: int,
         first: int,
         callbacks: KerasCallbacks,
@@ -186,7 +186,7 @@ class Loop:
         self._even_out(before)
         return self._sums.averages()
 
-    def evaluate(self, rows: RankRows, callbacks: KerasCallbacks) -> dict[str, float]:
+    def evaluate(self, rows: EpochRows, callbacks: KerasCallbacks) -> dict[str, float]:
         """Losses and metrics over all rows, with the model as it is."""
         callbacks.on_test_begin()
         self._sums.begin()

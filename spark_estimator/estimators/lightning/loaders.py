@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from spark_estimator.data.fields import Field
-from spark_estimator.data.rank.rank_rows import RankRows
+from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.estimators.torch.losses import Tensors
 from spark_estimator.estimators.torch.training import tensor_of
 from spark_estimator.estimators.train_spec import TrainSpec
@@ -64,13 +64,13 @@ class RowLoader:
         rows: of this rank.
         spec: what they are.
         seed: of the epochs' orders; None: in the order in which they are stored.
-        batch_size, most_steps: as of `RankRows.batches`.
+        batch_size, most_steps: as of `EpochRows.batches`.
         label_shapes: as of `named`.
     """
 
     def __init__(
         self,
-        rows: RankRows,
+        rows: EpochRows,
         spec: TrainSpec,
         seed: int | None,
         batch_size: int,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.estimators.rows.request import RowRequest
@@ -49,12 +49,14 @@ def plan_frame(
     read_files: bool,
     store: FilesystemStore | None,
     size: int | Callable[[SparkSession], int],
+    limited: bool = False,
+    spare_store: Any = None,
 ) -> RowPlan:
     """The plan for a DataFrame's rows.
 
     Args:
         trial: runs the framework's model.
-        read_files, store, size: as in `frame_source`.
+        read_files, store, size, limited, spare_store: as in `frame_source`.
 
     Raises:
         DataError: a column is missing, cannot be trained on or does not fit the model; there are no rows; or they could
@@ -62,7 +64,16 @@ def plan_frame(
     """
     sample = sample_frame(frame, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
-    source = frame_source(frame, sample.columns, fields.all, read_files=read_files, store=store, size=size)
+    source = frame_source(
+        frame,
+        sample.columns,
+        fields.all,
+        read_files=read_files,
+        store=store,
+        size=size,
+        limited=limited,
+        spare_store=spare_store,
+    )
     return RowPlan(sample.columns, fields, source)
 
 

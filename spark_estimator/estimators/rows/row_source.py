@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_estimator.collectives import context
 from spark_estimator.data.columns import cast_columns, packed_columns
@@ -53,6 +53,8 @@ def frame_source(
     read_files: bool,
     store: FilesystemStore | None,
     size: int | Callable[[SparkSession], int],
+    limited: bool = False,
+    spare_store: Any = None,
 ) -> RowSource:
     """Where a DataFrame's rows come from: files if it is nothing else, or is materialized; else Spark's tasks.
 
@@ -60,9 +62,12 @@ def frame_source(
         read_files: False: never read a DataFrame's own files.
         store: where to materialize the rows, or to find them; None: they are not materialized.
         size: the number of ranks, or what chooses it.
+        limited: ranks may not keep all rows, and so need files.
+        spare_store: the store for rows that would come through Spark's tasks where `limited`.
 
     Raises:
         DataError: the rows could not be written to the store.
+        ValueError: `limited`, and neither does the DataFrame consist of files nor is there a store.
     """
     folder = Settings.read().spool_folder or None
     if store is not None:
@@ -72,6 +77,14 @@ def frame_source(
             raise ThroughSpark("read_files is False")
         files = just_files(frame, columns.read, size(frame.sparkSession) if callable(size) else size)
     except ThroughSpark as reason:
+        if limited and isinstance(spare_store, FilesystemStore):
+            _log.info("the rows are written to the store, because of cache_bytes: %s", reason)
+            return RowSource(source=FileRows(materialized(frame, columns.read, spare_store), columns.reading, folder))
+        if limited:
+            raise ValueError(
+                f"with cache_bytes the ranks read rows from files in each epoch, and this DataFrame has none: {reason}."
+                " Set store=Store.create('/path'), where fit writes them once, or fit spark.read.parquet(path)."
+            ) from reason
         _log.info("rows reach the ranks through Spark's tasks: %s", reason)
         return RowSource(rows=_through_spark(frame, columns, fields, folder))
     _log.info("the ranks read the DataFrame's %d Parquet files (%d rows) directly", len(files.files), files.rows)

@@ -15,7 +15,7 @@ import torch
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import arrays
 from spark_estimator.data.fields import Array, Field
-from spark_estimator.data.rank.rank_rows import Batch, RankRows
+from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 from spark_estimator.errors import DataError
 from spark_estimator.estimators import data_modules
 from spark_estimator.estimators.persistence.checkpoint import (
@@ -116,12 +116,13 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
         return frozenset()
     per_label = []
     for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
-        pieces = [
-            (labels, item.matrices[-1][number] if spec.weight else None)
+        places = [place, len(spec.fields) - 1] if spec.weight else [place]
+        pieces = (
+            (block[0], block[1] if spec.weight else None)
             for item in (beginning.rows, beginning.held)
             if item is not None
-            for number, labels in enumerate(item.matrices[place])
-        ]
+            for block in item.blocks(places)
+        )
         per_label.append(leaves_out(loss, pieces))
     of_ranks = arrays.allgather(numpy.array([per_label], numpy.uint8), "labels that losses leave out")
     result = numpy.flatnonzero(of_ranks.any(0))
@@ -228,7 +229,7 @@ class _Training:
                 scheduler.step()
 
     def train(
-        self, rows: RankRows, epoch: int, first: int, save: Callable[[int, int, list[dict[str, Any]]], None]
+        self, rows: EpochRows, epoch: int, first: int, save: Callable[[int, int, list[dict[str, Any]]], None]
     ) -> dict[str, Any]:
         """One epoch. Returns its averages over all rows.
 
@@ -276,7 +277,7 @@ class _Training:
         check_loss(result["loss"], epoch)
         return result
 
-    def evaluate(self, rows: RankRows) -> dict[str, Any]:
+    def evaluate(self, rows: EpochRows) -> dict[str, Any]:
         """The averages over all rows, with the model as it is."""
         self.model.eval()
         sums = _Sums(self._parts)

@@ -164,6 +164,8 @@ ESTIMATOR = (
 
 #: What the shared parameters that it does not have are to the code that all estimators share.
 WITHOUT: Mapping[str, Any] = {
+    "buffer_bytes": None,
+    "cache_bytes": None,
     "decoders": None,
     "feature_cols": None,
     "input_shapes": None,

@@ -107,6 +107,19 @@ def test_a_store_holds_the_rows_for_this_fit_and_others(
     assert [data_set.index for data_set in data_sets(store)] == [0, 1]  # type: ignore[arg-type]
 
 
+def test_with_limits_rows_are_streamed_from_files_or_from_the_store(
+    line: DataFrame, estimator: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("spark_estimator"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="spark_estimator")
+    limits = {"cache_bytes": 1000, "buffer_bytes": 500}
+    with pytest.raises(ValueError, match=r"with cache_bytes the ranks read rows from files .* Set store="):
+        still(estimator, **limits).fit(line)
+    streamed = still(estimator, store=Store.create(f"{tmp_path}/store"), **limits).fit(line)
+    assert "written to the store, because of cache_bytes" in caplog.text and "wrote 203 rows" in caplog.text
+    assert losses(streamed) == pytest.approx(expected(), rel=1e-5)
+
+
 def test_what_spark_has_prepared_and_what_is_torn(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
     with pytest.raises(DataError, match=r"intermediate_train_data holds no complete data: neither"):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from spark_estimator.data.stream.limits import Limits
 from spark_estimator.errors import DataError
 from spark_estimator.store import Store
 from tests.ranks import run_ranks
@@ -101,6 +102,12 @@ def in_ranks(rank: int, folder: str) -> dict[str, Any]:
     if rank == 0:
         results["history"] = json.dumps(resumed.history) == json.dumps(whole.history)
         results["state"] = resumed.state == whole.state
+    limits = Limits(cache_bytes=1000, buffer_bytes=400)  # of 200 rows, 60 and 9
+    limited = trained(folder, store=None, checkpoint_steps=None, verbose=0, limits=limits)
+    with pytest.raises(InterruptedError):
+        trained(folder, run_id="limited", limits=limits, interrupted=15)
+    again = trained(folder, run_id="limited", limits=limits)
+    results["limited"] = rank != 0 or again.state == limited.state != whole.state
     # The same rows in another order are the same training, but not the same place within an epoch.
     with pytest.raises(InterruptedError):
         trained(folder, run_id="turned", interrupted=16)
@@ -126,7 +133,7 @@ def test_a_run_goes_on_within_an_epoch_and_another_s_is_refused_in_words(tmp_pat
     pyarrow.parquet.write_table(table.set_column(1, "y", pyarrow.array(-numbers.sum(1))), tmp_path / "others.parquet")
     first, second = run_ranks(2, in_ranks, 240, args=(str(tmp_path),))
     assert (first["cursor"]["steps"], first["cursor"]["rows"]) == (8, 120)
-    assert first["history"] and first["state"], "bit for bit"
+    assert first["history"] and first["state"] and first["limited"], "bit for bit"
     for refused in (first["refused"], second["refused"]):
         for text, words in zip(
             refused,
