@@ -1,6 +1,6 @@
 """The files of a Delta table's present version, read from its log without Spark.
 
-A Delta table's folder also holds files that a later version has removed, so its log says which to read. The log is
+A Delta table's folder also holds files that a later version has removed: its log lists the present ones. The log is
 ``_delta_log``: a JSON file for each version, and now and then a checkpoint, a Parquet file with the state so far.
 Values of partition columns are in the log, not in the files; a column that was added after a file was written is null
 in it.
@@ -51,7 +51,7 @@ _TYPES: dict[str, pyarrow.DataType] = {
 
 @dataclass
 class _State:
-    """What the log says, version after version.
+    """What the log contains, version after version.
 
     Attributes:
         files: by path as the log writes it, the ``add`` action of each file of the table.
@@ -140,15 +140,15 @@ def _read_log(folder: str, store: FilesystemStore) -> _State:
 
 def _last_checkpoint(names: list[str]) -> tuple[int | None, list[str]]:
     """The version of the last complete checkpoint, and its files."""
-    found: dict[tuple[int, int], list[str]] = {}
+    parts: dict[tuple[int, int], list[str]] = {}
     for name in names:
         if match := _CHECKPOINT.fullmatch(name):
-            found.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
-    complete = [(version, count) for (version, count), files in found.items() if len(files) == count]
+            parts.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
+    complete = [(version, count) for (version, count), files in parts.items() if len(files) == count]
     if not complete:
         return None, []
     last = max(complete)
-    return last[0], sorted(found[last])
+    return last[0], sorted(parts[last])
 
 
 def _of_checkpoint(path: str, store: FilesystemStore) -> Iterator[dict[str, Any]]:

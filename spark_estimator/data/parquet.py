@@ -180,7 +180,7 @@ def files_at(
         for entry in entries:
             name = entry.path.rstrip("/").rpartition("/")[2]
             if name == ".hoodie":
-                raise DataError(f"{path} is a Hudi table, whose log says which files count: read it with Spark.")
+                raise DataError(f"{path} is a Hudi table, whose log lists the present files: read it with Spark.")
             if name.startswith(("_", ".")):
                 continue
             if entry.size is None:

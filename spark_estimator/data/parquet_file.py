@@ -1,4 +1,4 @@
-"""One Parquet file: what its footer says, the store that opens it, and the rows of its row groups."""
+"""One Parquet file: its footer, the store that opens it, and the rows of its row groups."""
 
 from __future__ import annotations
 

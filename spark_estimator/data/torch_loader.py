@@ -27,7 +27,7 @@ from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.data.rank.shares import Batches
 from spark_estimator.data.row_lengths import Ragged
-from spark_estimator.data.stream.limits import Limits
+from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.data.stream.rows import streamed
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
@@ -54,7 +54,7 @@ def make_torch_dataloader(
     """Reads this rank's equal share of Parquet files, once, into its host's spool, and makes batches of it.
 
     With `cache_bytes`, and more rows than that, it reads the files in each epoch: the rows may be more than disk and
-    memory hold. They are then mixed by blocks: `spark_estimator.data.stream.order` says how.
+    memory hold. They are then mixed by blocks (see `spark_estimator.data.stream.order`).
 
     On ranks it is a collective: after ``init()``, every rank calls it, with the same arguments. In a process that is no
     rank it reads all rows.
@@ -83,7 +83,7 @@ def make_torch_dataloader(
         ValueError: both `columns` and `feature_cols` were given, `batch_size` is less than 1, or a limit is negative.
     """
     check_request(batch_size, columns, feature_cols, label_cols)
-    limits = Limits.of(cache_bytes, buffer_bytes)
+    limits = RowLimits.of(cache_bytes, buffer_bytes)
     files = _agreed(data, storage_options)
     as_dict = feature_cols is None
     names = (

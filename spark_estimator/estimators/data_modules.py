@@ -124,7 +124,7 @@ def plan_of(estimator: TableEstimator[Any], dataset_idx: int | None) -> ModulePl
     """
     value = estimator._value
     kind = value("data_module")
-    for name in ("transformation_fn", "checkpoint_every_steps", "checkpoint_every_seconds"):
+    for name in ("transformation_fn", "checkpoint_every_steps", "checkpoint_every_seconds", "cache_bytes"):
         if value(name) is not None:
             raise ValueError(f"{name} and data_module={kind.__name__} can't be combined.")
     store = estimator._data_store("data_module=")

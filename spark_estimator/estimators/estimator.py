@@ -17,7 +17,7 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.materialize import prepared
-from spark_estimator.data.stream.limits import Limits
+from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.estimators import backends, checks, mlflow_log
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.metadata import ModelMetadata, column_facts
@@ -269,8 +269,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         """What brings the rows of the training, where the user has chosen that."""
         return None
 
-    def _limits(self) -> Limits | None:
-        return Limits.of(self._value("cache_bytes"), self._value("buffer_bytes"))
+    def _limits(self) -> RowLimits | None:
+        return RowLimits.of(self._value("cache_bytes"), self._value("buffer_bytes"))
 
     def _data_store(self, what: str) -> FilesystemStore:
         store = self._value("store")

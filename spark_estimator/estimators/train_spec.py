@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows
 from spark_estimator.data.parquet import FileRows
-from spark_estimator.data.stream.limits import Limits
+from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.store import Store
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class TrainSpec:
     checkpoint_seconds: float | None = None
     kept: KeptRows | None = None
     module: ModulePlan | None = None
-    limits: Limits | None = None
+    limits: RowLimits | None = None
 
     @property
     def by_value(self) -> bool:

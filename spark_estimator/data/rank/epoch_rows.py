@@ -1,4 +1,4 @@
-"""What a training asks of a rank's rows, wherever they are kept: equal shares, and the batches of each epoch."""
+"""What a training asks of a rank's rows, on disk or in files: equal shares, and the batches of each epoch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EpochRows(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no checksum")
 
     def spread(self) -> list[int]:
-        """[ranks] a number that tells which rows each rank has, in which order. A collective."""
+        """[ranks] a number for the rows that each rank has, and their order. A collective."""
         raise NotImplementedError(f"{type(self).__name__} has no checksum")
 
     def blocks(self, places: Sequence[int]) -> Iterator[tuple[Array, ...]]:

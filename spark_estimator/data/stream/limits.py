@@ -18,7 +18,7 @@ _MOST_DECODED_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Limits:
+class RowLimits:
     """What the user allows. It travels to the ranks.
 
     Attributes:
@@ -32,7 +32,7 @@ class Limits:
     buffer_bytes: int = BUFFER_BYTES
 
     @classmethod
-    def of(cls, cache_bytes: int | None, buffer_bytes: int | None) -> Limits | None:
+    def of(cls, cache_bytes: int | None, buffer_bytes: int | None) -> RowLimits | None:
         """The limits of two parameters; None without any.
 
         Raises:

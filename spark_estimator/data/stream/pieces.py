@@ -26,7 +26,7 @@ _MOST_FOOTERS = 256
 Matrices = tuple[Array, ...]
 
 
-class Part(enum.Enum):
+class PiecePart(enum.Enum):
     """Which rows of a piece are meant, where a column marks some for validation."""
 
     TRAIN = 0
@@ -47,7 +47,7 @@ class Pieces:
 
     rows: FileRows
     fields: tuple[Field, ...]
-    part: Part
+    part: PiecePart
     counts: tuple[int, ...]
     footers: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -145,7 +145,7 @@ def pieces_of(rows: FileRows, fields: Sequence[Field]) -> tuple[Pieces, Pieces]:
     if not rows.preparation.keeps_rows or rows.preparation.marker is not None:
         counts = _counted(rows, fields, len(groups))
     train, marked = (tuple(int(count) for count in of_part) for of_part in counts)
-    return Pieces(rows, tuple(fields), Part.TRAIN, train), Pieces(rows, tuple(fields), Part.MARKED, marked)
+    return Pieces(rows, tuple(fields), PiecePart.TRAIN, train), Pieces(rows, tuple(fields), PiecePart.MARKED, marked)
 
 
 def _counted(rows: FileRows, fields: Sequence[Field], groups: int) -> Array:

@@ -2,8 +2,8 @@
 
 Made by `streamed`. What is promised: each rank has an equal share, to the row; each row comes once in an epoch, also
 when another number of ranks takes up the rest of it; on as many ranks with the same limits, the same rows come in the
-same order, wherever an epoch is taken up. A limit that is too small for one row is as if it were for one: the rows then
-come more slowly, and nothing waits for room.
+same order, also in an epoch that is taken up in the middle. A limit that is too small for one row is as if it were for
+one: the rows then come more slowly, and nothing waits for room.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_estimator.data.rank import shares
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 from spark_estimator.data.rank.shares import Range
 from spark_estimator.data.stream.cache import DiskCache
-from spark_estimator.data.stream.limits import Buffers, Limits
+from spark_estimator.data.stream.limits import Buffers, RowLimits
 from spark_estimator.data.stream.order import Order, StreamLeg, left_after, windows
 from spark_estimator.data.stream.pieces import Matrices, Pieces, pieces_of
 from spark_estimator.data.stream.windows import Filled, WindowReader
@@ -233,7 +233,7 @@ class _InTurn:
 
 
 def streamed(
-    source: FileRows, held_source: FileRows | None, fields: Sequence[Field], limits: Limits, what: str
+    source: FileRows, held_source: FileRows | None, fields: Sequence[Field], limits: RowLimits, what: str
 ) -> tuple[StreamedRows, StreamedRows | None] | None:
     """A rank's rows within limits; None where all rows fit on the disk, so that no limit is needed. A collective.
 

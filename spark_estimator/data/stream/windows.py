@@ -14,7 +14,7 @@ from spark_estimator.data.stream.order import Window
 from spark_estimator.data.stream.pieces import Matrices
 
 
-class Cursor:
+class RangeCursor:
     """Rows of one range, a few at a time.
 
     Args:
@@ -78,7 +78,7 @@ class WindowReader:
         self._rows_from = rows_from
         self._buffers = [[numpy.empty((most_rows, each.width), each.stored_dtype) for each in fields] for _ in range(2)]
         # Of the ranges of the present bundle.
-        self._cursors: dict[int, Cursor] = {}
+        self._cursors: dict[int, RangeCursor] = {}
 
     def filled(self) -> Generator[Filled, None, None]:
         """The windows, one after the other."""
@@ -104,11 +104,11 @@ class WindowReader:
         for number, part in window.parts:
             cursor = self._cursors.get(number)
             if cursor is None:
-                cursor = self._cursors[number] = Cursor(self._rows_from(number, part))
+                cursor = self._cursors[number] = RangeCursor(self._rows_from(number, part))
             cursor.take(part.rows, buffer, offset)
             offset += part.rows
         return Filled(window, buffer)
 
-    def _close(self, numbers: Sequence[int] | dict[int, Cursor]) -> None:
+    def _close(self, numbers: Sequence[int] | dict[int, RangeCursor]) -> None:
         for number in list(numbers):
             self._cursors.pop(number).close()

@@ -21,7 +21,7 @@ from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.stream.limits import Limits
+from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.data.stream.rows import streamed
 from spark_estimator.errors import DataError
 from tests.ranks import run_ranks
@@ -141,10 +141,10 @@ def test_a_loader_is_taken_up_anywhere(folder: str, buffer_bytes: int) -> None:
 def test_a_state_of_rows_that_are_kept_otherwise_is_refused(folder: str) -> None:
     streaming = make_torch_dataloader(folder, 20, columns=["x"], cache_bytes=0)
     kept = make_torch_dataloader(folder, 20, columns=["x"])
-    for one, other in ((streaming, kept), (kept, streaming)):
-        next(iter(one))
+    for first, other in ((streaming, kept), (kept, streaming)):
+        next(iter(first))
         with pytest.raises(ValueError, match="their orders differ"):
-            other.load_state_dict(one.state_dict())
+            other.load_state_dict(first.state_dict())
 
 
 def fields() -> tuple[Field, ...]:
@@ -153,7 +153,7 @@ def fields() -> tuple[Field, ...]:
 
 def test_marked_rows_are_apart(folder: str) -> None:
     source = FileRows(files_at(folder), Preparation(("x", "odd"), "odd"))
-    result = streamed(source, None, fields(), Limits(0, 3000), "training")
+    result = streamed(source, None, fields(), RowLimits(0, 3000), "training")
     assert result is not None and result[1] is not None
     for rows, rest in zip(result, (0, 1), strict=True):
         assert rows is not None
@@ -164,7 +164,7 @@ def test_marked_rows_are_apart(folder: str) -> None:
 
 def test_a_share_is_left_out_to_the_row(folder: str) -> None:
     source = FileRows(files_at(folder), Preparation(("x", "odd")))
-    result = streamed(source, None, fields(), Limits(800, 3000), "training")
+    result = streamed(source, None, fields(), RowLimits(800, 3000), "training")
     assert result is not None
     parts = result[0].split(0.13, seed=3)
     assert [rows.total for rows in parts] == [435, 65]
@@ -221,7 +221,7 @@ def test_four_ranks_three_ranks_four_ranks(folder: str) -> None:
 def few(rank: int, folder: str) -> list[tuple[int, float]]:
     context.init()
     source = FileRows(files_at(folder), Preparation(("x",)))
-    result = streamed(source, None, fields()[:1], Limits(0, 100), "training")
+    result = streamed(source, None, fields()[:1], RowLimits(0, 100), "training")
     assert result is not None
     return [(batch.rows, batch.factor) for batch in result[0].batches(4)]
 

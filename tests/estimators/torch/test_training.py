@@ -17,7 +17,7 @@ import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.stream.limits import Limits
+from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.training import joint_rate, tensor_of, total, train
@@ -86,7 +86,7 @@ def test_one_rank_trains_as_a_loop_of_torch_does(tmp_path: Path) -> None:
     assert torch.allclose(state["model"]["weight"], plain.model.weight, atol=1e-6)  # type: ignore[arg-type]
 
     # The same rows in the same order, of which few are in memory at a time.
-    limits = Limits(cache_bytes=80, buffer_bytes=100)
+    limits = RowLimits(cache_bytes=80, buffer_bytes=100)
     limited = train(spec_of(source=source, shuffle=False, batch_size=10, framework=parts(), limits=limits))
     assert limited is not None and limited.history == result.history and limited.state == result.state
 

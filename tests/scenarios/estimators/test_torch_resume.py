@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from spark_estimator.data.stream.limits import Limits
+from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.errors import DataError
 from spark_estimator.store import Store
 from tests.ranks import run_ranks
@@ -102,7 +102,7 @@ def in_ranks(rank: int, folder: str) -> dict[str, Any]:
     if rank == 0:
         results["history"] = json.dumps(resumed.history) == json.dumps(whole.history)
         results["state"] = resumed.state == whole.state
-    limits = Limits(cache_bytes=1000, buffer_bytes=400)  # of 200 rows, 60 and 9
+    limits = RowLimits(cache_bytes=1000, buffer_bytes=400)  # of 200 rows, 60 and 9
     limited = trained(folder, store=None, checkpoint_steps=None, verbose=0, limits=limits)
     with pytest.raises(InterruptedError):
         trained(folder, run_id="limited", limits=limits, interrupted=15)
