@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_estimator.data.fields import Field
 
@@ -11,6 +11,8 @@ from spark_estimator.data.fields import Field
 BUFFER_BYTES = 256 << 20
 # More row groups at a time mix rows no better, and each costs an open file and a page of each column.
 _MOST_STREAMS = 8
+# An epoch begins with a window that nothing has read ahead: a part of this size is what that costs.
+_LEAST_WINDOWS = 16
 # A page of a column, decoded: writers end it at 20,000 values or 1 MiB.
 _PAGE_BYTES = 256 << 10
 _COLUMN_BYTES = (16 << 10, 1 << 20)
@@ -94,3 +96,8 @@ class Buffers:
         column = max(least, min(most, eighth // streams // max(1, columns)))
         window = max(1, 3 * eighth // row_bytes)
         return cls(Mixing(window, min(streams, window)), decoded, column)
+
+    def for_share(self, rows: int) -> Buffers:
+        """The same for a rank with few rows, which make several windows, too."""
+        window = max(1, min(self.mixing.window_rows, -(-rows // _LEAST_WINDOWS)))
+        return replace(self, mixing=Mixing(window, min(self.mixing.streams, window)))

@@ -269,6 +269,7 @@ def streamed(
 
     def rows_of(pieces: Pieces) -> StreamedRows:
         buffers = Buffers.of(limits.buffer_bytes, fields, len(pieces.rows.preparation.read))
+        buffers = buffers.for_share(-(-sum(pieces.counts) // size))
         cache_bytes = limits.cache_bytes // local * sum(pieces.counts) // total
         return StreamedRows(pieces, lambda piece: None, pieces.counts, rank, size, buffers, cache_bytes)
 
