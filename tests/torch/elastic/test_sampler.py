@@ -69,6 +69,22 @@ def test_after_a_loss_each_sample_of_the_epoch_is_seen_once(monkeypatch: pytest.
     assert len(seen) - length < 2
 
 
+def test_four_ranks_three_ranks_four_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sample is lost, and only the last round is filled up."""
+    length, batch = 203, 5
+    seen: list[int] = []
+    progress: dict[str, Any] | None = None
+    for size, batches in ((4, 3), (3, 4), (4, None)):
+        samples, sampler = shares(monkeypatch, size, length, progress)
+        done = len(sampler) if batches is None else batches * batch
+        seen += [index for share in samples for index in share[:done]]
+        for number in range(batches or 0):
+            sampler.record_batch(number, batch)
+        progress = sampler.state_dict()
+        assert batches is None or len(seen) == len(set(seen)) == progress["processed_num"]
+    assert set(seen) == set(range(length)) and len(seen) - length < 4
+
+
 def test_an_epoch_that_is_done_has_nothing_left_and_the_next_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
     place(monkeypatch, 0, 2)
     sampler = ElasticSampler(range(10))
