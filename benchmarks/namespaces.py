@@ -19,6 +19,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, job_of
 
@@ -48,6 +49,11 @@ class Host:
     _namespace: int
     _switch: int
     _port: str
+
+    @property
+    def named(self) -> list[str]:
+        """The first words of a command that shall see this host's name as its own."""
+        return ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.name]
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -126,6 +132,21 @@ class Network:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def remote_shell(folder: Path, hosts: Sequence[Host]) -> str:
+    """Writes a program that stands for ``ssh``: it starts a command on a host, by the host's name.
+
+    It runs as long as this process keeps the hosts.
+    """
+    path = folder / "remote_shell"
+    cases = "\n".join(f"{host.name}) net=/proc/{os.getpid()}/fd/{host._namespace};;" for host in hosts)
+    path.write_text(
+        f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nhost=$1; shift\ncase $host in\n{cases}\nesac\n'
+        'exec nsenter --net=$net unshare --uts sh -c "hostname $host; $*"\n'
+    )
+    path.chmod(0o700)
+    return str(path)
 
 
 def _new_host(number: int, switch: int, closing: ExitStack) -> Host:

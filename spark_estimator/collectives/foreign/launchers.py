@@ -136,6 +136,11 @@ def foreign_job(environ: Mapping[str, str] | None = None) -> ForeignJob | None:
     return _sagemaker_job(environ)
 
 
+def launcher_variables() -> set[str]:
+    """The variables by which `foreign_job` decides."""
+    return {name for launcher in _LAUNCHERS for name in (launcher.size, launcher.rank, launcher.local_size) if name}
+
+
 def warn_of_all_rows(reader: str) -> None:
     """Warns if one process of a job of several reads all rows, because it hasn't called ``init()``."""
     job = foreign_job()

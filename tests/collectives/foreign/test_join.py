@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.collectives.foreign.join import _board, ranks_of, rendezvous
-from spark_estimator.collectives.foreign.launchers import _LAUNCHERS, foreign_job
+from spark_estimator.collectives.foreign.launchers import foreign_job, launcher_variables
 from spark_estimator.env import Settings
 from spark_estimator.errors import ForeignLauncherError
 
@@ -44,7 +44,7 @@ KEY = "0123456789abcdef" * 4
 
 def environment(**variables: str) -> dict[str, str]:
     """Without the variables that launchers around the tests may have set."""
-    names = {name for launcher in _LAUNCHERS for name in (launcher.size, launcher.rank, launcher.local_size)}
+    names = launcher_variables()
     kept = {name: value for name, value in os.environ.items() if name not in names and not name.startswith(_PREFIXES)}
     return kept | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -12,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.namespaces import Host, Network, UnavailableError
+from benchmarks.namespaces import Network, UnavailableError, remote_shell
 from tests.collectives.foreign.test_join import KEY, SCRIPT, lines, started
 from tests.scenarios.collectives.test_encrypted import capture
 
 EXPECTED = [[0, 4, 0, 2, 0, 2, 10], [1, 4, 1, 2, 0, 2, 10], [2, 4, 0, 2, 1, 2, 10], [3, 4, 1, 2, 1, 2, 10]]
-# A host name of its own: by that, and by the addresses, ranks see different hosts.
-NAMED = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"']
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +39,7 @@ def script(tmp_path: Path) -> list[str]:
 def rank(network: Network, number: int, script: list[str], **variables: str) -> subprocess.Popen[str]:
     host = network.hosts[number // 2]
     with host.entered():
-        return started([*NAMED, host.name, *script], RANK=str(number), WORLD_SIZE="4", **variables)
+        return started([*host.named, *script], RANK=str(number), WORLD_SIZE="4", **variables)
 
 
 @pytest.mark.parametrize("encryption", ["off", "require"])
@@ -64,19 +61,7 @@ def test_a_host_that_does_not_come_is_named_by_its_ranks(network: Network, scrip
     assert all("ranks 2, 3 of number 0 of 4" in str(text) for _, text in results)
 
 
-def agent(folder: Path, hosts: tuple[Host, ...]) -> str:
-    """A program that stands for ssh: it starts a command on a host."""
-    path = folder / "agent"
-    cases = "\n".join(f"{host.name}) net=/proc/{os.getpid()}/fd/{host._namespace};;" for host in hosts)
-    path.write_text(
-        f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nhost=$1; shift\ncase $host in\n{cases}\nesac\n'
-        'exec nsenter --net=$net unshare --uts sh -c "hostname $host; $*"\n'
-    )
-    path.chmod(0o700)
-    return str(path)
-
-
-@pytest.mark.parametrize("way", ["key", "key file", "folder", "home"])
+@pytest.mark.parametrize("way", ["key", "key file", pytest.param("folder", marks=pytest.mark.slow), "home"])
 @pytest.mark.parametrize("name", ["mpirun.openmpi", "mpirun.mpich"])
 def test_mpirun(network: Network, script: list[str], tmp_path: Path, name: str, way: str) -> None:
     mpirun = shutil.which(name)
@@ -95,7 +80,7 @@ def test_mpirun(network: Network, script: list[str], tmp_path: Path, name: str, 
         "folder": {"SPARK_ESTIMATOR_JOB_FOLDER": str(tmp_path)},
         "home": {"HOME": str(tmp_path)},
     }[way]
-    remote = agent(tmp_path, network.hosts)
+    remote = remote_shell(tmp_path, network.hosts)
     if name.endswith("openmpi"):
         options = ["--allow-run-as-root", "--mca", "plm_rsh_agent", remote, "-H", hosts]
         options += [word for variable in (*variables, "PYTHONPATH") for word in ("-x", variable)]
@@ -106,7 +91,7 @@ def test_mpirun(network: Network, script: list[str], tmp_path: Path, name: str, 
     thread = capture(network, 0, sniffed, stop)
     try:
         with home.entered():
-            command = [*NAMED, home.name, mpirun, *options, "-np", "4", *script]
+            command = [*home.named, mpirun, *options, "-np", "4", *script]
             assert lines(started(command, **variables)) == EXPECTED
     finally:
         stop.set()
