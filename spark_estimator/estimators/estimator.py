@@ -30,6 +30,7 @@ from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.launch.spark.slots import check_connect
 from spark_estimator.store import FilesystemStore
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         if not takes_rows and isinstance(value("store"), FilesystemStore):
             store = value("store")
         checks.spark_frame("fit()", dataset)
+        check_connect(dataset.sparkSession)
         model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
         plan = plan_frame(
             dataset,

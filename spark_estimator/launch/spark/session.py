@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.spark.java_environment import java_environment
+from spark_estimator.launch.spark.slots import old_connect
 from spark_estimator.log import logger
 
 _log = logger(__name__)
@@ -69,21 +70,34 @@ def session_at(master: str | None, remote: str | None, settings: Mapping[str, st
 
 
 def existing_session() -> SparkSession | None:
-    """The active session, classic or Connect; None when there is none."""
-    session = SparkSession.getActiveSession()
+    """The active session, classic or Connect; None when there is none.
+
+    Raises:
+        PreflightError: it is of Spark Connect 3.4.
+    """
+    session = _active(SparkSession)
     if session is not None:
         return session
     connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is not None:
-        session = connect.SparkSession.getActiveSession()
+        session = _active(connect.SparkSession)
         if session is not None:
-            return cast("SparkSession", session)
+            return session
         if getattr(connect.SparkSession, "_default_session", None) is not None:
             return SparkSession.builder.getOrCreate()
     core = sys.modules.get("pyspark.core.context") or sys.modules.get("pyspark.context")
     if core is not None and core.SparkContext._active_spark_context is not None:
         return SparkSession.builder.getOrCreate()
     return None
+
+
+def _active(kind: Any) -> SparkSession | None:
+    try:
+        return cast("SparkSession | None", kind.getActiveSession())
+    except NotImplementedError:  # Spark Connect 3.4
+        if "SPARK_REMOTE" in os.environ:
+            raise old_connect() from None
+        return None
 
 
 def _new_session(size: int) -> SparkSession:

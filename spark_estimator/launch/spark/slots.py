@@ -7,6 +7,7 @@ Everything is asked by SQL and configuration, which classic sessions and Spark C
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,6 +100,26 @@ def has_dynamic_allocation(spark: SparkSession) -> bool:
     return conf.is_true("spark.dynamicAllocation.enabled") and not conf.is_local
 
 
+def check_connect(spark: SparkSession) -> None:
+    """Raises PreflightError for a session of Spark Connect before Spark 3.5, on one of its sides."""
+    if _is_connect(spark) and (not hasattr(spark, "addTag") or spark.version.startswith("3.4.")):
+        raise old_connect(f" and a server of Spark {spark.version}")
+
+
+def old_connect(server: str = "") -> PreflightError:
+    """The error for such a session.
+
+    Args:
+        server: words on the server, if its version is known.
+    """
+    client = sys.modules["pyspark"].__version__
+    return PreflightError(
+        f"this is a Spark Connect session with PySpark {client}{server}, and Spark Connect can't start ranks together "
+        "before Spark 3.5. Use a classic session (SparkSession.builder.master(...)), or Spark 3.5 or later on both "
+        "sides."
+    )
+
+
 def check_session(spark: SparkSession, *, together: bool = True) -> None:
     """Refuses sessions in which no job can run, of any size.
 
@@ -108,12 +129,7 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
     Raises:
         PreflightError: the text names the setting to change.
     """
-    if _is_connect(spark) and (not hasattr(spark, "addTag") or spark.version.startswith("3.4.")):
-        raise PreflightError(
-            f"this is a Spark Connect session of Spark {spark.version}, and Spark Connect can't start ranks together "
-            "before Spark 3.5. Use a classic session (SparkSession.builder.master(...)), or Spark 3.5 or later on "
-            "both sides."
-        )
+    check_connect(spark)
     conf = Configuration(spark)
     if together and has_dynamic_allocation(spark):
         raise PreflightError(

@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from spark_estimator.errors import PreflightError
+from spark_estimator.launch.spark import session
+
 # A process of its own: there must be no session, and the refusal must come before one is started.
 PROGRAM = """
 import spark_estimator, spark_estimator.errors
@@ -24,3 +29,16 @@ def test_far_more_ranks_than_this_machine_can_run_are_refused_before_a_session_i
     assert done.returncode == 0, done.stderr
     assert "9999 ranks were requested and there is no Spark session" in done.stdout
     assert "Connect to a cluster first" in done.stdout and "or use" in done.stdout
+
+
+def test_the_sessions_of_spark_connect_3_4_cannot_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kind:
+        @staticmethod
+        def getActiveSession() -> None:
+            raise NotImplementedError("getActiveSession() is not implemented.")
+
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    assert session._active(Kind) is None  # its module was imported, and a classic session is used
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host")
+    with pytest.raises(PreflightError, match="can't start ranks together before Spark 3.5"):
+        session._active(Kind)

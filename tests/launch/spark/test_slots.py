@@ -9,7 +9,7 @@ import pytest
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.spark import slots
-from spark_estimator.launch.spark.slots import check_session, count_slots, require_slots
+from spark_estimator.launch.spark.slots import check_connect, check_session, count_slots, require_slots
 
 
 class Session:
@@ -159,3 +159,20 @@ def test_a_real_session_answers(spark: Any) -> None:
     assert slots._slots_by_scheduler(spark) == 2
     assert slots.Configuration(spark).known("spark.network.crypto.enabled") is None
     assert spark.sql("SET spark.network.crypto.enabled").collect()[0][1] == slots._UNDEFINED
+
+
+@pytest.mark.parametrize(
+    ("version", "has_tags", "refused"),
+    [("3.4.4", False, True), ("3.4.4", True, True), ("4.0.1", False, True), ("3.5.0", True, False)],
+)
+def test_spark_connect_before_3_5_is_refused(version: str, has_tags: bool, refused: bool) -> None:
+    """A client of 3.4, also of a newer server, has no tags for jobs."""
+    members = {"__module__": "pyspark.sql.connect.session", "version": version} | ({"addTag": None} if has_tags else {})
+    connected = type("SparkSession", (), members)()
+    if not refused:
+        check_connect(connected)
+        return
+    with pytest.raises(PreflightError, match=rf"a server of Spark {version}, and Spark Connect can't start ranks"):
+        check_connect(connected)
+    with pytest.raises(PreflightError, match="Use a classic session"):
+        check_session(connected)
