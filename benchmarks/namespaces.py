@@ -135,7 +135,7 @@ class Network:
 
 
 def remote_shell(folder: Path, hosts: Sequence[Host]) -> str:
-    """Writes a program that stands for ``ssh``: it starts a command on a host, by the host's name.
+    """Writes a program that replaces ``ssh`` for these hosts: it starts a command on one, by its name.
 
     It runs as long as this process keeps the hosts.
     """

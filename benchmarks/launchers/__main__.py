@@ -104,7 +104,7 @@ def job(starter: Starter, case: str, folder: Path, timeout: int) -> Outcome:
         return Outcome(verdict, verdict == "right", seconds, singles, errors)
     joined = [line for line in printed if "error" not in line]
     if joined or status == 0:
-        verdict = f"{len(joined)} ranks went on" if joined else "no error"
+        verdict = f"{len(joined)} ranks trained" if joined else "no error"
     else:
         verdict = "error" if errors else "ended"
     return Outcome(verdict, verdict in ("error", "ended"), seconds, singles, errors)
