@@ -168,7 +168,8 @@ class Settings:
     )  # fmt: skip
     spark_start_timeout_seconds: float = _variable(
         "HOROVOD_SPARK_START_TIMEOUT", 600.0, _positive_seconds, unit="seconds",
-        effect="time that spark.run() waits for all ranks to start; same as its start_timeout argument",
+        effect="time that a job on Spark waits for all of its ranks to start, unless it has a start_timeout argument; "
+        "a job on a DataFrame's rows, which Spark has to compute first, waits for ever if this is not set",
     )  # fmt: skip
     gloo_timeout_seconds: float | None = _variable(
         "HOROVOD_GLOO_TIMEOUT_SECONDS", None, _positive_seconds, unit="seconds",
@@ -362,6 +363,12 @@ class Settings:
                 "doesn't count as a lost rank."
             )
         return settings
+
+    @classmethod
+    def is_set(cls, field: str, environ: Mapping[str, str] | None = None) -> bool:
+        """Whether the variable of a field has a value in `environ` (default: the process's environment)."""
+        environ = os.environ if environ is None else environ
+        return bool(environ.get(cls.__dataclass_fields__[field].metadata["variable"], "").strip())
 
     def describe(self, decided: Mapping[str, Decision] | None = None, environ: Mapping[str, str] | None = None) -> str:
         """A table with a line for each variable: name, current value, its source, default, unit, effect.

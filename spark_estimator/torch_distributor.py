@@ -93,7 +93,8 @@ class TorchDistributor:
             self.num_processes = gpus
 
     def _size(self, spark: Any) -> int:
-        from spark_estimator.launch.spark.slots import Configuration, require_slots, wanted_gpus
+        from spark_estimator.launch.spark.configuration import Configuration, wanted_gpus
+        from spark_estimator.launch.spark.slots import require_slots
 
         if self.use_gpu and not wanted_gpus(Configuration(spark)):
             raise PreflightError(

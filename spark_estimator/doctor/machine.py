@@ -217,8 +217,9 @@ def java() -> str:
 
 def spark_session() -> str:
     """Finds or starts a Spark session, counts its slots, and runs one rank in it. Raises PreflightError."""
+    from spark_estimator.launch.spark.configuration import Configuration
     from spark_estimator.launch.spark.session import session_for
-    from spark_estimator.launch.spark.slots import Configuration, check_session, count_slots
+    from spark_estimator.launch.spark.slots import check_session, count_slots
     from spark_estimator.runner import HorovodRunner
 
     session = session_for(0)

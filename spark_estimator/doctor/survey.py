@@ -8,8 +8,7 @@ import platform
 import secrets
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,14 +20,15 @@ from spark_estimator.collectives.rendezvous import new_job_id
 from spark_estimator.doctor import probe
 from spark_estimator.doctor.findings import Finding, Severity, attempt
 from spark_estimator.doctor.verdicts import DriverSide, findings_of
-from spark_estimator.errors import NotEnoughSlotsError, PreflightError
+from spark_estimator.errors import PreflightError
 from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.configuration import Configuration
+from spark_estimator.launch.spark.dynamic_allocation import on_demand, uses_barrier
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
-from spark_estimator.launch.spark.rank_stage import barrier_stage
+from spark_estimator.launch.spark.rank_stage import rank_stage
 from spark_estimator.launch.spark.session_thread import session_thread
 from spark_estimator.launch.spark.slots import (
-    Configuration,
     all_slots,
     check_session,
     count_slots,
@@ -43,6 +43,8 @@ from spark_estimator.security.authentication import KEY_BYTES
 # For one connection, between executors or to the driver. A firewall that drops packets keeps it so long.
 _CONNECTION = timedelta(seconds=5)
 _CANCELLED = timedelta(seconds=10)
+# Tasks that are tried where executors start on demand.
+_ON_DEMAND = 2
 
 
 def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding]:
@@ -53,19 +55,19 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
     """
     conf = Configuration(spark)
     yield attempt("session", lambda: f"Spark {spark.version} at {conf.master or 'a remote server'}")
-    refused = attempt("barrier stages", lambda: _passed(check_session, spark, "Spark can start ranks together"))
+    refused = attempt("barrier stages", lambda: _start(spark, conf))
     yield refused
     yield attempt("encryption", lambda: _encryption(spark))
     try:
-        size = all_slots(spark)
-        yield Finding("slots", Severity.OK, f"{size}: {count_slots(spark).arithmetic}")
-    except NotEnoughSlotsError as error:
+        size, counted = _slots(spark, conf)
+        yield Finding("slots", Severity.OK, counted)
+    except PreflightError as error:
         size = _guess(spark)
         text = f"their number is unknown ({error}); trying {size} tasks"
         yield Finding("slots", Severity.NOTE if size else Severity.MISSING, text)
     if not size or (refused.state is Severity.MISSING and conf.is_local):
         return
-    barrier = refused.state is Severity.OK
+    barrier = refused.state is Severity.OK and uses_barrier(conf)
     try:
         reports = _Survey(spark, size, barrier=barrier).run(timeout)
     except Exception as error:
@@ -90,14 +92,25 @@ def _encryption(spark: SparkSession) -> str:
     return f"ranks {'encrypt' if encrypted else 'do not encrypt'} what they send between hosts: {reason}"
 
 
-def _passed(check: Callable[[SparkSession], None], spark: SparkSession, text: str) -> str:
-    check(spark)
-    return text
+def _start(spark: SparkSession, conf: Configuration) -> str:
+    check_session(spark)
+    if uses_barrier(conf):
+        return "Spark can start ranks together"
+    return "not used here: ranks start one by one and wait for the last; give their number (np, num_proc)"
+
+
+def _slots(spark: SparkSession, conf: Configuration) -> tuple[int, str]:
+    """How many tasks to try, and why so many."""
+    if on_demand(conf):
+        size = max(count_slots(spark).count or 0, _ON_DEMAND)
+        return size, f"executors start on demand; trying {size} tasks"
+    size = all_slots(spark)
+    return size, f"{size}: {count_slots(spark).arithmetic}"
 
 
 def _guess(spark: SparkSession) -> int:
     """How many tasks to try where Spark does not say how many slots it has."""
-    with contextlib.suppress(NotEnoughSlotsError):
+    with contextlib.suppress(PreflightError):
         return default_size(spark)
     return 0
 
@@ -176,16 +189,9 @@ class _Survey:
         """Runs the stage; in a thread of its own, so that it can be given up."""
         try:
             self._tag.add(f"doctor's checks in {self._size} tasks")
-            with warnings.catch_warnings(), _travelling_whole():
-                # PySpark tells at each call which pandas it would rather have.
-                warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
+            with _travelling_whole():
                 numbers = self._spark.range(0, self._size, 1, self._size)
-                task = probe.task_of(order)
-                frame = (
-                    barrier_stage(numbers, task, probe.SCHEMA)
-                    if self._barrier
-                    else numbers.mapInArrow(task, probe.SCHEMA)
-                )
+                frame = rank_stage(numbers, probe.task_of(order), probe.SCHEMA, barrier=self._barrier)
                 self._rows = frame.collect()
         except BaseException as error:
             self._error = error

@@ -77,10 +77,12 @@ class DriverServer:
     Args:
         address: of this host.
         job_id: of the job, at most 16 characters; supervisors of others are refused.
-        size: number of supervisors; their partitions are 0 to size - 1, each may connect once.
+        size: number of supervisors; their partitions are 0 to size - 1, each has one connection at a time.
         receive: is given (partition, frame) in the server's thread. Frames are as `valid` lets them through.
         lost_after: seconds without a heartbeat after which a supervisor is lost; zero: it never is.
         encrypted: whether connections are encrypted.
+        approve: called with the partition of each supervisor that connects, unless it would be told to stop; raises
+            AuthenticationError to refuse it. None: each may connect.
 
     Attributes:
         token: what supervisors must hold.
@@ -96,12 +98,14 @@ class DriverServer:
         lost_after: float = 0.0,
         *,
         encrypted: bool = False,
+        approve: Callable[[int], None] | None = None,
     ) -> None:
         self.token = secrets.token_bytes(authentication.KEY_BYTES)
         self._job_id = job_id.encode()
         self._size = size
         self._receive = receive
         self._lost_after = lost_after
+        self._approve_partition = approve
         self._lock = threading.Lock()
         self._connections: dict[int, Inbound] = {}
         self._stop_reason: str | None = None
@@ -166,8 +170,11 @@ class DriverServer:
         job_id, partition = read_context(context)
         with self._lock:
             taken = partition in self._connections
+            stopping = self._stop_reason is not None
         if job_id != self._job_id or not 0 <= partition < self._size or taken:
             raise AuthenticationError(f"no supervisor of that job and partition is expected: {job_id!r}, {partition}")
+        if self._approve_partition is not None and not stopping:
+            self._approve_partition(partition)
 
     def _admit(self, sock: socket.socket, context: bytes, origin: str, session: Session | None) -> None:
         inbound = Inbound(sock, read_context(context)[1], origin, Silence(self._lost_after), session)
@@ -314,6 +321,11 @@ class SupervisorChannel:
     def usable(self) -> bool:
         """Whether the driver still listens."""
         return not self._broken
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the driver has sent the order to stop."""
+        return self._stopped
 
     def send(self, kind: str, **fields: Any) -> bool:
         """Hands a frame over. Lines and messages are dropped when too much waits already. False: the driver is gone."""

@@ -22,7 +22,7 @@ GATHER = "gather"  # facts are exchanged through Spark: up, this supervisor's; d
 ALIVE = "alive"  # a heartbeat, when there is nothing else to send
 # Down go:
 STOP = "stop"  # text: the reason
-EVERYONE = "everyone"  # facts: [partitions] those of all supervisors
+EVERYONE = "everyone"  # facts: those of the next supervisors, by partition; as many of these frames as they need
 # What `DriverServer` itself reports of a supervisor; never sent:
 GONE = "gone"  # its connection ended without a BYE; silent_seconds: it was ended here, as nothing came for that time
 SILENT = "silent"  # seconds, limit: it has sent nothing for so long, and is lost after the limit

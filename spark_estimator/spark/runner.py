@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from spark_estimator.elastic.rounds import Terms
@@ -14,7 +12,12 @@ from spark_estimator.launch.job.attempts import Limits, duration
 from spark_estimator.launch.job.options import JobOptions, check_elastic_sizes, check_num_proc
 from spark_estimator.launch.job.pickling import check_call
 from spark_estimator.launch.log_relay.display import TextStream, lines_to
-from spark_estimator.launch.spark.entry import interruption_in_words, run_in_session, session_for_elastic
+from spark_estimator.launch.spark.entry import (
+    interruption_in_words,
+    run_in_session,
+    session_for_elastic,
+    with_start_timeout,
+)
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import default_size
 from spark_estimator.observe.driver_log import announce
@@ -146,13 +149,9 @@ def run_with(
     """As `run`, with its options in one value.
 
     Args:
-        options: without a start_timeout it is `HOROVOD_SPARK_START_TIMEOUT`, but unlimited with `rows`, which Spark
-            has to compute first.
-        rows, caller: as in `run_in_session`.
+        options, rows, caller: as in `run_in_session`.
     """
     check_num_proc(num_proc)
-    if options.start_timeout is None and rows is None:
-        options = replace(options, start_timeout=_default_start_timeout())
 
     def choose(spark: Any) -> int:
         size = default_size(spark)
@@ -167,10 +166,6 @@ def run_with(
         caller=caller or f"spark.run(num_proc={num_proc})",
         rows=rows,
     )
-
-
-def _default_start_timeout() -> timedelta:
-    return timedelta(seconds=Settings.read().spark_start_timeout_seconds)
 
 
 def run_elastic(
@@ -240,8 +235,7 @@ def run_elastic(
         verbose=verbose,
         prefix_output_with_timestamp=prefix_output_with_timestamp,
     )
-    if options.start_timeout is None:
-        options = replace(options, start_timeout=_default_start_timeout())
+    options = with_start_timeout(options)
     round_timeout = duration(
         "elastic_timeout", Settings.read().elastic_timeout_seconds if elastic_timeout is None else elastic_timeout
     )

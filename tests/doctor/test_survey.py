@@ -21,6 +21,12 @@ def test_tasks_that_do_not_start_together_still_report(spark: Any) -> None:
     assert [next(findings).name for _ in range(4)] == ["session", "barrier stages", "encryption", "slots"], (
         "before the job"
     )
+    spark.conf.set("spark.spark_estimator.barrier", "false")
+    try:
+        findings = examine_cluster(spark, timedelta(seconds=120))
+        assert [next(findings).text for _ in range(2)][1].startswith("not used here: ranks start one by one")
+    finally:
+        spark.conf.unset("spark.spark_estimator.barrier")
     reports = _Survey(spark, 2, barrier=False).run(timedelta(seconds=120))
     assert [report["partition"] for report in reports] == [0, 1]
     assert all("meeting" not in report and "clock" in report["driver"] for report in reports), reports

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.estimators.persistence.run_lease import Fence, SupersededError, write
-from spark_estimator.launch.spark.slots import Configuration
+from spark_estimator.launch.spark.configuration import Configuration
 from spark_estimator.store import Store
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 GPUS_PER_RANK = "spark.spark_estimator.gpusPerRank"
 ENCRYPTION = "spark.spark_estimator.encryption"
 ALLOW_UNENCRYPTED = "spark.spark_estimator.allowUnencrypted"
+BARRIER = "spark.spark_estimator.barrier"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ SETTINGS = {
         "else 0",
         "the number of GPUs of each rank, or a fraction of one GPU that ranks share; 0: ranks see no GPU. Ignored in "
         "local mode. On Spark 3.5 a value that differs from spark.task.resource.gpu.amount is refused.",
+    ),
+    BARRIER: SparkSetting(
+        "false where spark.dynamicAllocation.enabled is true, else true",
+        "true: the ranks of a job start in a barrier stage; false: each rank starts when there is a slot for it, and "
+        "waits for the others. Set it to false on a cluster that adds workers when tasks wait for them and does not "
+        "use Spark's dynamic allocation.",
     ),
     ENCRYPTION: SparkSetting(
         "the value of SPARK_ESTIMATOR_ENCRYPTION",

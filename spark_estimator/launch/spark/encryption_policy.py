@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
-from spark_estimator.launch.spark.slots import Configuration, is_true
+from spark_estimator.launch.spark.configuration import Configuration, is_true
 from spark_estimator.security.encryption import Policy, libcrypto_path
 
 if TYPE_CHECKING:

@@ -7,19 +7,18 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from spark_estimator.env import Settings
 from spark_estimator.errors import NotEnoughSlotsError, PythonEnvironmentError, SparkEstimatorError
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import check_call
+from spark_estimator.launch.spark.configuration import Configuration
+from spark_estimator.launch.spark.dynamic_allocation import on_demand
 from spark_estimator.launch.spark.row_writer import Rows
-from spark_estimator.launch.spark.slots import (
-    check_session,
-    count_slots,
-    default_size,
-    has_dynamic_allocation,
-    require_slots,
-)
+from spark_estimator.launch.spark.slots import check_session, count_slots, default_size, most_slots, require_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +41,7 @@ def run_in_session(
     Args:
         caller: the user's call, for messages: ``spark.run(num_proc=2)``.
         size_word: the name of its argument for the number of ranks.
-        options, rows: as in ``stage_job.run_on_spark``.
+        options, rows: as in ``stage_job.run_on_spark``; without a start_timeout, see `with_start_timeout`.
 
     Returns:
         Rank 0's value, or all ranks' values in rank order.
@@ -54,11 +53,27 @@ def run_in_session(
         Others as ``stage_job.run_on_spark``.
     """
     check_call(function, options.args, options.kwargs)
+    options = with_start_timeout(options, has_rows=rows is not None)
     with interruption_in_words(caller):
         spark, number = session_and_size(size, caller, size_word)
         from spark_estimator.launch.spark.stage_job import run_on_spark
 
         return run_on_spark(spark, function, number, options, rows=rows)
+
+
+def with_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOptions:
+    """The options, with `HOROVOD_SPARK_START_TIMEOUT` where they have no start_timeout.
+
+    Args:
+        has_rows: Spark has to compute rows first, which may take any time: the variable counts only where it is set.
+
+    Raises:
+        ValueError: the variable has an invalid value.
+    """
+    settings = Settings.read()
+    if options.start_timeout is not None or (has_rows and not settings.is_set("spark_start_timeout_seconds")):
+        return options
+    return replace(options, start_timeout=timedelta(seconds=settings.spark_start_timeout_seconds))
 
 
 @contextlib.contextmanager
@@ -135,14 +150,15 @@ def session_for_elastic(size: int | None, least: int | None, caller: str) -> tup
         available = default_size(spark)
         require_slots(spark, max(available, least or 0), size_word="num_proc")
         return spark, available
-    if has_dynamic_allocation(spark):
-        return spark, size  # executors come once there are tasks for them
     try:
         require_slots(spark, size, size_word="num_proc")
     except NotEnoughSlotsError:
         if least is None or least >= size:
             raise
         require_slots(spark, least, size_word="min_num_proc")
+        if on_demand(Configuration(spark)):
+            limit = most_slots(spark, size)
+            return spark, size if limit is None else limit.count
         return spark, count_slots(spark).count or size
     return spark, size
 

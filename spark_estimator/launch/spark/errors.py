@@ -15,6 +15,7 @@ from spark_estimator.errors import (
     SparkEstimatorError,
 )
 from spark_estimator.launch.job.failures import shorten
+from spark_estimator.launch.job.spark_settings import BARRIER
 
 _MODULES = {
     "spark_estimator": "pip install the wheel that the driver has (spark_estimator-*.whl)",
@@ -81,8 +82,8 @@ def explain(text: str) -> SparkEstimatorError | None:
         )
     if "SPARK-24942" in text:
         return NotEnoughSlotsError(
-            "Spark doesn't start barrier stages with dynamic allocation. Start the session with "
-            "spark.dynamicAllocation.enabled=false."
+            "Spark doesn't start barrier stages with dynamic allocation, which this session doesn't show. Set "
+            f"{BARRIER}=false in it, or start it with spark.dynamicAllocation.enabled=false."
         )
     return None
 
@@ -102,8 +103,10 @@ def lost_executor(text: str) -> tuple[int | None, str] | None:
     match = re.search(r"ExecutorLostFailure \([^\n]*?\)(?: Reason: ([^\n]*))?", text)
     if match is None:
         return None
-    task = re.search(r"task \w+\(\d+, (\d+)\) finished unsuccessfully", text[: match.start()])
-    return int(task[1]) if task else None, (match[1] or "").strip().rstrip(".")
+    # Of a barrier stage; of another one, whose task has failed too often.
+    pattern = r"task \w+\(\d+, (\d+)\) finished unsuccessfully|Task (\d+) in stage [\d.]+ failed"
+    task = re.search(pattern, text[: match.start()])
+    return int(task[1] or task[2]) if task else None, (match[1] or "").strip().rstrip(".")
 
 
 def ended_by_spark(error: BaseException, function: str) -> JobFailedError:

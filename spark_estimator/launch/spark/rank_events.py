@@ -81,6 +81,14 @@ class RankEvents:
         others = [replace(self._lost(other), kind=failures.STOPPED, message=message) for other in self._vanished]
         return [self._lost(lost[0], lost[1]), *others]
 
+    def repeated(self, partition: int) -> FailureReport:
+        """The report on a rank that has ended, and whose task Spark has started again."""
+        return replace(
+            self._lost(partition),
+            message="ended, but its result is lost: Spark has started its task again, as the executor died before it "
+            "had handed the result over. A rank does not run twice.",
+        )
+
     def _lost(self, partition: int, why: str = "", silent_seconds: int = 0) -> FailureReport:
         """The report on a rank whose supervisor has vanished; `why` in Spark's words, if it gives a reason."""
         known = self.placed.get(partition, _UNKNOWN)

@@ -1,12 +1,16 @@
 """Collects the facts of all supervisors at the driver, so that ranks can be assigned.
 
-Spark's own exchange, ``BarrierTaskContext.allGather``, asks once a second whether all have answered. Over the driver
-channel the same takes some milliseconds. The driver decides for all, and once:
+In a barrier stage all supervisors are there. Spark's own exchange, ``BarrierTaskContext.allGather``, asks once a second
+whether all have answered. Over the driver channel the same takes some milliseconds. The driver decides for all, and
+once:
 
 1. All facts have come: each supervisor is given all of them.
 2. Some are still missing `PATIENCE` after the first came: those that have registered are sent to Spark's exchange, as
    are all that come later. A supervisor that cannot reach the driver in time goes there by itself, waits there for
    the others, and reports it if it reaches the driver later. So either all use the driver's answer, or all use Spark's.
+
+In another stage the supervisors come as Spark finds slots for them, the last one perhaps much later than the first, and
+there is no other exchange (`DriverRegistration`).
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from spark_estimator.errors import AuthenticationError
 from spark_estimator.log import logger
 from spark_estimator.observe import frames
 
@@ -24,19 +29,23 @@ from spark_estimator.observe import frames
 PATIENCE = timedelta(seconds=10)
 # What one supervisor must be told has to fit in a frame.
 _MOST_BYTES = frames.MAX_FRAME_BYTES * 3 // 4
+# When no rank runs any more, Spark has taken their results and ended all copies of their tasks within so long.
+RESULTS_ARE_THERE = timedelta(minutes=2)
 
 _log = logger(__name__)
 
+Send = Callable[[int, str, dict[str, Any]], None]
+
 
 class RankRegistration:
-    """The facts of one job's supervisors.
+    """The facts of one job's supervisors, in a barrier stage.
 
     Args:
         size: number of supervisors; their partitions are 0 to size - 1.
         send: is given (partition, kind of frame, its fields); must not block.
     """
 
-    def __init__(self, size: int, send: Callable[[int, str, dict[str, Any]], None]) -> None:
+    def __init__(self, size: int, send: Send) -> None:
         self._size = size
         self._send = send
         self._lock = threading.Lock()
@@ -54,11 +63,8 @@ class RankRegistration:
             if self._first is None:
                 self._first = time.monotonic()
             if len(self._facts) == self._size:
-                everyone = [self._facts[number] for number in range(self._size)]
-                if sum(map(len, everyone)) > _MOST_BYTES:
-                    self._send_to_spark("they are too many for one message")
-                else:
-                    self._answer(frames.EVERYONE, {"facts": everyone})
+                self._decided = True
+                send_to_all([self._facts[number] for number in range(self._size)], self._send)
 
     def look_at_the_clock(self) -> None:
         """To be called now and then: gives up when the facts that are missing have been waited for long enough."""
@@ -75,11 +81,119 @@ class RankRegistration:
             if not self._decided:
                 self._send_to_spark(reason)
 
+    def approve(self, partition: int) -> None:
+        """As in `DriverRegistration`: Spark starts no task of a barrier stage alone."""
+
+    def gone(self, partition: int) -> bool:
+        """As in `DriverRegistration`: all tasks run, so that each loss ends the job."""
+        return False
+
+    def repeated(self, connected: int) -> list[int]:
+        """As in `DriverRegistration`: Spark ends a barrier stage that loses a result."""
+        return []
+
     def _send_to_spark(self, reason: str) -> None:
         _log.info("supervisors exchange their addresses through Spark, which takes a second longer: %s", reason)
-        self._answer(frames.GATHER, {})
-
-    def _answer(self, kind: str, fields: dict[str, Any]) -> None:
         self._decided = True
         for partition in self._facts:
-            self._send(partition, kind, fields)
+            self._send(partition, frames.GATHER, {})
+
+
+class DriverRegistration:
+    """The facts of one job's supervisors, in a stage whose tasks start one by one.
+
+    Until the last is there, nothing runs on any: one that is lost is no loss, as Spark starts its task again. After
+    that no supervisor is admitted, since it would run a rank for the second time. That of a copy of a slow task asks
+    again until Spark ends it. That of a task whose result Spark has lost would ask for ever: `repeated` names it.
+
+    Args:
+        As for `RankRegistration`.
+    """
+
+    def __init__(self, size: int, send: Send) -> None:
+        self._size = size
+        self._send = send
+        self._lock = threading.Lock()
+        self._facts: dict[int, str] = {}
+        self._complete = False
+        self._refused: dict[int, float] = {}  # partition -> when its last attempt was refused after that
+        self._no_rank_since: float | None = None
+
+    @property
+    def count(self) -> int:
+        """How many supervisors are registered."""
+        with self._lock:
+            return len(self._facts)
+
+    def approve(self, partition: int) -> None:
+        """A supervisor wants to connect.
+
+        Raises:
+            AuthenticationError: it is one too many.
+        """
+        with self._lock:
+            if self._complete:
+                self._refused[partition] = time.monotonic()
+                raise AuthenticationError(f"the ranks run; partition {partition} is started once more")
+
+    def add(self, partition: int, facts: str) -> None:
+        """One supervisor has told its facts. When they are the last, all are answered."""
+        with self._lock:
+            self._facts[partition] = facts
+            if len(self._facts) == self._size and not self._complete:
+                self._complete = True
+                send_to_all([self._facts[number] for number in range(self._size)], self._send)
+
+    def gone(self, partition: int) -> bool:
+        """Whether the job can do without a supervisor whose connection has ended: as long as no rank runs."""
+        with self._lock:
+            if self._complete:
+                return False
+            self._facts.pop(partition, None)
+            return True
+
+    def look_at_the_clock(self) -> None:
+        """As in `RankRegistration`: for how long to wait is another's to say."""
+
+    def give_up(self, reason: str) -> None:
+        """As in `RankRegistration`; no supervisor asks for it."""
+
+    def repeated(self, connected: int) -> list[int]:
+        """The partitions that Spark runs again although their ranks have ended: it has lost their results.
+
+        To be called now and then.
+
+        Args:
+            connected: how many supervisors are connected.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if connected or not self._complete:
+                self._no_rank_since = None
+                return []
+            if self._no_rank_since is None:
+                self._no_rank_since = now
+            if now - self._no_rank_since < RESULTS_ARE_THERE.total_seconds():
+                return []
+            recent = RESULTS_ARE_THERE.total_seconds() / 2
+            return [partition for partition, when in self._refused.items() if now - when < recent]
+
+
+def send_to_all(facts: list[str], send: Send) -> None:
+    """Sends everyone's facts to everyone.
+
+    Args:
+        facts: [partitions] of all supervisors.
+        send: as for `RankRegistration`.
+    """
+    parts: list[list[str]] = [[]]
+    length = 0
+    for text in facts:
+        length += len(text)
+        if length > _MOST_BYTES and parts[-1]:
+            parts.append([])
+            length = len(text)
+        parts[-1].append(text)
+    for partition in range(len(facts)):
+        for part in parts:
+            send(partition, frames.EVERYONE, {"facts": part})

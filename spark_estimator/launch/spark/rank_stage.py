@@ -1,4 +1,4 @@
-"""Makes the DataFrame whose rows come from tasks that start together, also on Spark 3.4."""
+"""Makes the DataFrame whose rows come from the tasks of a job's ranks: a barrier stage, also on Spark 3.4, or none."""
 
 from __future__ import annotations
 
@@ -27,22 +27,27 @@ class _BarrierRdd:
         return self.frame.rdd.barrier().mapPartitions(iter).collect()
 
 
-def barrier_stage(
+def rank_stage(
     frame: DataFrame,
     task: Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]],
     schema: str,
+    *,
+    barrier: bool,
     profile: ResourceProfile | None = None,
 ) -> Any:
-    """What runs `task` in one barrier task for each partition of `frame`, once its ``collect`` is called.
+    """What runs `task` in one task for each partition of `frame`, once its ``collect`` is called.
 
     Args:
+        barrier: whether all tasks start together; else each starts once there is a slot for it.
         profile: of the stage; None: the session's.
     """
+    # Spark 3.5's frames take no profile, those of Spark 3.4 no barrier.
+    more: dict[str, Any] = {} if profile is None else {"profile": profile}
     with warnings.catch_warnings():
         # PySpark tells at each call which pandas it would rather have.
         warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
+        if not barrier:
+            return frame.mapInArrow(task, schema, **more)
         if "barrier" not in inspect.signature(DataFrame.mapInArrow).parameters:  # Spark 3.4
             return _BarrierRdd(frame.mapInArrow(task, schema))
-        # Spark 3.5's frames take no profile.
-        more = {} if profile is None else {"profile": profile}
         return frame.mapInArrow(task, schema, barrier=True, **more)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import inspect
 
-from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
+from pyspark.resource import ExecutorResourceRequests, ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.spark_settings import GPUS_PER_RANK
-from spark_estimator.launch.spark.slots import Configuration, needs_profile, wanted_gpus
+from spark_estimator.launch.spark.configuration import (
+    GPUS_PER_EXECUTOR,
+    Configuration,
+    executor_cores,
+    needs_profile,
+    wanted_gpus,
+)
+from spark_estimator.launch.spark.dynamic_allocation import has_dynamic_allocation
 
 
 def profile_of(spark: SparkSession) -> ResourceProfile | None:
     """The profile of a job's stage; None where the session's own is right.
 
-    It asks for tasks' resources only, so that the stage runs on the executors that there are: memory is theirs, and
-    Spark starts others for a profile only under dynamic allocation, which starts no barrier stages.
+    It asks for tasks' resources only, so that the stage runs on the executors that there are, whose memory is theirs.
+    Under dynamic allocation Spark starts others for it, like those of the session.
 
     Raises:
         PreflightError: a number of GPUs was asked for that Spark 3.5 cannot express.
@@ -34,8 +41,21 @@ def profile_of(spark: SparkSession) -> ResourceProfile | None:
     # Without cpus beside it, Spark's check of barrier stages fails.
     asked = TaskResourceRequests().cpus(int(conf.number("spark.task.cpus") or 1))
     gpus = wanted_gpus(conf)
+    builder = ResourceProfileBuilder()
     if gpus:
         asked = asked.resource("gpu", gpus)
-    profile = ResourceProfileBuilder().require(asked).build
+        if has_dynamic_allocation(conf):
+            builder = builder.require(_executors(conf))
+    profile = builder.require(asked).build
     assert isinstance(profile, ResourceProfile)
     return profile
+
+
+def _executors(conf: Configuration) -> ExecutorResourceRequests:
+    """The session's executors, which a profile does not take over: their GPUs, and their cores where these are set."""
+    asked = ExecutorResourceRequests()
+    cores = executor_cores(conf)
+    if cores:
+        asked = asked.cores(cores)
+    script, vendor = (conf.get(f"spark.executor.resource.gpu.{name}") or "" for name in ("discoveryScript", "vendor"))
+    return asked.resource("gpu", int(conf.number(GPUS_PER_EXECUTOR) or 1), script, vendor)

@@ -1,4 +1,4 @@
-"""How many tasks a Spark session can run at the same time, and whether a barrier job can run in it at all.
+"""How many tasks a Spark session can run at the same time, and whether a job can run in it at all.
 
 A *slot* is room for one task. What Spark itself would check takes it ten minutes to refuse; here it takes seconds.
 Everything is asked by SQL and configuration, which classic sessions and Spark Connect both answer.
@@ -16,6 +16,16 @@ from typing import TYPE_CHECKING
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.job.spark_settings import GPUS_PER_RANK
+from spark_estimator.launch.spark.configuration import (
+    GPUS_PER_EXECUTOR,
+    GPUS_PER_TASK,
+    LOCAL_CLUSTER,
+    Configuration,
+    executor_cores,
+    needs_profile,
+    wanted_gpus,
+)
+from spark_estimator.launch.spark.dynamic_allocation import Ceiling, ceiling, on_demand, uses_barrier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,11 +35,6 @@ REGISTRATION = timedelta(seconds=4)
 # ... but when there is none at all yet, the first may well take longer.
 FIRST_REGISTRATION = timedelta(seconds=30)
 _POLL_SECONDS = 0.25
-# What SQL's SET answers for a setting that is not set.
-_UNDEFINED = "<undefined>"
-_PER_TASK = "spark.task.resource.gpu.amount"
-_PER_EXECUTOR = "spark.executor.resource.gpu.amount"
-_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 
 
 @dataclass(frozen=True)
@@ -45,59 +50,6 @@ class Slots:
     count: int | None
     arithmetic: str
     by_gpus: bool = False
-
-
-class Configuration:
-    """The settings of a session, as far as they can be read."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-
-    def get(self, name: str) -> str | None:
-        """The value of a setting; None when it is not set, or may not be seen."""
-        try:
-            return self._spark.conf.get(name, None)
-        except Exception:  # some platforms forbid reading some settings
-            return None
-
-    def known(self, name: str) -> str | None:
-        """The value of a setting; None only when it is not set.
-
-        Raises:
-            Exception: the session's own, where it doesn't show the setting.
-        """
-        try:
-            return self._spark.conf.get(name, None)
-        except Exception:  # a session that forbids Java may still answer SQL
-            value = str(self._spark.sql(f"SET {name}").collect()[0][1])
-            return None if value == _UNDEFINED else value
-
-    def number(self, name: str) -> float | None:
-        """The value of a numeric setting; None when it is not set or not a number."""
-        try:
-            return float(self.get(name) or "")
-        except ValueError:
-            return None
-
-    def is_true(self, name: str) -> bool:
-        """Whether a setting is switched on."""
-        return is_true(self.get(name))
-
-    @property
-    def master(self) -> str:
-        """Where the session runs: ``local[2]``, ``spark://...``; '' when it does not say."""
-        return self.get("spark.master") or ""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether executor and driver are one process."""
-        return re.fullmatch(r"local(\[.*\])?", self.master) is not None
-
-
-def has_dynamic_allocation(spark: SparkSession) -> bool:
-    """Whether executors come as they are needed."""
-    conf = Configuration(spark)
-    return conf.is_true("spark.dynamicAllocation.enabled") and not conf.is_local
 
 
 def check_connect(spark: SparkSession) -> None:
@@ -124,20 +76,16 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
     """Refuses sessions in which no job can run, of any size.
 
     Args:
-        together: its ranks start in a barrier stage; False: each in a Spark job of its own.
+        together: its ranks start together; False: each in a Spark job of its own.
 
     Raises:
         PreflightError: the text names the setting to change.
     """
     check_connect(spark)
     conf = Configuration(spark)
-    if together and has_dynamic_allocation(spark):
-        raise PreflightError(
-            "spark.dynamicAllocation.enabled is true, and Spark doesn't start the ranks of a job together (a barrier "
-            "stage) with dynamic allocation. Start the session with "
-            "spark.dynamicAllocation.enabled=false and a fixed number of executors (spark.executor.instances)."
-        )
-    gpus = conf.number(_PER_TASK)
+    if together:
+        uses_barrier(conf)
+    gpus = conf.number(GPUS_PER_TASK)
     if conf.is_local and gpus:
         raise PreflightError(
             f"spark.task.resource.gpu.amount is {gpus:g}, but a session with master {conf.master!r} has no GPU "
@@ -163,8 +111,8 @@ def count_slots(spark: SparkSession) -> Slots:
     text = f"{cores} cores{where} / {cpus} per task (spark.task.cpus)"
     if not gpus_per_rank:
         return Slots(by_cores if exact is None else exact, text)
-    each = f"{gpus_per_rank:g} per {f'rank ({GPUS_PER_RANK})' if needs_profile(conf) else f'task ({_PER_TASK})'}"
-    gpus, executors = conf.number(_PER_EXECUTOR), _executors(spark, conf, cores)
+    each = f"{gpus_per_rank:g} per {f'rank ({GPUS_PER_RANK})' if needs_profile(conf) else f'task ({GPUS_PER_TASK})'}"
+    gpus, executors = conf.number(GPUS_PER_EXECUTOR), _executors(spark, conf, cores)
     if gpus is not None and executors:
         by_gpus = executors * int(gpus / gpus_per_rank)
         if by_gpus < by_cores:
@@ -175,28 +123,10 @@ def count_slots(spark: SparkSession) -> Slots:
     return Slots(by_cores, text)
 
 
-def wanted_gpus(conf: Configuration) -> float:
-    """How many GPUs, or which part of one, each rank is to have; 0 for none.
-
-    The value of `GPUS_PER_RANK`; else what the session asks for every task; else, where its executors have GPUs that no
-    task asks for, one.
-    """
-    if conf.is_local:
-        return 0.0
-    gpus = conf.number(GPUS_PER_RANK)
-    per_task = conf.number(_PER_TASK) if gpus is None else gpus
-    if per_task is None:
-        return 1.0 if conf.number(_PER_EXECUTOR) else 0.0
-    return per_task
-
-
-def needs_profile(conf: Configuration) -> bool:
-    """Whether ranks want other GPUs than the session's tasks get: Spark then has to be asked for this stage alone."""
-    return wanted_gpus(conf) != (conf.number(_PER_TASK) or 0.0) and not conf.is_local
-
-
 def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRATION, *, size_word: str = "") -> None:
     """Returns when `size` ranks can run at the same time, or when that is unknown.
+
+    Where executors come on demand, it is enough that the settings allow as many.
 
     Args:
         patience: how long to wait for one more executor.
@@ -206,24 +136,47 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
         NotEnoughSlotsError: they cannot run; the text has the arithmetic and the remedy.
     """
     conf = Configuration(spark)
+    if on_demand(conf):
+        limit = most_slots(spark, size)
+        if limit is None:
+            return
+        fewer = 0 if ceiling(conf, limit.count) else limit.count
+        raise NotEnoughSlotsError(
+            f"{size} ranks need {size} slots at the same time, but this session can have at most {limit.count}: "
+            f"{limit.arithmetic}. {limit.remedy}{_or_fewer(fewer, size_word)}."
+        )
     if conf.is_local:
         patience = timedelta(0)
     slots = _poll(spark, lambda slots: slots.count is None or slots.count >= size, patience)
     if slots.count is None or slots.count >= size or _promised(conf) >= size:
         return
-    fewer = f"use {size_word}={slots.count}" if size_word else f"use {slots.count} ranks"
     raise NotEnoughSlotsError(
         f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
-        f"{_remedy(conf, slots, size, _is_connect(spark))}" + (f", or {fewer}." if slots.count else ".")
+        f"{_remedy(conf, slots, size, _is_connect(spark))}{_or_fewer(slots.count, size_word)}."
     )
+
+
+def most_slots(spark: SparkSession, size: int) -> Ceiling | None:
+    """What keeps a session whose executors come on demand from having `size` slots; None: nothing that is known."""
+    limit = ceiling(Configuration(spark), size)
+    # Executors that are there already need not be asked for.
+    return None if limit is None or (count_slots(spark).count or 0) >= size else limit
+
+
+def _or_fewer(count: int, size_word: str) -> str:
+    """The other way out: as many ranks as there are slots; '' where there is none."""
+    if not count:
+        return ""
+    return f", or use {size_word}={count}" if size_word else f", or use {count} ranks"
 
 
 def all_slots(spark: SparkSession) -> int:
     """As many ranks as the session has slots, once the number has stopped growing.
 
     Raises:
-        NotEnoughSlotsError: there is none, or the number cannot be found out.
+        NotEnoughSlotsError: there is none, or the number cannot be found out or changes.
     """
+    _require_fixed_slots(spark)
     slots = _settled(spark)
     if not slots.count:
         raise NotEnoughSlotsError(
@@ -240,8 +193,9 @@ def default_size(spark: SparkSession) -> int:
     parts for each core as many do, it never means more ranks than there are slots.
 
     Raises:
-        NotEnoughSlotsError: there is no slot, or the number cannot be found out.
+        NotEnoughSlotsError: there is no slot, or the number cannot be found out or changes.
     """
+    _require_fixed_slots(spark)
     asked_for = int(Configuration(spark).number("spark.default.parallelism") or 0)
     if asked_for < 1:
         return all_slots(spark)
@@ -249,9 +203,13 @@ def default_size(spark: SparkSession) -> int:
     return asked_for if count is None else min(asked_for, all_slots(spark))
 
 
-def is_true(value: str | None) -> bool:
-    """Whether the value of a setting switches it on."""
-    return (value or "").strip().lower() == "true"
+def _require_fixed_slots(spark: SparkSession) -> None:
+    if on_demand(Configuration(spark)):
+        raise NotEnoughSlotsError(
+            "the number of ranks defaults to the slots of the session, but this session has no fixed number: its "
+            "executors start when tasks wait for them (spark.dynamicAllocation.enabled). Set the number of ranks, for "
+            "example to 2."
+        )
 
 
 def _settled(spark: SparkSession) -> Slots:
@@ -281,9 +239,9 @@ def _promised(conf: Configuration) -> int:
     cpus = int(conf.number("spark.task.cpus") or 1)
     if wanted_gpus(conf):
         return 0
-    if match := _LOCAL_CLUSTER.fullmatch(conf.master):
+    if match := LOCAL_CLUSTER.fullmatch(conf.master):
         return int(match[1]) * (int(match[2]) // cpus)
-    executors, cores = conf.number("spark.executor.instances"), _executor_cores(conf)
+    executors, cores = conf.number("spark.executor.instances"), executor_cores(conf)
     return int(executors) * (cores // cpus) if executors and cores else 0
 
 
@@ -293,14 +251,14 @@ def _cores(spark: SparkSession, conf: Configuration, is_classic: bool) -> tuple[
         return int(match[1]), f" (master {conf.master})"
     if conf.master == "local":
         return 1, " (master local)"
-    if match := _LOCAL_CLUSTER.fullmatch(conf.master):
+    if match := LOCAL_CLUSTER.fullmatch(conf.master):
         return int(match[1]) * int(match[2]), f" (master {conf.master})"
     if conf.get("spark.default.parallelism"):
         return None, "spark.default.parallelism is set, so the number of cores is unknown"
     splits = _default_splits(spark, conf)
     if splits is None:
         return None, "Spark doesn't report its number of cores"
-    if splits == 2 and is_classic:
+    if splits == 2 and (is_classic or on_demand(conf)):
         return None, "Spark reports 2 cores even if it has fewer"
     return splits, ""
 
@@ -323,16 +281,9 @@ def _default_splits(spark: SparkSession, conf: Configuration) -> int | None:
     return int(match[1]) if match else None
 
 
-def _executor_cores(conf: Configuration) -> int | None:
-    if match := _LOCAL_CLUSTER.fullmatch(conf.master):
-        return int(match[2])
-    cores = conf.number("spark.executor.cores")
-    return int(cores) if cores else None
-
-
 def _executors(spark: SparkSession, conf: Configuration, cores: int) -> int | None:
     """How many executors the session has; None when that cannot be found out."""
-    cores_per_executor = _executor_cores(conf)
+    cores_per_executor = executor_cores(conf)
     if cores_per_executor:
         return cores // cores_per_executor
     try:  # a classic session counts them, the driver among them
@@ -353,7 +304,7 @@ def _slots_by_scheduler(spark: SparkSession) -> int | None:
 def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool) -> str:
     """What to do for `size` slots, without a full stop; `remote`: who started the session has not set its master."""
     if slots.by_gpus:
-        name = GPUS_PER_RANK if needs_profile(conf) else _PER_TASK
+        name = GPUS_PER_RANK if needs_profile(conf) else GPUS_PER_TASK
         return f"Start the session with more executors that have GPUs, or let ranks share them with a smaller {name}"
     cpus = int(conf.number("spark.task.cpus") or 1)
     if conf.is_local or conf.master.startswith("local-cluster"):
@@ -361,7 +312,7 @@ def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool) -> str:
         if remote:
             return f'Start the Spark Connect server, which sets the master, with --master "{master}"'
         return f'Start the session with .master("{master}")'
-    cores = _executor_cores(conf)
+    cores = executor_cores(conf)
     if cores and cores >= cpus:
         return f"Start the session with spark.executor.instances={-(-size // (cores // cpus))} (of {cores} cores each)"
     return f"Give the session {size * cpus} cores (more workers, spark.executor.instances, or a larger spark.cores.max)"

@@ -1,6 +1,8 @@
-"""Runs the ranks of a job in the tasks of one barrier stage, in classic Spark and over Spark Connect alike.
+"""Runs the ranks of a job in the tasks of one stage, in classic Spark and over Spark Connect alike.
 
-This is the driver's half; `stage_task` is what Spark runs in each task: the supervisor of one worker.
+This is the driver's half; `stage_task` is what Spark runs in each task: the supervisor of one worker. It is a barrier
+stage, which Spark starts as a whole and never in part again. Where Spark refuses those, it is a plain one: each task
+starts once there is a slot for it, and its supervisor waits until the driver has heard of all (`DriverRegistration`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_estimator.collectives.rendezvous import new_job_id
 from spark_estimator.env import Settings
-from spark_estimator.errors import JobFailedError
+from spark_estimator.errors import JobFailedError, PreflightError
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
 from spark_estimator.launch.job.environment import OMP, forwarded_environment, undecided
@@ -31,22 +33,24 @@ from spark_estimator.launch.job.results import SCHEMA, ResultRow, manifests_of, 
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.log_relay.without_channel import LateLines
 from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.configuration import Configuration, wanted_gpus
+from spark_estimator.launch.spark.driver_reach import address_for_executors
+from spark_estimator.launch.spark.dynamic_allocation import uses_barrier
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_events import RankEvents
-from spark_estimator.launch.spark.rank_registration import RankRegistration
-from spark_estimator.launch.spark.rank_stage import barrier_stage
+from spark_estimator.launch.spark.rank_registration import DriverRegistration, RankRegistration
+from spark_estimator.launch.spark.rank_stage import rank_stage
 from spark_estimator.launch.spark.resource_profile import profile_of
 from spark_estimator.launch.spark.row_writer import Feed, Rows
 from spark_estimator.launch.spark.run_state import RunEvent, RunState, run_states
 from spark_estimator.launch.spark.session_thread import session_thread
-from spark_estimator.launch.spark.slots import Configuration, require_slots, wanted_gpus
-from spark_estimator.launch.spark.stage_task import BarrierTask
+from spark_estimator.launch.spark.slots import require_slots
+from spark_estimator.launch.spark.stage_task import StageTask
 from spark_estimator.launch.spark.start import StartMonitor, TaskReports
 from spark_estimator.launch.spark.task_secrecy import large_payload_apart, unlogged
 from spark_estimator.log import logger
 from spark_estimator.observe import channel, frames
-from spark_estimator.observe.driver_address import driver_address
 from spark_estimator.observe.driver_log import announce, print_line
 from spark_estimator.observe.silence import lost_after
 from spark_estimator.observe.status_line import StatusLine
@@ -73,10 +77,10 @@ def run_on_spark(
     *,
     rows: Rows | None = None,
 ) -> list[Any]:
-    """Calls `function` in `size` tasks that start together, each in a process with collectives.
+    """Calls `function` in `size` tasks, each in a process with collectives, once all of them are there.
 
     Args:
-        spark: a classic or Connect session with at least `size` slots.
+        spark: a classic or Connect session in which `size` ranks can run, see ``slots.require_slots``.
         options: lines that can't be sent to the driver while the job runs are sent later, see ``without_channel``; the
             status line needs that connection, too.
         rows: of a DataFrame, for the ranks; None: none.
@@ -87,6 +91,7 @@ def run_on_spark(
     Raises:
         PicklingError: the function or an argument can't be pickled.
         PythonEnvironmentError: the workers' Python can't run the job.
+        PreflightError: Spark starts no barrier stage here, and the executors can't reach the driver.
         WorkerFailedError: a rank failed; its traceback is the cause.
         ResultError: a rank's value can't be returned.
         StartTimeoutError: it took longer than `options.start_timeout`.
@@ -140,16 +145,18 @@ class _Run:
             show_begun=self._say_begun if options.verbose >= 2 else None,
             size=job.size,
             waiting=self._look_at_the_clock,
-            clock=lambda: attempt.look_at_the_clock(job.function, job.size, self._monitor.begun, self._start.hindrance),
+            clock=lambda: self._look_at_the_job(attempt),
         )
         self._state = run_states()
         self._ranks = RankEvents()
-        self._registration = RankRegistration(job.size, self._answer)
-        self._server = self._listen() if Settings.read().driver_channel else None
+        self._barrier = uses_barrier(Configuration(spark))
+        self._registration = (RankRegistration if self._barrier else DriverRegistration)(job.size, self._answer)
+        self._server = self._listen()
         self._late = LateLines(job, self._put, connected=self._server is not None)
         if job.progress and self._server is not None:
             self._monitor.status = StatusLine.on_screen(job.size, options.progress_display)
-        self._reports = TaskReports(spark, self._tag.text)
+        connected = None if self._barrier else self._connected
+        self._reports = TaskReports(spark, self._tag.text, has_rows=feed is not None, connected=connected)
         self._start = StartMonitor(
             spark=spark,
             function=job.function,
@@ -158,7 +165,8 @@ class _Run:
             reports=self._reports,
             placed=self._ranks.placed,
             begun=self._monitor.begun,
-            connected=lambda: 0 if self._server is None else self._server.connected,
+            connected=self._connected,
+            barrier=self._barrier,
             report=self._monitor.report,
         )
 
@@ -169,7 +177,7 @@ class _Run:
             address = ChannelAddress(self._server.address, self._server.port, self._server.token)
         try:
             with large_payload_apart(self._spark, replace(self._job, channel=address)) as (job, payload):
-                frame = self._frame_of(BarrierTask(job, self._feed, payload))
+                frame = self._frame_of(StageTask(job, self._barrier, self._feed, payload))
                 thread = session_thread(self._spark, lambda: self._collect(frame))
                 thread.start()
                 self._monitor.follow()
@@ -184,10 +192,11 @@ class _Run:
                 self._server.close()
         return self._verdict()
 
-    def _frame_of(self, task: BarrierTask) -> Any:
+    def _frame_of(self, task: StageTask) -> Any:
         """What runs the task once it is collected."""
         with unlogged():
-            return barrier_stage(self._frame, task, SCHEMA, profile_of(self._spark))
+            profile = profile_of(self._spark)
+            return rank_stage(self._frame, task, SCHEMA, barrier=self._barrier, profile=profile)
 
     def _verdict(self) -> list[ResultRow]:
         for manifest in manifests_of(self._rows or []):
@@ -219,16 +228,29 @@ class _Run:
         return self._rows
 
     def _listen(self) -> channel.DriverServer | None:
-        host = Configuration(self._spark).get("spark.driver.host") or ""
+        """The driver channel; None where the job can do without it, and has none."""
+        address = address_for_executors(self._spark, "" if self._barrier else "a job without a barrier stage")
+        if address is None:
+            return None
         try:
-            address = driver_address(host)
-            limit = lost_after(Settings.read())
             return channel.DriverServer(
-                address, self._job.job_id, self._job.size, self._receive, limit, encrypted=self._job.encrypted
+                address,
+                self._job.job_id,
+                self._job.size,
+                self._receive,
+                lost_after(Settings.read()),
+                encrypted=self._job.encrypted,
+                approve=self._registration.approve,
             )
         except OSError as error:
+            if not self._barrier:
+                raise PreflightError(f"this process can't listen for its executors at {address}: {error}") from error
             _log.info("no driver channel: %s", error)
             return None
+
+    def _connected(self) -> int:
+        """How many supervisors are connected to the driver."""
+        return 0 if self._server is None else self._server.connected
 
     def _receive(self, partition: int, frame: dict[str, Any]) -> None:
         """Takes what a supervisor sends; in the server's thread."""
@@ -236,7 +258,7 @@ class _Run:
             self._registration.add(partition, frame["facts"])
         elif frame["kind"] == frames.GATHER:
             self._registration.give_up(f"partition {partition} could not reach the driver in time")
-        else:
+        elif frame["kind"] != frames.GONE or not self._registration.gone(partition):
             event = self._ranks.take(partition, frame)
             # Once the job is being ended, its ranks vanish as they should.
             if event is not None and (frame["kind"] not in _OF_LOSSES or self._state.state is RunState.RUNNING):
@@ -298,6 +320,12 @@ class _Run:
 
     def _cancel(self) -> None:
         self._tag.cancel()
+
+    def _look_at_the_job(self, attempt: Attempt) -> None:
+        """Ends a job that takes too long, or whose results Spark has lost."""
+        attempt.look_at_the_clock(self._job.function, self._job.size, self._monitor.begun, self._start.hindrance)
+        for partition in self._registration.repeated(self._connected()):
+            self._monitor.note(self._ranks.repeated(partition))
 
     def _look_at_the_clock(self, seconds: float) -> None:
         self._registration.look_at_the_clock()

@@ -1,11 +1,10 @@
-"""What Spark runs in each task of a job's barrier stage: the supervisor of one worker."""
+"""What Spark runs in each task of a job's stage: the supervisor of one worker."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,17 +12,24 @@ from datetime import timedelta
 from typing import Any
 
 import pyarrow
-from pyspark import BarrierTaskContext, Broadcast
+from pyspark import BarrierTaskContext, Broadcast, TaskContext
 
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import task_share, worker_environment
-from spark_estimator.launch.job.failures import FailureReport, to_marked_text
+from spark_estimator.launch.job.failures import to_marked_text
 from spark_estimator.launch.job.gpus import ORDER, VISIBLE, Pinning, TaskGpus, hosts_apart, look
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import ResultRow, rows_of
 from spark_estimator.launch.job.spec import JobSpec, TaskFacts, pinning_of, rendezvous_of, worker_spec
 from spark_estimator.launch.job.versions import differences, own_versions, refusal
+from spark_estimator.launch.spark.meeting import (
+    BarrierMeeting,
+    DriverMeeting,
+    Meeting,
+    NotNeededError,
+    SetupError,
+)
 from spark_estimator.launch.spark.row_writer import Feed, Feeding
 from spark_estimator.launch.spark.task_relay import TaskRelay
 from spark_estimator.launch.worker import orphans
@@ -34,9 +40,6 @@ _ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int3
 # Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the cause go first,
 # which on a busy machine takes its time.
 _SECONDARY_WAITS = timedelta(seconds=4)
-# A supervisor that has no connection to the driver by then exchanges addresses through Spark: a firewall that drops
-# what it does not like is waited for no longer.
-_CONNECTS_WITHIN = timedelta(seconds=1.5)
 
 
 def batches_of(
@@ -51,50 +54,64 @@ def batches_of(
         )
 
 
+def unstarted(error: SetupError) -> Outcome:
+    """The outcome of a task that has got no worker."""
+    report = error.report
+    return Outcome(report.rank, report.host, report.pid, 1, report)
+
+
 @dataclass(frozen=True)
-class BarrierTask:
+class StageTask:
     """What Spark calls in each task of the stage.
 
     Attributes:
         job: what is run.
+        barrier: whether it is a barrier stage; else the job has a channel.
         feed: takes the task's rows; None: there are none.
         payload: the job's, where that comes apart from it.
     """
 
     job: JobSpec
+    barrier: bool = True
     feed: Feed | None = None
     payload: Broadcast[bytes] | None = None
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        """Supervises one worker and yields its result rows."""
+        """Supervises one worker and yields its result rows; none where the job has no use for this task.
+
+        Raises:
+            RuntimeError: Spark has to end the job: the driver cannot be told that it has failed. The text has a report.
+        """
         if self.feed is None:
             for _ in batches:
                 pass
-        context = BarrierTaskContext.get()
+        context = BarrierTaskContext.get() if self.barrier else TaskContext.get()
+        assert context is not None
         partition = context.partitionId()
         relay = TaskRelay(self.job)
         try:
             with orphans.ended_first():
                 outcome = self._supervise(context, partition, relay, Feeding(self.feed, batches))
+        except NotNeededError:
+            return
+        except SetupError as error:
+            # In a plain stage Spark would run the task again.
+            if self.barrier or not relay.connected:
+                raise
+            outcome = unstarted(error)
+            relay.failed(error.report)
         finally:
             relay.close()
         yield from batches_of(outcome, partition, relay.kept())
 
-    def _supervise(self, context: BarrierTaskContext, partition: int, relay: TaskRelay, feeding: Feeding) -> Outcome:
+    def _supervise(self, context: TaskContext, partition: int, relay: TaskRelay, feeding: Feeding) -> Outcome:
         keep_standard_descriptors()
-        refused = refusal(self.job.versions, own_versions())
-        if refused:
-            raise _setup_failure(failures.ENVIRONMENT, refused)
-        address = context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
-        try:
-            endpoint = Endpoint.open(address)
-        except (OSError, ValueError) as error:
-            raise _setup_failure(
-                failures.NOT_STARTED,
-                f"could not start: Spark knows its executor as {address!r}, to which its peers must connect, but "
-                f"{error}. Set SPARK_LOCAL_IP on that host (spark.driver.host for a local session) to a name or "
-                "address that the other hosts reach.",
-            ) from error
+        meeting: Meeting
+        if isinstance(context, BarrierTaskContext):
+            meeting = BarrierMeeting(context, relay)
+        else:
+            meeting = DriverMeeting(self.job, partition, relay)
+        endpoint = self._endpoint(meeting.address())
         around = {**self.job.environment_if_unset, **os.environ}
         environment = worker_environment(around, self.job.environment, task_share(context.cpus()), spark=True)
         job = replace(self.job, environment=environment)
@@ -102,14 +119,14 @@ class BarrierTask:
         try:
             supervisor.start()
             feeding.start()
-            connecting = threading.Thread(target=relay.connect, args=(partition, supervisor.stop), daemon=True)
-            connecting.start()
-            connecting.join(_CONNECTS_WITHIN.total_seconds())
-            everyone = self._exchange_facts(context, endpoint, supervisor.pid, relay)
+            meeting.connect(supervisor.stop)
+            everyone = meeting.everyone(self._facts(context, endpoint, supervisor.pid))
+            hosts = hosts_apart([task.host_id for task in everyone], [task.gpus for task in everyone])
+            everyone = [replace(task, host_id=host) for task, host in zip(everyone, hosts, strict=True)]
             rendezvous = rendezvous_of(everyone, partition, self.job, endpoint)
             pinned = self._pinned(everyone, partition)
             spec = worker_spec(self.job, rendezvous, {**feeding.variables, **pinned.variables})
-            connecting.join()
+            meeting.close()
             relay.placed(rendezvous.rank, supervisor.pid)
             if rendezvous.rank == 0:  # one tells it for all
                 self._tell_of(everyone, pinned, relay)
@@ -120,20 +137,33 @@ class BarrierTask:
         finally:
             feeding.end()
         failure = outcome.failure
-        if failure is not None and failure.kind != failures.STOPPED and not relay.connected:
+        if self.barrier and failure is not None and failure.kind != failures.STOPPED and not relay.connected:
             # Nobody can be told to stop the others, so Spark has to: this task fails.
             if failure.secondary:
                 time.sleep(_SECONDARY_WAITS.total_seconds())
             raise RuntimeError(to_marked_text(failure))
         return outcome
 
-    def _exchange_facts(
-        self, context: BarrierTaskContext, endpoint: Endpoint, pid: int, relay: TaskRelay
-    ) -> list[TaskFacts]:
-        """The facts of all supervisors, by partition."""
+    def _endpoint(self, address: str) -> Endpoint:
+        """Where this task's rank will listen."""
+        refused = refusal(self.job.versions, own_versions())
+        if refused:
+            raise SetupError(failures.ENVIRONMENT, refused)
+        try:
+            return Endpoint.open(address)
+        except (OSError, ValueError) as error:
+            raise SetupError(
+                failures.NOT_STARTED,
+                f"could not start: Spark knows its executor as {address!r}, to which its peers must connect, but "
+                f"{error}. Set SPARK_LOCAL_IP on that host (spark.driver.host for a local session) to a name or "
+                "address that the other hosts reach.",
+            ) from error
+
+    def _facts(self, context: TaskContext, endpoint: Endpoint, pid: int) -> TaskFacts:
+        """What this supervisor tells the others."""
         gpus = context.resources().get("gpu")
         wants = self.job.gpus_per_rank is not None
-        facts = TaskFacts(
+        return TaskFacts(
             host=socket.gethostname(),
             host_id=host_id(),
             address=endpoint.address,
@@ -144,21 +174,13 @@ class BarrierTask:
             key_share=secrets.token_bytes(32),
             versions=own_versions(),
         )
-        try:
-            everyone = relay.everyones_facts(facts)
-        except ConnectionError as error:
-            raise _setup_failure(failures.STOPPED, f"was stopped: {error}") from error
-        if everyone is None:
-            everyone = [TaskFacts.from_json(text) for text in context.allGather(facts.to_json())]
-        hosts = hosts_apart([task.host_id for task in everyone], [task.gpus for task in everyone])
-        return [replace(task, host_id=host) for task, host in zip(everyone, hosts, strict=True)]
 
     def _pinned(self, everyone: list[TaskFacts], partition: int) -> Pinning:
         """The GPUs of this task's worker; a user's own word for all of them counts where Spark gave none."""
         try:
             pinned = pinning_of(everyone, partition, self.job)
         except ValueError as error:
-            raise _setup_failure(failures.NOT_STARTED, f"could not start: {error}") from error
+            raise SetupError(failures.NOT_STARTED, f"could not start: {error}") from error
         variables = {**self.job.environment_if_unset, **self.job.environment}
         if VISIBLE in variables and not any(task.gpus.names for task in everyone):
             return Pinning({})
@@ -171,10 +193,3 @@ class BarrierTask:
         differing = differences(self.job.versions, [(task.host, task.versions) for task in everyone])
         for text in filter(None, (differing, pinned.notice)):
             relay.log(0, f"spark_estimator: {text}")
-
-
-def _setup_failure(kind: str, message: str) -> RuntimeError:
-    """What a task raises before it has a worker to report on."""
-    return RuntimeError(
-        to_marked_text(FailureReport(-1, socket.gethostname(), 0, kind, message, when=time.monotonic()))
-    )

@@ -33,11 +33,18 @@ class TaskReports:
 
     Args:
         tag: of the job.
+        has_rows: Spark computes rows for the ranks before these start.
+        connected: how many of the job's tasks have reached the driver, where those do so first of all; None: Spark is
+            asked for the tasks of its barrier stage.
     """
 
-    def __init__(self, spark: SparkSession, tag: str) -> None:
+    def __init__(
+        self, spark: SparkSession, tag: str, *, has_rows: bool = False, connected: Callable[[], int] | None = None
+    ) -> None:
         self._spark: Any = spark
         self._tag = tag
+        self._has_rows = has_rows
+        self._connected = connected
         self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
         self._reported: int | None = None
         self._thread = 0
@@ -62,6 +69,8 @@ class TaskReports:
 
     def started(self) -> int | None:
         """How many tasks of the job run, or have run; None when Spark does not tell. May be `_OLD` behind."""
+        if self._connected is not None:
+            return self._connected()
         if self._is_connect:
             return self._reported
         try:
@@ -115,9 +124,14 @@ class TaskReports:
 
     def computes_rows(self) -> bool:
         """Whether a stage of the job is at work that starts no ranks."""
+        if not self._has_rows:
+            return False
         try:
-            active = set(self._tracker.getActiveStageIds())
-            return any(stage in active and not self._starts_ranks(stage) for stage in self._own_stages())
+            active = set(self._tracker.getActiveStageIds()) & self._own_stages()
+            if self._connected is None:
+                return any(not self._starts_ranks(stage) for stage in active)
+            stages = map(self._tracker.getStageInfo, active)
+            return not self._connected() and any(stage is not None and stage.numActiveTasks for stage in stages)
         except Exception:  # Spark Connect, a stopped session, or one that forbids Java
             return False
 
@@ -156,12 +170,17 @@ def slots_wanting(
     """
     slots = count_slots(spark)
     count = f"has {slots.count}: {slots.arithmetic}" if slots.count is not None else slots.arithmetic
-    how_far = f"has started {function} on {started} of" if started else f"has not started {function} on any of"
     return (
-        f"Spark {how_far} {size} ranks within {timeout.total_seconds():g} seconds (start_timeout). It needs {size} "
-        f"free slots at the same time. This session {count}; {reports.holders()}. Wait until they are free, use a "
-        "session with more slots or fewer ranks, or raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT)."
+        f"Spark {_how_far(function, started, size)} within {timeout.total_seconds():g} seconds (start_timeout). It "
+        f"needs {size} free slots at the same time. This session {count}; {reports.holders()}. Wait until they are "
+        "free, use a session with more slots or fewer ranks, or raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT)."
     )
+
+
+def _how_far(function: str, started: int, size: int) -> str:
+    if started:
+        return f"has started {function} on {started} of {size} ranks"
+    return f"has not started {function} on any of {size} ranks"
 
 
 @dataclass
@@ -176,6 +195,7 @@ class StartMonitor:
         placed: by partition, the rank, host and pid of the workers whose supervisors have reported them.
         begun: the ranks whose user code has begun.
         connected: returns how many supervisors are connected to the driver.
+        barrier: whether all tasks start together; else they start one by one, and connect as they start.
         report: prints a line at the driver.
     """
 
@@ -188,6 +208,7 @@ class StartMonitor:
     begun: Collection[int]
     connected: Callable[[], int]
     report: Callable[[str], None]
+    barrier: bool = True
     _waiting_announced: bool = field(default=False, init=False)
     _runs_unseen: bool = field(default=False, init=False)
 
@@ -206,39 +227,46 @@ class StartMonitor:
         quiet = seconds < SAY_WAITING_AFTER.total_seconds() or self._waiting_announced
         if not late and (quiet or self.begun):
             return
-        heard = bool(self.begun or self.placed or self.connected())
-        started = None if heard else self.reports.started()
-        waits = self.reports.others() or self.reports.computes_rows()
-        if not heard and not started and seconds < _OLD.total_seconds() and not waits:
-            return  # nothing is in their way: they may well run, and Spark has not told it yet
-        if not heard and started != 0:
-            # Tasks run, or nobody knows; the driver is out of their reach. They end as they may.
-            self._runs_unseen = True
-            _log.info("%s: its ranks can't tell the driver when they start", self.function)
-        elif late:
-            raise StartTimeoutError(self._stuck() if heard else self._slots_wanting())
-        else:
+        if self.barrier and not self._all_started():
+            started = self.reports.started()
+            waits = self.reports.others() or self.reports.computes_rows()
+            if not started and seconds < _OLD.total_seconds() and not waits:
+                return  # nothing is in their way: they may well run, and Spark has not told it yet
+            if started != 0:
+                # Tasks run, or nobody knows; the driver is out of their reach. They end as they may.
+                self._runs_unseen = True
+                _log.info("%s: its ranks can't tell the driver when they start", self.function)
+                return
+        if late:
+            raise StartTimeoutError(self._stuck() if self._all_started() else self._slots_wanting())
+        if not self._all_started():
             self._waiting_announced = True
             self.report(self._waiting(seconds))
 
     def hindrance(self) -> str:
         """What Spark waits for, a sentence; '' when it does not wait, had too little time, or does not report it."""
-        heard = bool(self.begun or self.placed or self.connected())
-        if heard or self.reports.started() != 0:
+        if self._all_started() or (self.barrier and self.reports.started() != 0):
             return ""
         if self.reports.others() == [] and (count_slots(self.spark).count or 0) >= self.size:
             return ""
         return f"It needs {self.size} free slots at the same time; {self.reports.holders()}."
 
+    def _all_started(self) -> bool:
+        """Whether the driver knows that all tasks run."""
+        least = 1 if self.barrier else self.size
+        return bool(self.begun or self.placed or self.connected() >= least)
+
     def _waiting(self, seconds: float) -> str:
+        started = 0 if self.barrier else self.connected()
         return (
-            f"Spark has not started {self.function} on any of {self.size} ranks for {seconds:.0f} seconds. It needs "
+            f"Spark {_how_far(self.function, started, self.size)} for {seconds:.0f} seconds. It needs "
             f"{self.size} free slots at the same time; {self.reports.holders()}."
         )
 
     def _slots_wanting(self) -> str:
         assert self.timeout is not None
-        return slots_wanting(self.spark, self.function, 0, self.size, self.timeout, self.reports)
+        started = 0 if self.barrier else self.connected()
+        return slots_wanting(self.spark, self.function, started, self.size, self.timeout, self.reports)
 
     def _stuck(self) -> str:
         assert self.timeout is not None

@@ -34,6 +34,11 @@ class TaskRelay:
         """Whether the driver listens."""
         return self._channel is not None and self._channel.usable
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the driver has ordered to stop."""
+        return self._channel is not None and self._channel.stopped
+
     def kept(self) -> dict[str, Any]:
         """The manifest's part about lines that were not sent to the driver; after `close`."""
         return self._kept.to_manifest()
@@ -55,6 +60,10 @@ class TaskRelay:
         except (OSError, AuthenticationError) as error:
             self._note(f"spark_estimator: no connection to the driver at {address.host}:{address.port}: {error}")
             return
+        self.attach(connected)
+
+    def attach(self, connected: channel.SupervisorChannel) -> None:
+        """Reports on this connection from now on."""
         with self._lock:
             self._channel = connected
             if self._went_to_spark:
@@ -75,12 +84,15 @@ class TaskRelay:
                 self._went_to_spark = True
                 return None
         assert self._channel is not None
-        answer = self._channel.answer()
-        if answer is None:
-            raise ConnectionError("the driver ended the job while addresses were exchanged")
-        if answer["kind"] == frames.GATHER:
-            return None
-        return [TaskFacts.from_json(text) for text in answer["facts"]]
+        facts: list[TaskFacts] = []
+        while len(facts) < self._job.size:
+            answer = self._channel.answer()
+            if answer is None:
+                raise ConnectionError("the driver ended the job while addresses were exchanged")
+            if answer["kind"] == frames.GATHER:
+                return None
+            facts += map(TaskFacts.from_json, answer["facts"])
+        return facts
 
     def placed(self, rank: int, pid: int) -> None:
         """Reports which rank this task's worker is.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,12 +19,26 @@ from spark_estimator.launch.spark.entry import (
     run_in_session,
     session_and_size,
     session_for_elastic,
+    with_start_timeout,
 )
 
 
 def test_a_call_that_cannot_be_made_is_refused_first() -> None:
     with pytest.raises(TypeError):
         run_in_session("no function", 10_000, JobOptions(), caller="a test")  # type: ignore[arg-type]
+
+
+def test_the_time_for_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(*, has_rows: bool, **more: Any) -> float | None:
+        chosen = with_start_timeout(JobOptions(**more), has_rows=has_rows).start_timeout
+        return None if chosen is None else chosen.total_seconds()
+
+    own = timedelta(seconds=7)
+    monkeypatch.delenv("HOROVOD_SPARK_START_TIMEOUT", raising=False)
+    assert (seconds(has_rows=False), seconds(has_rows=True)) == (600, None)
+    monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "9")
+    for has_rows in (False, True):
+        assert (seconds(has_rows=has_rows), seconds(has_rows=has_rows, start_timeout=own)) == (9, 7)
 
 
 def test_an_interruption_names_the_call(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,6 +28,11 @@ def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
     assert str(spark_errors.ended_by_spark(RuntimeError(text), "train()")) == (
         "a Spark executor that had ranks of train() has died or was cut off: Command exited with code 137; see its log"
     )
+    often = (
+        "Task 1 in stage 3.0 failed 4 times, most recent failure: Lost task 1.3 in stage 3.0 (TID 7) (10.0.0.2 "
+        "executor 2): ExecutorLostFailure (executor 2 exited caused by one of the running tasks) Reason: worker lost"
+    )
+    assert spark_errors.lost_executor(JAVA.format(often)) == (1, "worker lost")
     late = "Lost task 0.0 in stage 3.0: ExecutorLostFailure (executor 2 exited unrelated to the running tasks)"
     assert spark_errors.lost_executor(JAVA.format(late)) == (None, "")
     assert spark_errors.lost_executor(JAVA.format("out of luck")) is None
@@ -147,12 +152,6 @@ class TestForReal:
         outcome = self.outcome(tmp_path, MASTER="spark://no.such.host.invalid:1", PYSPARK_SUBMIT_ARGS="--class x y")
         assert outcome["type"] == "PreflightError", outcome
         assert "no Spark session" in str(outcome["text"]) and "np=-N" in str(outcome["text"])
-
-    def test_dynamic_allocation_is_refused(self, tmp_path: Path) -> None:
-        settings = ("spark.dynamicAllocation.enabled=true", "spark.dynamicAllocation.maxExecutors=2")
-        outcome = self.outcome(tmp_path, "local-cluster[1,1,1024]", *settings)
-        assert outcome["type"] == "PreflightError", outcome
-        assert "spark.dynamicAllocation.enabled=false" in str(outcome["text"])
 
     def test_an_executor_whose_address_is_not_its_host_s_says_so(self, tmp_path: Path) -> None:
         settings = ("spark.driver.host=203.0.113.7", "spark.driver.bindAddress=127.0.0.1")

@@ -61,3 +61,18 @@ def test_the_profile_has_cpus_and_gpus_of_a_task(spark: Any) -> None:
         assert profile is not None
         assert {name: request.amount for name, request in profile.taskResources.items()} == expected
         assert not profile.executorResources, "Spark would start other executors for it"
+
+
+def test_where_executors_come_on_demand_the_profile_has_theirs(spark: Any) -> None:
+    asked = session(
+        "0.5",
+        dynamicAllocation_enabled="true",
+        executor_cores="4",
+        executor_resource_gpu_amount="2",
+        executor_resource_gpu_discoveryScript="/gpus.sh",
+    )
+    profile = profile_of(asked)
+    assert profile is not None and profile.taskResources["gpu"].amount == 0.5
+    executor = profile.executorResources
+    assert (executor["cores"].amount, executor["gpu"].amount) == (4, 2)
+    assert executor["gpu"].discoveryScript == "/gpus.sh"

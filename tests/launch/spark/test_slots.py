@@ -9,7 +9,15 @@ import pytest
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
 from spark_estimator.launch.spark import slots
-from spark_estimator.launch.spark.slots import check_connect, check_session, count_slots, require_slots
+from spark_estimator.launch.spark.configuration import UNDEFINED, Configuration
+from spark_estimator.launch.spark.slots import (
+    all_slots,
+    check_connect,
+    check_session,
+    count_slots,
+    default_size,
+    require_slots,
+)
 
 
 class Session:
@@ -139,11 +147,37 @@ def test_nobody_is_refused_for_what_cannot_be_known() -> None:
     require_slots(session("yarn", 1, **{"default.parallelism": "1"}), 50, timedelta(0))
 
 
-def test_dynamic_allocation_is_refused_but_for_local_masters() -> None:
-    with pytest.raises(PreflightError, match=r"spark\.dynamicAllocation\.enabled is true.*=false"):
-        check_session(session("spark://x", **{"dynamicAllocation.enabled": "true"}))
-    check_session(session("local[2]", **{"dynamicAllocation.enabled": "true"}))
-    check_session(session("spark://x", **{"dynamicAllocation.enabled": "false"}))
+def test_executors_that_come_on_demand_are_counted_by_what_the_settings_allow() -> None:
+    on_demand = {"dynamicAllocation.enabled": "true", "executor.cores": "2"}
+    require_slots(session("yarn", 2, **on_demand), 100)
+    most = {**on_demand, "dynamicAllocation.maxExecutors": "3"}
+    require_slots(session("yarn", 2, **most), 6)
+    require_slots(session("yarn", 14, **most), 7)  # they are there already
+    with pytest.raises(NotEnoughSlotsError) as caught:
+        require_slots(session("yarn", 2, **most), 7, size_word="np")
+    assert str(caught.value) == (
+        "7 ranks need 7 slots at the same time, but this session can have at most 6: 3 executors "
+        "(spark.dynamicAllocation.maxExecutors) with 2 slots each. Start the session with "
+        "spark.dynamicAllocation.maxExecutors=4 or more, or use np=6."
+    )
+    half = {**on_demand, "dynamicAllocation.executorAllocationRatio": "0.5"}
+    with pytest.raises(NotEnoughSlotsError, match=r"at most 4: .*executorAllocationRatio is 0\.5\. Start .*=1\.$"):
+        require_slots(session("yarn", 2, **half), 8, size_word="np")  # of 4 ranks it would start 2
+
+
+def test_without_a_fixed_number_of_slots_there_is_no_default() -> None:
+    for settings in ({"dynamicAllocation.enabled": "true"}, {"spark_estimator.barrier": "false"}):
+        for choose in (all_slots, default_size):
+            with pytest.raises(NotEnoughSlotsError, match=r"this session has no fixed number.*Set the number of ranks"):
+                choose(session("yarn", 4, **settings))
+
+
+def test_a_session_that_asks_for_what_spark_refuses_is_refused() -> None:
+    settings = {"dynamicAllocation.enabled": "true", "spark_estimator.barrier": "true"}
+    with pytest.raises(PreflightError, match=r"spark\.spark_estimator\.barrier is true, but spark\.dynamicAllocation"):
+        check_session(session("spark://x", **settings))
+    check_session(session("spark://x", **settings), together=False)
+    check_session(session("local[2]", **settings))
 
 
 def test_gpus_on_a_local_master_are_refused_because_spark_would_wait_for_ever() -> None:
@@ -155,10 +189,10 @@ def test_gpus_on_a_local_master_are_refused_because_spark_would_wait_for_ever() 
 def test_a_real_session_answers(spark: Any) -> None:
     assert count_slots(spark).count == 2
     check_session(spark)
-    assert slots._default_splits(spark, slots.Configuration(spark)) == 2
+    assert slots._default_splits(spark, Configuration(spark)) == 2
     assert slots._slots_by_scheduler(spark) == 2
-    assert slots.Configuration(spark).known("spark.network.crypto.enabled") is None
-    assert spark.sql("SET spark.network.crypto.enabled").collect()[0][1] == slots._UNDEFINED
+    assert Configuration(spark).known("spark.network.crypto.enabled") is None
+    assert spark.sql("SET spark.network.crypto.enabled").collect()[0][1] == UNDEFINED
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,17 @@
-"""A job in one barrier stage, as its driver sees it."""
+"""A job in one stage, as its driver sees it: a barrier stage, or a plain one."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_estimator.errors import PicklingError, WorkerFailedError
+from spark_estimator.errors import PicklingError, PreflightError, WorkerFailedError
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark.stage_job import run_on_spark, spark_environment
@@ -29,17 +30,36 @@ def test_the_variables_of_workers(spark: Any, monkeypatch: pytest.MonkeyPatch) -
     assert "MY_SETTING" not in variables
 
 
-def test_values_and_the_rank_s_failure(spark: Any) -> None:
+@pytest.fixture(params=["barrier", "plain"])
+def either(request: pytest.FixtureRequest, spark: Any) -> Iterator[Any]:
+    """The session, in which ranks start together or one by one."""
+    name = "spark.spark_estimator.barrier"
+    spark.conf.set(name, str(request.param == "barrier"))
+    yield spark
+    spark.conf.unset(name)
+
+
+def test_values_and_the_rank_s_failure(either: Any) -> None:
     def work(failing: int) -> int:
         rank = int(os.environ["HOROVOD_RANK"])
         if rank == failing:
             raise KeyError(f"of rank {rank}")
         return rank * 10
 
-    assert run_on_spark(spark, work, 2, JobOptions(args=(9,), all_results=True)) == [0, 10]
+    assert run_on_spark(either, work, 2, JobOptions(args=(9,), all_results=True)) == [0, 10]
     with pytest.raises(WorkerFailedError, match="raised KeyError: 'of rank 1'") as caught:
-        run_on_spark(spark, work, 2, JobOptions(args=(1,)))
+        run_on_spark(either, work, 2, JobOptions(args=(1,)))
     assert caught.value.rank == 1
+
+
+def test_a_plain_stage_needs_the_driver_channel(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_ESTIMATOR_DRIVER_CHANNEL", "0")
+    spark.conf.set("spark.spark_estimator.barrier", "false")
+    try:
+        with pytest.raises(PreflightError, match="DRIVER_CHANNEL is 0, but a job without a barrier stage needs"):
+            run_on_spark(spark, os.getpid, 2)
+    finally:
+        spark.conf.unset("spark.spark_estimator.barrier")
 
 
 @pytest.mark.slow

@@ -61,6 +61,20 @@ def test_ranks_that_are_late_are_named(spark: Any, capsys: pytest.CaptureFixture
         start(spark, connected=lambda: 1).look(30)
 
 
+def test_ranks_that_start_one_by_one_are_counted(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    connected = 1
+    job = start(spark, connected=lambda: connected, barrier=False)
+    job.look(20)
+    assert "Spark has started train() on 1 of 3 ranks for 20 seconds. It needs 3 free slots" in capsys.readouterr().err
+    with pytest.raises(StartTimeoutError, match=r"^Spark has started train\(\) on 1 of 3 ranks within 30 seconds"):
+        job.look(30)
+    assert "It needs 3 free slots" in job.hindrance()
+    connected = 3
+    assert job.hindrance() == ""
+    with pytest.raises(StartTimeoutError, match=r"^rank 0, rank 1, rank 2 of 3 ranks had not started"):
+        job.look(30)
+
+
 def test_without_a_limit_nobody_is_late(spark: Any) -> None:
     start(spark, timeout=None).look(1e6)
 

@@ -45,16 +45,18 @@ from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.job.results import manifests_of
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.configuration import Configuration
+from spark_estimator.launch.spark.driver_reach import address_for_executors
+from spark_estimator.launch.spark.dynamic_allocation import on_demand
 from spark_estimator.launch.spark.elastic.server import Over, SparkTask, TaskServer, link_over
 from spark_estimator.launch.spark.elastic.worker import SparkWorkerHandle
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
-from spark_estimator.launch.spark.slots import Configuration, count_slots, has_dynamic_allocation
+from spark_estimator.launch.spark.slots import count_slots
 from spark_estimator.launch.spark.stage_job import spark_environment
 from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
 from spark_estimator.launch.spark.task_secrecy import large_payload_apart
 from spark_estimator.launch.worker.worker_host import WorkerHandle
-from spark_estimator.observe.driver_address import driver_address
 from spark_estimator.observe.driver_log import announce, print_line
 
 _COUNT_SLOTS_EVERY = timedelta(seconds=5)
@@ -176,7 +178,7 @@ class _Jobs:
         self._start_timeout = options.start_timeout
         self._verbose = options.verbose
         self._tag = JobTag(spark, f"spark_estimator-{job.job_id}")
-        self._reports = TaskReports(spark, self._tag.text)
+        self._reports = TaskReports(spark, self._tag.text, has_rows=False, connected=lambda: self._started)
         self._settings = Settings.read(job.environment)
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -189,11 +191,13 @@ class _Jobs:
         self._waiting_announced = False
         self._over = threading.Event()
         self.placement = SparkPlacement(terms)
-        self._switchboard = TaskServer(self._own_address(), job)
+        address = address_for_executors(spark, "an elastic job")
+        assert address is not None
+        self._switchboard = TaskServer(address, job)
         self._until_closed = contextlib.ExitStack()
         apart = large_payload_apart(spark, self._switchboard.job)
         self._sent_job, self._payload = self._until_closed.enter_context(apart)
-        if terms.most > terms.size and not has_dynamic_allocation(spark):
+        if terms.most > terms.size and not on_demand(Configuration(spark)):
             self.placement.limit = terms.size
             threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
 
@@ -313,21 +317,6 @@ class _Jobs:
         for task in tasks:
             task.close()
         self._until_closed.close()
-
-    def _own_address(self) -> str:
-        if not Settings.read().driver_channel:
-            raise PreflightError(
-                "SPARK_ESTIMATOR_DRIVER_CHANNEL is 0, but an elastic job needs the driver channel: unset it, or use "
-                "spark.run with max_restarts."
-            )
-        host = Configuration(self._spark).get("spark.driver.host") or ""
-        try:
-            return driver_address(host)
-        except OSError as error:
-            raise PreflightError(
-                f"the executors of an elastic job must connect to this process, but {error}: set spark.driver.host to "
-                "a name or address that they can reach."
-            ) from error
 
     def _count_slots(self) -> None:
         """Looks now and then whether there is room for more."""

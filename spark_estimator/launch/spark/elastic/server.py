@@ -7,7 +7,6 @@ import queue
 import secrets
 import socket
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from spark_estimator.launch.job.results import SCHEMA, ResultRow
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic.task import ElasticTask
 from spark_estimator.launch.spark.job_tag import JobTag
+from spark_estimator.launch.spark.rank_stage import rank_stage
 from spark_estimator.launch.spark.session_thread import session_thread
 from spark_estimator.launch.spark.task_secrecy import unlogged
 from spark_estimator.observe.channel import read_context
@@ -171,10 +171,7 @@ class SparkTask:
             self._tag.add(f"{self._job.function}, an elastic job's task {self.number}")
             task = ElasticTask(self._job, self.number, self._payload)
             with unlogged():
-                with warnings.catch_warnings():
-                    # PySpark tells at each call which pandas it would rather have.
-                    warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
-                    frame = self._spark.range(0, 1, 1, 1).mapInArrow(task, SCHEMA)
+                frame = rank_stage(self._spark.range(0, 1, 1, 1), task, SCHEMA, barrier=False)
                 rows = frame.collect()
             over = Over([ResultRow(*row) for row in rows])
         except BaseException as error:

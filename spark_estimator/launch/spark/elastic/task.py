@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,11 +27,11 @@ from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, outcome_fields
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import task_share, worker_environment
-from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec, job_key
 from spark_estimator.launch.job.versions import own_versions, refusal
-from spark_estimator.launch.spark.stage_task import batches_of
+from spark_estimator.launch.spark.meeting import SetupError, unreachable
+from spark_estimator.launch.spark.stage_task import batches_of, unstarted
 from spark_estimator.launch.worker import orphans
 from spark_estimator.observe.channel import connected_socket
 from spark_estimator.security.authentication import RefusedError
@@ -67,7 +66,7 @@ class ElasticTask:
         assert address is not None
         refused = refusal(job.versions, own_versions())
         if refused:
-            return _refused(failures.ENVIRONMENT, refused)
+            return unstarted(SetupError(failures.ENVIRONMENT, refused))
         try:
             sock, session = connected_socket(
                 (address.host, address.port), address.token, job.job_id, self.number, encrypted=job.encrypted
@@ -75,12 +74,7 @@ class ElasticTask:
         except RefusedError:
             return None  # Spark has started the task once more, and the driver has given its first start up
         except (OSError, AuthenticationError) as error:
-            return _refused(
-                failures.NOT_STARTED,
-                f"cannot reach the driver at {address.host}:{address.port} ({error}), which an elastic job needs: "
-                "allow the executors to connect to the driver's host, or set spark.driver.host to an address that "
-                "they can reach.",
-            )
+            return unstarted(SetupError(failures.NOT_STARTED, unreachable(address, error, "an elastic job")))
         context = TaskContext.get()
         cpus = 1 if context is None else context.cpus()
         around = {**job.environment_if_unset, **os.environ}
@@ -144,8 +138,3 @@ class TaskAgent(WorkerAgent):
                 message = {**message, "rendezvous": coming.to_json()}
             translated += launcher_link.pack(message)
         return translated
-
-
-def _refused(kind: str, message: str) -> Outcome:
-    host = socket.gethostname()
-    return Outcome(-1, host, 0, 1, FailureReport(-1, host, 0, kind, message, when=time.monotonic()))
