@@ -30,7 +30,7 @@ PATIENCE = timedelta(seconds=10)
 # What one supervisor must be told has to fit in a frame.
 _MOST_BYTES = frames.MAX_FRAME_BYTES * 3 // 4
 # When no rank runs any more, Spark has taken their results and ended all copies of their tasks within so long.
-RESULTS_ARE_THERE = timedelta(minutes=2)
+RESULTS_ARE_THERE = timedelta(minutes=1)
 
 _log = logger(__name__)
 

@@ -26,7 +26,7 @@ from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
 from spark_estimator.launch.job.environment import OMP, forwarded_environment, undecided
 from spark_estimator.launch.job.failures import find_marked, first_failure, job_error
-from spark_estimator.launch.job.monitor import Event, Finished, JobMonitor
+from spark_estimator.launch.job.monitor import Event, Failed, Finished, JobMonitor
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.job.results import SCHEMA, ResultRow, manifests_of, verified_values
@@ -325,7 +325,8 @@ class _Run:
         """Ends a job that takes too long, or whose results Spark has lost."""
         attempt.look_at_the_clock(self._job.function, self._job.size, self._monitor.begun, self._start.hindrance)
         for partition in self._registration.repeated(self._connected()):
-            self._monitor.note(self._ranks.repeated(partition))
+            with contextlib.suppress(queue.Full):  # it is found again; this thread empties the queue
+                self._monitor.events.put_nowait(Failed(self._ranks.repeated(partition)))
 
     def _look_at_the_clock(self, seconds: float) -> None:
         self._registration.look_at_the_clock()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ pytest.importorskip("pyspark")
 from spark_estimator.errors import PicklingError, PreflightError, WorkerFailedError
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.options import JobOptions
+from spark_estimator.launch.spark.rank_registration import DriverRegistration
 from spark_estimator.launch.spark.stage_job import run_on_spark, spark_environment
 
 pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
@@ -50,6 +53,18 @@ def test_values_and_the_rank_s_failure(either: Any) -> None:
     with pytest.raises(WorkerFailedError, match="raised KeyError: 'of rank 1'") as caught:
         run_on_spark(either, work, 2, JobOptions(args=(1,)))
     assert caught.value.rank == 1
+
+
+@pytest.mark.slow
+def test_a_result_that_spark_has_lost_ends_the_job(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DriverRegistration, "repeated", lambda registration, connected: [1] if connected == 2 else [])
+    spark.conf.set("spark.spark_estimator.barrier", "false")
+    try:
+        with pytest.raises(WorkerFailedError, match=r"^rank 1 \(host .*\) ended, but its result is lost") as caught:
+            run_on_spark(spark, functools.partial(time.sleep, 60), 2)
+    finally:
+        spark.conf.unset("spark.spark_estimator.barrier")
+    assert (caught.value.rank, caught.value.kind) == (1, failures.LOST)
 
 
 def test_a_plain_stage_needs_the_driver_channel(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,7 @@ def test_what_cannot_run_is_refused(results: dict[str, Any]) -> None:
         ("raises", "raised", "raised ValueError: rank 1 has had enough"),
         ("executor", "lost", "is out of contact: its Spark executor, or its host, has died or was cut off"),
         ("task", "lost", "is out of contact: its Spark executor, or its host, has died or was cut off"),
+        ("result", "lost", ""),
     ],
 )
 def test_a_rank_that_fails_ends_all_and_is_named(results: dict[str, Any], how: str, kind: str, says: str) -> None:
