@@ -81,7 +81,7 @@ class DriverServer:
         receive: is given (partition, frame) in the server's thread. Frames are as `valid` lets them through.
         lost_after: seconds without a heartbeat after which a supervisor is lost; zero: it never is.
         encrypted: whether connections are encrypted.
-        approve: called with the partition of each supervisor that connects, unless it would be told to stop; raises
+        approve: called with the partition of each supervisor that connects, until `stop` is called; raises
             AuthenticationError to refuse it. None: each may connect.
 
     Attributes:

@@ -84,7 +84,7 @@ def ceiling(conf: Configuration, size: int) -> Ceiling | None:
         count = max(math.ceil(size * ratio / slots), int(conf.number(_LEAST) or 0))
         text = f"{count} executors with {each}, as {_RATIO} is {ratio:g}"
         ceilings.append(Ceiling(count * slots, text, f"Start the session with {_RATIO}=1"))
-    lowest = min(ceilings, key=lambda found: found.count, default=None)
+    lowest = min(ceilings, key=lambda limit: limit.count, default=None)
     return lowest if lowest is not None and lowest.count < size else None
 
 

@@ -44,7 +44,7 @@ class NotNeededError(Exception):
     """The job has no use for this attempt of a task: it is to end without rows, and without an error."""
 
 
-class Meeting(Protocol):
+class RankMeeting(Protocol):
     """The supervisors of one job, as one of them sees them. Its methods are called in the order in which they stand."""
 
     def address(self) -> str:
@@ -77,19 +77,19 @@ class BarrierMeeting:
         self._connecting = threading.Thread()
 
     def address(self) -> str:
-        """As in `Meeting`: that by which Spark knows the executor."""
+        """As in `RankMeeting`: that by which Spark knows the executor."""
         partition = self._context.partitionId()
         return self._context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
 
     def connect(self, on_stop: Callable[[str], None]) -> None:
-        """As in `Meeting`. It may still be trying on return."""
+        """As in `RankMeeting`. It may still be trying on return."""
         arguments = (self._context.partitionId(), on_stop)
         self._connecting = threading.Thread(target=self._relay.connect, args=arguments, daemon=True)
         self._connecting.start()
         self._connecting.join(_CONNECTS_WITHIN.total_seconds())
 
     def everyone(self, own_facts: TaskFacts) -> list[TaskFacts]:
-        """As in `Meeting`."""
+        """As in `RankMeeting`."""
         try:
             everyone = self._relay.everyones_facts(own_facts)
         except ConnectionError as error:
@@ -99,7 +99,7 @@ class BarrierMeeting:
         return [TaskFacts.from_json(text) for text in self._context.allGather(own_facts.to_json())]
 
     def close(self) -> None:
-        """As in `Meeting`."""
+        """As in `RankMeeting`."""
         self._connecting.join()
 
 
@@ -120,14 +120,14 @@ class DriverMeeting:
         self._on_stop: Callable[[str], None] | None = None
 
     def address(self) -> str:
-        """As in `Meeting`: that from which the driver is reached. From now on the driver can be told of a failure."""
+        """As in `RankMeeting`: that from which the driver is reached. On return the relay can report failures."""
         sock, session = self._dialled()
         address = str(sock.getsockname()[0])
         self._relay.attach(SupervisorChannel(sock, self._stop, session))
         return address
 
     def connect(self, on_stop: Callable[[str], None]) -> None:
-        """As in `Meeting`; it is connected already, and may have been stopped."""
+        """As in `RankMeeting`; it is connected already, and may have been stopped."""
         with self._lock:
             self._on_stop = on_stop
             reason = self._stop_reason
@@ -135,7 +135,7 @@ class DriverMeeting:
             on_stop(reason)
 
     def everyone(self, own_facts: TaskFacts) -> list[TaskFacts]:
-        """As in `Meeting`. Waits as long as it takes until the last one is there."""
+        """As in `RankMeeting`. Waits as long as it takes until the last one is there."""
         everyone = None
         with suppress(ConnectionError):
             everyone = self._relay.everyones_facts(own_facts)
@@ -147,7 +147,7 @@ class DriverMeeting:
         raise SetupError(failures.NOT_STARTED, "lost its connection to the driver before all ranks were there")
 
     def close(self) -> None:
-        """As in `Meeting`."""
+        """As in `RankMeeting`."""
 
     def _stop(self, reason: str) -> None:
         with self._lock:

@@ -26,8 +26,8 @@ from spark_estimator.launch.job.versions import differences, own_versions, refus
 from spark_estimator.launch.spark.meeting import (
     BarrierMeeting,
     DriverMeeting,
-    Meeting,
     NotNeededError,
+    RankMeeting,
     SetupError,
 )
 from spark_estimator.launch.spark.row_writer import Feed, Feeding
@@ -106,7 +106,7 @@ class StageTask:
 
     def _supervise(self, context: TaskContext, partition: int, relay: TaskRelay, feeding: Feeding) -> Outcome:
         keep_standard_descriptors()
-        meeting: Meeting
+        meeting: RankMeeting
         if isinstance(context, BarrierTaskContext):
             meeting = BarrierMeeting(context, relay)
         else:

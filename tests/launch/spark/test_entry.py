@@ -33,12 +33,12 @@ def test_the_time_for_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = with_start_timeout(JobOptions(**more), has_rows=has_rows).start_timeout
         return None if chosen is None else chosen.total_seconds()
 
-    own = timedelta(seconds=7)
+    seven = timedelta(seconds=7)
     monkeypatch.delenv("HOROVOD_SPARK_START_TIMEOUT", raising=False)
     assert (seconds(has_rows=False), seconds(has_rows=True)) == (600, None)
     monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "9")
     for has_rows in (False, True):
-        assert (seconds(has_rows=has_rows), seconds(has_rows=has_rows, start_timeout=own)) == (9, 7)
+        assert (seconds(has_rows=has_rows), seconds(has_rows=has_rows, start_timeout=seven)) == (9, 7)
 
 
 def test_an_interruption_names_the_call(caplog: pytest.LogCaptureFixture) -> None:
