@@ -76,6 +76,8 @@ _OF_ONE_RANK = {
     *torch_variables.NAMES,
 }
 _FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
+# A function that was written with Keras on the driver means the same Keras on the ranks.
+_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 _OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON", "SPARK_", "VIRTUAL_ENV", "_")
 
 
@@ -135,8 +137,12 @@ def worker_environment(
 
 
 def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The driver's variables that apply to workers on any host: settings of Horovod, of this package and of NCCL."""
-    return {name: value for name, value in environ.items() if name.startswith(_FORWARDED) and name not in _OF_ONE_RANK}
+    """The driver's variables that apply to workers on any host: settings of Horovod, this package, NCCL and Keras."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name.startswith(_FORWARDED) and name not in _OF_ONE_RANK) or name in _OF_KERAS
+    }
 
 
 def checked_environment(environ: Mapping[str, str] | None) -> dict[str, str]:

@@ -209,7 +209,10 @@ def test_only_settings_are_handed_on_and_nothing_of_a_single_rank() -> None:
     environ = {"HOROVOD_FUSION_THRESHOLD": "1", "HOROVOD_RANK": "3", "NCCL_DEBUG": "INFO", "PATH": "/bin"}
     environ |= {"SPARK_ESTIMATOR_RENDEZVOUS_FD": "5", "SPARK_ESTIMATOR_SHARED_MEMORY": "0", "HOME": "/"}
     environ |= {"SPARK_ESTIMATOR_JOB_KEY": "secret", "SPARK_ESTIMATOR_JOINED": "0/2 torchrun"}
+    environ |= {"KERAS_BACKEND": "torch", "KERAS_HOME": "/k", "TF_USE_LEGACY_KERAS": "1"}
     assert module.forwarded_environment(environ) == {
+        "KERAS_BACKEND": "torch",
+        "TF_USE_LEGACY_KERAS": "1",
         "HOROVOD_FUSION_THRESHOLD": "1",
         "NCCL_DEBUG": "INFO",
         "SPARK_ESTIMATOR_SHARED_MEMORY": "0",
