@@ -24,8 +24,13 @@ from spark_estimator.data.petastorm.pages import Page, cut, rows_in
 from spark_estimator.data.petastorm.reader import Reader
 from spark_estimator.errors import DataError
 
-# Types that tensors do not have go into the next larger one that there is, as in petastorm.
-_TENSOR_DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "float16": "float16"}
+# Types that tensors do not have go into the next larger one that there is, as in petastorm. Types are looked up as
+# objects: to make the name of one takes as long as the rest of a column of a batch.
+_TENSOR_DTYPES = {
+    numpy.dtype(stored): numpy.dtype(larger)
+    for stored, larger in {"uint16": "int32", "uint32": "int64", "uint64": "int64"}.items()
+}
+_SAME_DTYPES = frozenset(map(numpy.dtype, ("f2", "f4", "f8", "u1", "i1", "i2", "i4", "i8")))
 
 
 def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
@@ -231,6 +236,8 @@ def numbers_for_torch(array: Array, name: str) -> Array:
     Raises:
         DataError: it holds texts, bytes, null or other objects.
     """
+    if array.dtype in _SAME_DTYPES:
+        return array
     if array.dtype == bool:
         return array.view(numpy.uint8)
     if array.dtype.kind == "M":
@@ -239,7 +246,7 @@ def numbers_for_torch(array: Array, name: str) -> Array:
         return micros
     if array.dtype.kind in "OSU":
         return _of_objects(array, name)
-    wanted = _TENSOR_DTYPES.get(array.dtype.name)
+    wanted = _TENSOR_DTYPES.get(array.dtype)
     return array if wanted is None else array.astype(wanted)
 
 
