@@ -19,9 +19,10 @@ from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.petastorm.calls import CallSize, TransformedRows
 from spark_estimator.data.petastorm.pages import Page, cut, rows_in
 from spark_estimator.data.petastorm.plan import ReadPlan
+from spark_estimator.data.petastorm.row_views import GivenRows, views_of
 from spark_estimator.data.petastorm.stream import rebatched
 from spark_estimator.data.petastorm.tensor_fields import are_plain, tensor_fields
-from spark_estimator.data.petastorm.transform import Transformer, views_of
+from spark_estimator.data.petastorm.transform import Transformer
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.prefetch import Ahead
@@ -179,10 +180,10 @@ class ShardBatches:
             started = time.monotonic()
             numbers = numpy.concatenate(batches)
             arrays = gathered(numbers, narrow) if narrow else {}
-            deep = {name: views_of(array) for name, array in arrays.items() if array.ndim > 1}
-            frame_views = {**{name: view.take(numbers) for name, view in views.items()}, **deep}
-            columns = {name: frame_views.get(name, arrays.get(name)) for name in self._names}
-            page, unchanged = transformer.of_views(columns, frame_views, place, together)
+            deep = {name: array for name, array in arrays.items() if array.ndim > 1}
+            prepared = {name: GivenRows(view.take(numbers), view) for name, view in views.items()}
+            columns = {name: arrays.get(name) for name in self._names}
+            page, unchanged = transformer.of_rows(columns, deep, prepared, place, together)
             page |= {name: arrays[name] for name in unchanged if name in deep}
             call_size.took(time.monotonic() - started)
             return TransformedRows(page, [name for name in unchanged if name in views], numbers)

@@ -6,10 +6,9 @@ reader of rows (`make_reader`) gives it a dict for each row. It is called again 
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -19,6 +18,7 @@ from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.decoding import failure_text
 from spark_estimator.data.fields import Array, is_list
 from spark_estimator.data.petastorm.pages import Page, array_of, column_of, is_fixed_width, objects, page_of
+from spark_estimator.data.petastorm.row_views import GivenRows, ViewPool
 from spark_estimator.data.petastorm.unischema import Unischema, UnischemaField
 from spark_estimator.errors import DataError
 
@@ -111,11 +111,13 @@ class Transformer:
         spec: with the function.
         schema: of what it returns.
         by_row: it takes dicts.
+        pool: lends a frame the rows of columns of arrays.
     """
 
     spec: TransformSpec
     schema: Unischema
     by_row: bool = False
+    pool: ViewPool = field(default_factory=ViewPool, compare=False, repr=False)
 
     @property
     def keeps_rows(self) -> bool:
@@ -155,26 +157,42 @@ class Transformer:
             arrays: [rows] or [rows, ...] of all columns.
             matrices: those of the columns of arrays.
         """
-        views = {name: views_of(array) for name, array in matrices.items()}
-        page, unchanged = self.of_views({**arrays, **views}, views, place)
+        page, unchanged = self.of_rows(arrays, matrices, {}, place)
         return {name: matrices[name] if name in unchanged else page[name] for name in self.schema.fields}
 
-    def of_views(
-        self, columns: Mapping[str, Any], views: Mapping[str, Array], place: str, together: Sequence[str] = ()
+    def of_rows(
+        self,
+        columns: Mapping[str, Any],
+        matrices: Mapping[str, Array],
+        prepared: Mapping[str, GivenRows],
+        place: str,
+        together: Sequence[str] = (),
     ) -> tuple[Page, set[str]]:
-        """As `of_page`, for columns as the frame has them.
+        """As `of_page`, also for columns of arrays whose objects there are already.
 
         Args:
-            views: [rows] of objects; of columns of arrays, by name.
+            columns: names all columns, in their order.
+            prepared: such columns.
             together: columns that are the rows of one matrix, in this order.
 
         Returns:
             The columns of the result, but for those whose rows' objects are as they were given; and their names.
         """
+        lent = self.pool.lend(matrices)
+        try:
+            return self._of_frame(columns, {**lent.columns, **prepared}, place, together)
+        finally:
+            lent.end()
+
+    def _of_frame(
+        self, columns: Mapping[str, Any], prepared: Mapping[str, GivenRows], place: str, together: Sequence[str]
+    ) -> tuple[Page, set[str]]:
         import pandas
 
         assert self.spec.func is not None
-        frame = _frame({**columns, **{name: array.copy() for name, array in views.items()}}, together)
+        frame = _frame(
+            {name: prepared[name].column if name in prepared else columns[name] for name in columns}, together
+        )
         count = len(frame)
         try:
             result = self.spec.func(frame)
@@ -194,13 +212,13 @@ class Transformer:
         page: Page = {}
         unchanged: set[str] = set()
         columns_of = _columns(result)
-        for name, field in self.schema.fields.items():
+        for name, declared in self.schema.fields.items():
             values = columns_of[name]
-            if name in views and _same(values, views[name]):
+            if name in prepared and prepared[name].are_in(values):
                 unchanged.add(name)
                 continue
             try:
-                page[name] = column_of(values, name, field.shape)
+                page[name] = column_of(values, name, declared.shape)
             except DataError as error:
                 raise DataError(f"transform_spec, rows of {place}: {error}") from error
         return page, unchanged
@@ -241,13 +259,6 @@ class Transformer:
             )
 
 
-def views_of(array: Array) -> Array:
-    """[rows] of objects: a row's array each, which is not writable, as petastorm's are not."""
-    protected = array.view()
-    protected.flags.writeable = False
-    return numpy.fromiter(protected, object, len(array))
-
-
 def _frame(columns: Mapping[str, Any], together: Sequence[str]) -> pandas.DataFrame:
     """The columns as a frame; of those of one matrix, pandas makes one block, which takes a tenth of the time."""
     import pandas
@@ -274,15 +285,6 @@ def _columns(frame: pandas.DataFrame) -> dict[str, Array]:
     if len(result) == len(names):
         return {name: result[number] for number, name in enumerate(names)}
     return {name: frame[name].to_numpy() for name in names}
-
-
-def _same(values: Array, views: Array) -> bool:
-    """Whether the rows' objects are those that were given, in their order: their addresses are compared."""
-    if values.dtype != object or len(values) != len(views):
-        return False
-    array = numpy.ascontiguousarray(values)
-    size = array.nbytes
-    return ctypes.string_at(array.ctypes.data, size) == ctypes.string_at(views.ctypes.data, size)
 
 
 def _of_rows(values: Array, name: str) -> Array:
