@@ -150,6 +150,7 @@ PUBLIC_TWICE = {
     "Compression",
     "FP16Compressor",
     "HorovodStrategy",
+    "PetastormDataModule",  # of horovod.spark.torch and of horovod.spark.keras
     "TorchEstimator",
     "TorchModel",
 }

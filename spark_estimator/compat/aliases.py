@@ -122,6 +122,9 @@ PACKAGES: dict[str, dict[str, str]] = {
         "KerasEstimator": "spark_estimator.estimators.keras.estimator:KerasEstimator",
         "KerasModel": "spark_estimator.estimators.keras.model:KerasModel",
     },
+    "horovod.spark.keras.datamodule": {
+        "PetastormDataModule": "spark_estimator.data.prepared.keras_module:PetastormDataModule"
+    },
     "horovod.spark.keras.estimator": {
         "KerasEstimator": "spark_estimator.estimators.keras.estimator:KerasEstimator",
         "KerasModel": "spark_estimator.estimators.keras.model:KerasModel",
@@ -129,6 +132,9 @@ PACKAGES: dict[str, dict[str, str]] = {
     "horovod.spark.lightning": {
         "TorchEstimator": "spark_estimator.estimators.lightning.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.lightning.model:TorchModel",
+    },
+    "horovod.spark.lightning.datamodule": {
+        "PetastormDataModule": "spark_estimator.estimators.lightning.petastorm_module:PetastormDataModule"
     },
     "horovod.spark.lightning.estimator": {
         "MIN_PL_VERSION": "spark_estimator.lightning.flavours:MIN_PL_VERSION",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 _READERS = (
-    "an estimator's ranks read rows without petastorm or NVTabular; leave out data_module=, or pass a "
-    "LightningDataModule to Lightning's TorchEstimator"
+    "an estimator's ranks read rows without NVTabular; leave out data_module=, or pass a class derived from "
+    "horovod.spark.common.datamodule.DataModule or, for Lightning, a LightningDataModule, which reads by NVTabular"
 )
 _TRAINERS = "an estimator's ranks run this package's own training loop; override an estimator's methods instead"
 _PICKLES = "pickle models with cloudpickle, or save them with save(path)"
@@ -25,12 +25,9 @@ _DATA_SERVICE = "the ranks do not share a tf.data service; shard the dataset wit
 _KERAS = "the estimators pack models of Keras by themselves"
 _SAVED = "estimators and models have save(path) and load(path)"
 
-_DATA_MODULES = "PetastormDataModule", "NVTabularDataModule"
-
 _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
     _READERS: {
-        "horovod.spark.keras.datamodule": _DATA_MODULES,
-        "horovod.spark.lightning.datamodule": _DATA_MODULES,
+        "horovod.spark.keras.datamodule": ("NVTabularDataModule",),
         "horovod.spark.torch.datamodule": ("NVTabularDataModule",),
     },
     _TRAINERS: {
