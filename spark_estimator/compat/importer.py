@@ -37,6 +37,8 @@ class AliasLoader:
         if old in MODULES:
             # The import system returns the entry of sys.modules, so the alias is the module itself.
             sys.modules[old] = importlib.import_module(MODULES[old])
+        elif old == "horovod.spark.lightning":
+            _restore_names_of_lightning()
 
 
 class AliasPackage(ModuleType):
@@ -138,6 +140,14 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
             finder.force = finder.force or force
             return
     sys.meta_path.insert(0, AliasFinder(force))
+
+
+def _restore_names_of_lightning() -> None:
+    """Clients of ``horovod.spark.lightning`` were written for Lightning 1, some of whose names Lightning 2 moved."""
+    try:
+        importlib.import_module(_OLD_SPELLINGS).restore_names()
+    except ModuleNotFoundError:
+        pass  # without Lightning: the estimator names what is missing
 
 
 def installed() -> bool:

@@ -6,7 +6,8 @@ Lightning 1, the learning rate of a Trainer with the strategy named "horovod" is
 yes only where ``accelerator`` or ``distributed_backend`` ask for Horovod, too.
 
 Switched on by ``spark_estimator.compat.install(lightning=True)`` alone: it replaces ``Trainer.__init__`` of each
-package that is imported, now or later.
+package that is imported, now or later. `restore_names`, which replaces nothing, is switched on by the import of
+``horovod.spark.lightning`` under that name.
 """
 
 from __future__ import annotations
@@ -30,6 +31,20 @@ _RENAMED = {
     "weights_summary": "enable_model_summary",
     "resume_from_checkpoint": "",
 }
+
+
+def restore_names() -> None:
+    """Adds those names of Lightning 1 that clients of ``horovod.spark.lightning`` import and Lightning 2 has elsewhere.
+
+    Only to the package ``pytorch_lightning``, when it is imported.
+    """
+    when_imported("pytorch_lightning", _restore)
+
+
+def _restore(flavour: str) -> None:
+    utilities = importlib.import_module(f"{flavour}.utilities")
+    if not hasattr(utilities, "_module_available"):
+        utilities._module_available = importlib.import_module("lightning_utilities.core.imports").module_available  # type: ignore[attr-defined]
 
 
 def install() -> None:

@@ -15,6 +15,7 @@ import spark_estimator.torch as hvd
 from spark_estimator import log
 from spark_estimator.collectives import context
 from spark_estimator.lightning import rates
+from spark_estimator.lightning.epoch_outputs import EpochOutputs
 from spark_estimator.lightning.lockstep import LightningLockstep, even, lengths_of_all_ranks
 from spark_estimator.lightning.metrics import SyncedMetrics
 from spark_estimator.lightning.strategy_collectives import HorovodCollectives
@@ -40,7 +41,8 @@ class HorovodMethods(HorovodCollectives, _Base):
     ranks, ``Trainer(sync_batchnorm=True)`` makes ``hvd.SyncBatchNorm``. If one rank sets ``trainer.should_stop``, or
     skips the rest of its epoch, all do. Ranks with different numbers of training batches take as many as the one with
     fewest, also where an `IterableDataset` has another length; loaders for evaluation are not cut, and what would have
-    some rank wait in a step is refused there.
+    some rank wait in a step is refused there. Lightning 1's ``training_epoch_end``, ``validation_epoch_end`` and
+    ``test_epoch_end`` are called with what the steps of this rank returned.
 
     The learning rate stays as ``configure_optimizers`` gives it, unless `scale_lr` is set, and so does the batch size;
     ``trainer.world_size`` is the number of ranks.
@@ -107,6 +109,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         }
         self._metrics = SyncedMetrics()
         self._lockstep: LightningLockstep | None = None
+        self._epoch_outputs: EpochOutputs | None = None
         self._made_distributed: list[torch.optim.Optimizer] = []
         self._num_nodes = 1
 
@@ -196,9 +199,17 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     # --- before a run, and after it ---
 
+    def connect(self, model: Any) -> None:
+        """Takes the module of a run, which may have hooks of Lightning 1 (`epoch_outputs`)."""
+        super().connect(model)
+        self._epoch_outputs = EpochOutputs(model)
+        self._epoch_outputs.hide()  # the Trainer's check of the module comes between this and `setup`
+
     def setup(self, trainer: Any) -> None:
         """Makes the model that of rank 0 on all ranks, and its optimizers distributed ones. Collective."""
         self.uneven_lengths = ()
+        if self._epoch_outputs is not None:
+            self._epoch_outputs.attach(trainer, self.flavour)
         super().setup(trainer)
         if self.world_size > 1 and getattr(trainer.state.fn, "value", trainer.state.fn) == "fit":
             self._release()
@@ -253,6 +264,8 @@ class HorovodMethods(HorovodCollectives, _Base):
         that is saved now brings it together.
         """
         self._release()
+        if self._epoch_outputs is not None:
+            self._epoch_outputs.release()
         for optimizer in self._made_distributed:
             if not getattr(optimizer, "state_is_divided", False):
                 unwrap(optimizer)

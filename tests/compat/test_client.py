@@ -61,7 +61,7 @@ def fit_texts(spark: SparkSession, tmp_path: Path) -> None:
     assert type(model) is text.TextModel
     history = model.getHistory()
     assert len(history) == 4 and history[-1]["train"]["loss"] < history[0]["train"]["loss"]
-    assert "validation" in history[0]
+    assert 0 < history[0]["logged"]["avg_val_loss"] < 9 and "validation" in history[0]
     rows = model.transform(frame).collect()
     assert [row["prediction"] for row in rows] == [float(row["label"]) for row in rows]
     assert len(rows[0]["output"]) == 2 and rows[0]["text"].startswith("a ")

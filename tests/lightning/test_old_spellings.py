@@ -11,6 +11,7 @@ import torch
 
 from spark_estimator import compat
 from spark_estimator.lightning.old_spellings import translated
+from tests.compat.interpreter import fresh
 from tests.lightning.training import package, trainer_of
 
 WRITE = r"write Trainer\(strategy=HorovodStrategy\(scale_lr=True\), accelerator='cpu'\)"
@@ -137,3 +138,15 @@ def test_what_is_said_elsewhere_today(old: dict[str, Any], text: str) -> None:
 def test_two_strategies_at_once() -> None:
     with pytest.raises(ValueError, match=r"strategy='ddp'\): choose one"):
         translated({"accelerator": "horovod", "strategy": "ddp"})
+
+
+def test_the_estimators_old_name_restores_what_clients_import() -> None:
+    fresh(
+        """
+        import spark_estimator.compat
+        spark_estimator.compat.install()
+        import horovod.spark.lightning
+        from pytorch_lightning.utilities import _module_available
+        assert _module_available("horovod") and not _module_available("no_such_package")
+        """
+    )

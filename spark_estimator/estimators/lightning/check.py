@@ -21,6 +21,7 @@ from spark_estimator.estimators.lightning.parts import LightningParts
 from spark_estimator.estimators.rows.shapes import Fields, not_finite, shown
 from spark_estimator.estimators.torch.check import ModuleTrial, first_tensors
 from spark_estimator.estimators.torch.losses import Tensors, outputs_of
+from spark_estimator.lightning.epoch_outputs import hidden
 
 
 class LightningTrial(ModuleTrial):
@@ -146,7 +147,8 @@ def _with_trainer(flavour: str, module: Any, batch: Named) -> Any:
         use_distributed_sampler=False,
         **{f"enable_{name}": False for name in off},
     )
-    trainer.fit(module, _One(batch))
+    with hidden(module):
+        trainer.fit(module, _One(batch))
     return losses[0] if losses and module.automatic_optimization else None
 
 

@@ -25,8 +25,19 @@ _REFUSED = {
     "num_nodes": "Spark places the ranks; num_proc is their number",
     "barebones": "it leaves out the callbacks by which the estimator knows how the training goes",
 }
-#: Hooks of Lightning 1.
-_GONE = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
+#: Hooks of Lightning 1 that Lightning 2 does not call and that change what a step returns -> where their code belongs.
+_REMOVED_STEPS = {f"{stage}_step_end": f"{stage}_step" for stage in ("training", "validation", "test")}
+#: Other hooks of Lightning 1 -> those of Lightning 2.
+_REMOVED_HOOKS = {
+    "on_epoch_start": "on_train_epoch_start, on_validation_epoch_start",
+    "on_epoch_end": "on_train_epoch_end, on_validation_epoch_end",
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+    "on_pretrain_routine_start": "on_fit_start",
+    "on_pretrain_routine_end": "on_fit_start",
+    "tbptt_split_batch": "manual optimization",
+    "get_progress_bar_dict": "self.log(..., prog_bar=True)",
+}
 _OF_PLAIN = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics")
 
 
@@ -83,6 +94,11 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
         flavour = next(filter(None, map(flavour_of, value("callbacks"))), preferred())
         if value("data_module") is not None:
             raise ValueError("data_module gives batches of its own form, which only a LightningModule can read.")
+        if value("optimizer") is None and not (value("loss") or value("loss_constructors")):
+            raise TypeError(
+                f"model is a {type(model).__name__}, a torch.nn.Module and not a LightningModule: give it optimizer "
+                f"and loss, or derive it from {flavour}.LightningModule."
+            )
         plain, labels = torch_parts.parts_of(lambda name: _of_torch(name, value))
     else:
         labels = labels_of(value)
@@ -156,12 +172,18 @@ def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
     ):
         if getattr(kind, method) is getattr(base, method):
             raise ValueError(f"{type(model).__name__} has no {method}(), which defines {why}.")
-    gone = next((name for name in _GONE if callable(getattr(kind, name, None))), None)
-    if gone is not None:
-        raise ValueError(
-            f"{type(model).__name__} has {gone}(), which Lightning 2 no longer calls: keep the steps' outputs in a "
-            f"list of the module's, and use them in on_{gone}()."
-        )
+    for name, today in _REMOVED_STEPS.items():
+        if callable(getattr(kind, name, None)):
+            raise ValueError(
+                f"{type(model).__name__} has {name}(), which Lightning 2 does not call: return from {today}() what it "
+                "returns."
+            )
+    for name, today in _REMOVED_HOOKS.items():
+        if callable(getattr(kind, name, None)):
+            warnings.warn(
+                f"{type(model).__name__}.{name}(): no effect, as Lightning 2 does not call it; use {today}.",
+                stacklevel=2,
+            )
     if kind.forward in (base.forward, nn.Module.forward):
         raise ValueError(
             f"{type(model).__name__} has no forward(), which predicts: it is called with a tensor for each feature."

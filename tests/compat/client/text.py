@@ -57,6 +57,9 @@ class LitText(LightningModule):  # type: ignore[misc]  # without types here
         self.log("val_loss", loss)
         return loss
 
+    def validation_epoch_end(self, outputs: list[torch.Tensor]) -> None:
+        self.log("avg_val_loss", torch.stack(outputs).mean() if outputs else float("inf"))
+
 
 class TextModel(TorchModel, TextParams):  # type: ignore[misc]  # the aliases have no types
     tokenizer = Param(Params._dummy(), "tokenizer", "the tokenizer")

@@ -266,7 +266,7 @@ class Named(Line):
 class Old(Line):
     """Has a hook of Lightning 1."""
 
-    def validation_epoch_end(self, outputs: Any) -> None:
+    def training_step_end(self, output: Any) -> Any:
         raise AssertionError("nothing calls it")
 
 
@@ -308,7 +308,7 @@ class Old(Line):
         (
             {"model": Old()},
             ValueError,
-            r"has validation_epoch_end\(\), which Lightning 2 no longer calls.*on_validation_epoch",
+            r"Old has training_step_end\(\), which Lightning 2 does not call: return from training_step\(\)",
         ),
     ],
 )
@@ -322,6 +322,10 @@ def test_refused_before_any_rank_starts(
 def test_a_plain_module_needs_its_parts(line: DataFrame) -> None:
     with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim optimizer"):
         plain_estimator(optimizer=None).fit(line)
+    with pytest.raises(
+        TypeError, match=r"model is a Linear, a torch\.nn\.Module and not a LightningModule: give it op"
+    ):
+        estimator(model=nn.Linear(3, 1)).fit(line)
     with pytest.raises(ValueError, match="data_module gives batches of its own form"):
         plain_estimator(data_module=pl.LightningDataModule).fit(line)
 

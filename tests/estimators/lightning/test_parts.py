@@ -51,7 +51,17 @@ def test_a_plain_module_needs_optimizer_and_loss() -> None:
     parts = made(model=net, optimizer=torch.optim.SGD(net.parameters(), 0.1), loss=nn.MSELoss())
     assert parts.plain is not None and parts.plain.labels == ["y"]
     with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim optimizer"):
+        made(model=net, loss=nn.MSELoss())
+    with pytest.raises(TypeError, match=r"model is a Linear, a torch\.nn\.Module and not a LightningModule: give it "):
         made(model=net)
+
+
+def test_hooks_of_lightning_1_that_are_not_called_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"Old.on_epoch_end\(\): no effect, as Lightning 2 .* use on_train_epoch_end"):
+        made(model=type("Old", (Module,), {"on_epoch_end": lambda self: None})())
+    with pytest.raises(ValueError, match=r"Old has validation_step_end\(\), which Lightning 2 does not call: return"):
+        made(model=type("Old", (Module,), {"validation_step_end": lambda self, output: output})())
+    made(model=type("Old", (Module,), {"validation_epoch_end": lambda self, outputs: None})())
 
 
 @pytest.mark.parametrize(
