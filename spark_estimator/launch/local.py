@@ -26,6 +26,7 @@ from spark_estimator.launch.worker.worker_host import LocalWorkerHandle, WorkerH
 from spark_estimator.observe import timeline
 from spark_estimator.observe.driver_log import ShowLine, announce, print_line
 from spark_estimator.observe.status_line import StatusLine
+from spark_estimator.observe.training_records import TakeRecord
 
 _DEFAULTS, _ONLY_ATTEMPT = JobOptions(), Attempt()
 
@@ -54,7 +55,9 @@ def run_local(
 
     def run(attempt: Attempt) -> list[Outcome]:
         again = replace(job, job_id=new_job_id(), attempt=attempt.number)
-        return run_job(again, show_line=options.show_line or print_line, attempt=attempt)
+        return run_job(
+            again, show_line=options.show_line or print_line, take_record=options.take_record, attempt=attempt
+        )
 
     outcomes = run_attempts(run, options.limits, job.function)
     return load_values([outcomes[rank].pickled for rank in job.result_ranks], job.function)
@@ -82,6 +85,7 @@ def run_job(
     make_workers: WorkerHandles | None = None,
     *,
     show_line: ShowLine = print_line,
+    take_record: TakeRecord | None = None,
     gentle: timedelta = timedelta(0),
     cancel: Callable[[], None] | None = None,
     attempt: Attempt = _ONLY_ATTEMPT,
@@ -90,6 +94,7 @@ def run_job(
 
     Args:
         job: with ``progress``, how far the ranks are is shown in a status line.
+        take_record: as in `JobOptions`.
         make_workers: makes the handles of all workers; None: on this host.
         gentle: as in `Supervisor`; of workers on this host.
         cancel: ends all at once, after stopping has not.
@@ -102,13 +107,14 @@ def run_job(
         JobFailedError: a rank failed, or it took too long.
     """
     with _joined_timeline(job) if make_workers is None else contextlib.nullcontext():
-        return _run_job(job, make_workers, show_line, gentle, cancel, attempt)
+        return _run_job(job, make_workers, show_line, take_record, gentle, cancel, attempt)
 
 
 def _run_job(
     job: JobSpec,
     make_workers: WorkerHandles | None,
     show_line: ShowLine,
+    take_record: TakeRecord | None,
     gentle: timedelta,
     cancel: Callable[[], None] | None,
     attempt: Attempt,
@@ -120,7 +126,7 @@ def _run_job(
         for worker in workers:
             worker.stop(reason)
 
-    watch = JobMonitor(stop=stop, cancel=cancel, show_line=show_line, size=job.size)
+    watch = JobMonitor(stop=stop, cancel=cancel, show_line=show_line, take_record=take_record, size=job.size)
     if job.progress:
         watch.status = StatusLine.on_screen(job.size)
     watch.clock = lambda: attempt.look_at_the_clock(job.function, job.size, watch.begun)

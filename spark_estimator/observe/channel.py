@@ -31,6 +31,7 @@ from spark_estimator.observe.frames import (
     LOG,
     MAX_FRAME_BYTES,
     PROGRESS,
+    RECORD,
     SILENT,
     STOP,
     encode,
@@ -338,6 +339,8 @@ class SupervisorChannel:
             if kind in (LINE, LOG) and self._waiting_bytes + len(frame) > _MAX_WAITING_BYTES:
                 self._dropped += 1
                 return True
+            if kind == RECORD and self._waiting_bytes + len(frame) > _MAX_WAITING_BYTES:
+                return True  # those of epochs come with the history, too
             if kind == PROGRESS and self._waiting:
                 return True  # the next one says more
             if self._dropped and kind in (LINE, LOG):

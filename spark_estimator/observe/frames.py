@@ -14,6 +14,7 @@ PLACED = "placed"  # rank, host, pid: who the supervisor's worker is, said befor
 BEGUN = "begun"  # rank, host, pid: user code begins
 LINE = "line"  # rank, stream, text
 LOG = "log"  # rank, text: from log_to_driver
+RECORD = "record"  # rank, record: of an estimator's training
 PROGRESS = "progress"  # rank, report: fields of its `Progress`; at most one a second
 FAILURE = "failure"  # report: fields of a failure report
 BYE = "bye"  # the supervisor's work is done
@@ -33,6 +34,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     BEGUN: {"rank": int, "host": str, "pid": int},
     LINE: {"rank": int, "stream": str, "text": str},
     LOG: {"rank": int, "text": str},
+    RECORD: {"rank": int, "record": dict},
     PROGRESS: {"rank": int, "report": dict},
     FAILURE: {"report": dict},
     BYE: {},

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from spark_estimator.observe.training_records import StepRecorder
+
 TRAIN = "train"
 VALIDATION = "validation"
 
@@ -95,24 +97,29 @@ class TrainingMeter:
 
     Args:
         epochs: number of epochs; 0: unknown.
+        recorder: is given each training step; None: there is none.
     """
 
-    def __init__(self, epochs: int) -> None:
+    def __init__(self, epochs: int, recorder: StepRecorder | None = None) -> None:
         self.epochs = epochs
+        self._recorder = recorder
         self._now: _Counts | None = None
         self._before_validation: _Counts | None = None
         self._averages: dict[str, float] = {}
         self._points: list[Point] = []
 
-    def begin_epoch(self, epoch: int, steps: int, step: int = 0) -> None:
+    def begin_epoch(self, epoch: int, steps: int, step: int = 0, loss_rows: int = 0) -> None:
         """An epoch begins.
 
         Args:
             epoch: from 0.
             steps: number of its batches; 0: unknown.
             step: batches that were finished before the checkpoint from which it continues.
+            loss_rows: rows of this rank in these batches.
         """
-        self._now = (epoch + 1, TRAIN, steps), step, self._rows, None, 0
+        self._now = (epoch + 1, TRAIN, steps), step, self._rows, None, loss_rows
+        if self._recorder is not None:
+            self._recorder.begin_epoch(step)
         self._before_validation = None
 
     def begin_validation(self, steps: int) -> None:
@@ -142,6 +149,9 @@ class TrainingMeter:
             self._now = position, step + 1, total, last_loss, loss_rows
         else:
             self._now = position, step + 1, total + rows, loss, loss_rows + rows
+        (epoch, part, steps), done, _, mean, counted = self._now
+        if self._recorder is not None and part == TRAIN:
+            self._recorder.step_done(epoch - 1, done, steps, counted, mean)
 
     def end_epoch(self, averages: Mapping[str, Any]) -> None:
         """An epoch has ended.

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -254,6 +254,9 @@ class _Process:
     def progress(self, rank: int, progress: Progress) -> None:
         """How far the rank is."""
         self._link.send_json(frames.PROGRESS, process=self._number, rank=rank, report=progress.to_dict())
+
+    def record(self, rank: int, record: Mapping[str, Any]) -> None:
+        """A record of an estimator's training: estimators don't train on ranks that an agent starts."""
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""

@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -24,6 +24,7 @@ from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import flush, print_line, print_message
 from spark_estimator.observe.progress import Progress
 from spark_estimator.observe.status_line import StatusLine
+from spark_estimator.observe.training_records import TakeRecord
 
 _log = logger(__name__)
 
@@ -81,6 +82,14 @@ class ProgressReported:
 
 
 @dataclass(frozen=True)
+class RecordReceived:
+    """A rank has sent a record of an estimator's training."""
+
+    rank: int
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Failed:
     """A rank has failed."""
 
@@ -126,7 +135,17 @@ class Finished:
 
 
 Event = (
-    Begun | Lines | Message | LauncherMessage | ProgressReported | Failed | FrameReceived | Ended | Offered | Finished
+    Begun
+    | Lines
+    | Message
+    | LauncherMessage
+    | ProgressReported
+    | RecordReceived
+    | Failed
+    | FrameReceived
+    | Ended
+    | Offered
+    | Finished
 )
 
 
@@ -179,6 +198,7 @@ class JobMonitor:
         cancel: the harder way, when `stop` has not helped within two seconds; None when there is none.
         show_line: prints a line.
         show_begun: called with rank and process once user code has begun on a rank.
+        take_record: is given each record of an estimator's training; None: they are dropped.
         size: number of ranks.
         waiting: called now and then until all ranks have begun, with the seconds since the start.
         clock: called now and then while nothing has failed; ends the job by raising.
@@ -191,6 +211,7 @@ class JobMonitor:
     show_line: Callable[[int, str, str], None] = print_line
     show_message: Callable[[int, str], None] = print_message
     show_begun: Callable[[int, int], None] | None = None
+    take_record: TakeRecord | None = None
     size: int = 1
     waiting: Callable[[float], None] | None = None
     clock: Callable[[], None] | None = None
@@ -291,6 +312,8 @@ class JobMonitor:
                 self.show_message(event.rank, event.text)
             elif isinstance(event, LauncherMessage):
                 self.report(event.text)
+            elif isinstance(event, RecordReceived) and self.take_record is not None:
+                self.take_record(event.rank, event.record)
             elif isinstance(event, Begun):
                 self.begun.add(event.rank)
                 if self.show_begun is not None:
@@ -356,6 +379,10 @@ class EventRelay:
     def progress(self, rank: int, progress: Progress) -> None:
         """How far the rank is."""
         self._events.put(ProgressReported(rank, progress))
+
+    def record(self, rank: int, record: Mapping[str, Any]) -> None:
+        """A record of an estimator's training."""
+        self._events.put(RecordReceived(rank, record))
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""

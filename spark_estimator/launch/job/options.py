@@ -13,6 +13,7 @@ from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.environment import checked_environment
 from spark_estimator.observe.driver_log import ShowLine, print_line
 from spark_estimator.observe.status_line import ProgressDisplay
+from spark_estimator.observe.training_records import TakeRecord
 
 #: A rank's larger value is refused: it would pass through the memory of a worker, an executor and the driver.
 MAX_RESULT_BYTES = 64 << 20
@@ -31,6 +32,7 @@ class JobOptions:
             to the executors' logs.
         verbose: 0: only the ranks' lines; 1: also a status line on a terminal or in a notebook; 2: also the host of
             each rank.
+        take_record: called with (rank, record) for each record of an estimator's training; None: they are dropped.
         progress: where progress is shown; None: on screens if `verbose` is 1 or more, else nowhere.
         start_timeout: user code must have begun on all ranks within this time; None: no limit.
         max_result_bytes: a rank's larger return value is an error.
@@ -46,6 +48,7 @@ class JobOptions:
     environment_if_unset: Mapping[str, str] = field(default_factory=dict, repr=False)
     all_results: bool = False
     show_line: ShowLine | None = print_line
+    take_record: TakeRecord | None = None
     verbose: int = 1
     progress: ProgressDisplay | None = None
     start_timeout: timedelta | None = None

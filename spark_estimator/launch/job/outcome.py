@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from spark_estimator.errors import ResultError
 from spark_estimator.launch.job.failures import FailureReport
@@ -26,6 +26,9 @@ class Relay(Protocol):
 
     def progress(self, rank: int, progress: Progress) -> None:
         """How far the rank is; called once a second where ``JobSpec.progress`` asks for it."""
+
+    def record(self, rank: int, record: Mapping[str, Any]) -> None:
+        """A record of an estimator's training."""
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed; it may not have ended yet."""

@@ -9,7 +9,16 @@ from typing import Any
 
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.job.monitor import Begun, Event, Failed, LauncherMessage, Lines, Message, ProgressReported
+from spark_estimator.launch.job.monitor import (
+    Begun,
+    Event,
+    Failed,
+    LauncherMessage,
+    Lines,
+    Message,
+    ProgressReported,
+    RecordReceived,
+)
 from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.observe import frames
 from spark_estimator.observe.driver_log import coloured, printable
@@ -42,6 +51,8 @@ class RankEvents:
             return Message(frame["rank"], printable(frame["text"]))
         if kind == frames.PROGRESS:
             return ProgressReported(frame["rank"], Progress.from_dict(frame["report"]))
+        if kind == frames.RECORD:
+            return RecordReceived(frame["rank"], frame["record"])
         if kind in (frames.PLACED, frames.BEGUN):
             self.placed[partition] = dict(frame)
             return Begun(frame["rank"], frame["pid"]) if kind == frames.BEGUN else None

@@ -143,6 +143,7 @@ class _Run:
             cancel=self._cancel,
             show_line=options.show_line or print_line,
             show_begun=self._say_begun if options.verbose >= 2 else None,
+            take_record=options.take_record,
             size=job.size,
             waiting=self._look_at_the_clock,
             clock=lambda: self._look_at_the_job(attempt),

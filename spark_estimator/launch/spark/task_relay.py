@@ -6,7 +6,7 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spark_estimator.collectives.rendezvous import host_id
@@ -124,6 +124,10 @@ class TaskRelay:
     def progress(self, rank: int, progress: Progress) -> None:
         """How far the rank is."""
         self._send(frames.PROGRESS, rank=rank, report=progress.to_dict())
+
+    def record(self, rank: int, record: Mapping[str, Any]) -> None:
+        """A record of an estimator's training, which is dropped where the driver does not listen."""
+        self._send(frames.RECORD, rank=rank, record=dict(record))
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""

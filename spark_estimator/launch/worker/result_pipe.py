@@ -12,6 +12,7 @@ from typing import Any
 
 BEGUN = b"B"  # JSON {"pid"}: user code begins
 LOG = b"L"  # UTF-8: a message for the driver
+RECORD = b"R"  # JSON: a record of an estimator's training
 FAILURE = b"F"  # JSON: fields of a FailureReport
 RESULT = b"V"  # JSON {"bytes", "sha256"}: the value's chunks follow
 CHUNK = b"C"  # bytes of the value

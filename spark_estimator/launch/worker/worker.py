@@ -33,7 +33,7 @@ from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import forget_malloc
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.spec import WorkerSpec
-from spark_estimator.launch.worker.result_pipe import BEGUN, ENDED, FAILURE, LOG, ResultWriter
+from spark_estimator.launch.worker.result_pipe import BEGUN, ENDED, FAILURE, LOG, RECORD, ResultWriter
 from spark_estimator.observe import progress
 
 _PR_SET_PDEATHSIG = 1
@@ -124,12 +124,13 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
 
     from spark_estimator import compat
     from spark_estimator.collectives import rendezvous
-    from spark_estimator.observe import driver_log
+    from spark_estimator.observe import driver_log, training_records
 
     faulthandler.enable()  # a crash in native code then leaves the Python stack on stderr
     sys.argv = [spec.function]
     rendezvous.set_current(spec.rendezvous)
     driver_log.set_sink(lambda message: _send_message(pipe, message))
+    training_records.set_sink(lambda record: pipe.send_json(RECORD, record))
     compat.install()  # before the function is unpickled: it may name horovod or sparkdl
     pipe.send_json(BEGUN, {"pid": os.getpid()})
     try:

@@ -110,6 +110,8 @@ class WorkerReport:
         elif letter == result_pipe.LOG:
             self._output.catch_up()
             self._relay.log(self._identity.rank, content.decode("utf-8", "replace"))
+        elif letter == result_pipe.RECORD:
+            self._relay.record(self._identity.rank, dict(json.loads(content)))
         elif letter == result_pipe.BEGUN:
             self._state.fire(WorkerEvent.BEGIN)
             self._identity.pid = int(json.loads(content)["pid"])

@@ -1,0 +1,75 @@
+"""Records of an estimator's training on their way from a rank to the driver: one for each epoch, or each few steps.
+
+Unlike a progress report, which the next one replaces, every record arrives, in the order in which it was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: (rank, record): called on the driver for each record of a rank.
+TakeRecord = Callable[[int, Mapping[str, Any]], None]
+
+_sink: Callable[[dict[str, Any]], None] | None = None
+
+
+def send_record(record: Mapping[str, Any]) -> None:
+    """Sends a record to the driver; outside of a job it is dropped.
+
+    Args:
+        record: plain values, as JSON has them.
+    """
+    if _sink is not None:
+        _sink(dict(record))
+
+
+class StepRecorder:
+    """Sends a record of this rank's training loss after each `every` batches of an epoch.
+
+    Args:
+        every: batches.
+        ranks: the number of ranks, whose records the driver puts together.
+    """
+
+    def __init__(self, every: int, ranks: int) -> None:
+        self._every = every
+        self._ranks = ranks
+        self._counted: tuple[int, float] | None = None
+
+    def begin_epoch(self, step: int) -> None:
+        """An epoch begins.
+
+        Args:
+            step: batches that were finished before the checkpoint from which it continues.
+        """
+        self._counted = None if step else (0, 0.0)
+
+    def step_done(self, epoch: int, step: int, steps: int, rows: int, loss: float | None) -> None:
+        """A batch is finished.
+
+        Args:
+            epoch: from 0.
+            step: batches of the epoch that are finished.
+            steps: number of its batches; 0: unknown.
+            rows: of this rank since the epoch began.
+            loss: mean over these rows; None: unknown.
+        """
+        total = 0.0 if loss is None else float(loss) * rows
+        if self._counted is not None and step % self._every == 0:
+            before, earlier = self._counted
+            record = {"epoch": epoch, "step": step, "steps": steps, "ranks": self._ranks}
+            send_record({**record, "rows": rows - before, "loss": total - earlier})
+            self._counted = rows, total
+        elif self._counted is None:
+            self._counted = rows, total
+
+
+def set_sink(sink: Callable[[dict[str, Any]], None] | None) -> None:
+    """Sets where this process's records go; the worker program calls it.
+
+    Args:
+        sink: takes one record; None: records are dropped.
+    """
+    global _sink
+    _sink = sink
