@@ -21,10 +21,11 @@ from spark_estimator.estimators import checks, params
 from spark_estimator.estimators.history import History, table
 from spark_estimator.estimators.inference.prediction_columns import (
     OutputKind,
-    in_label_type,
-    prediction,
-    probability,
-    raw_prediction,
+    PredictionColumn,
+    Role,
+    column_for_evaluators,
+    label_kind,
+    struct_type,
 )
 from spark_estimator.estimators.inference.predictor import Predictor, matrices_of
 from spark_estimator.estimators.inference.row_function import RowFunction, row_udf
@@ -34,7 +35,6 @@ from spark_estimator.estimators.protocol import HorovodModel
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
 
 _Self = TypeVar("_Self", bound="TableModel")
 
@@ -69,6 +69,9 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         if inputs is not None:
             kwargs["_metadata"] = ModelMetadata({}, inputs, outputs or (), label_types or (), output_kinds)
         super().__init__(**kwargs)
+
+    #: The id of the MLflow run of its training; None: there was none, or it was loaded from a folder.
+    mlflow_run_id: str | None = None
 
     @property
     def _model(self) -> Any:
@@ -156,20 +159,24 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         from pyspark.sql import functions
 
         temporary = f"__{self.uid}"
-        added = self._added([functions.col(f"{temporary}.o{place}") for place in range(len(self._outputs))])
+        added = self._prediction_columns()
         there = {name.lower() for name in dataset.columns}  # as Spark compares them
-        taken = [name for name in added if name.lower() in there]
+        taken = [column.name for column in added if column.name.lower() in there]
         if taken:
             raise ValueError(f"the DataFrame has a column {taken[0]!r} already: choose others with setOutputCols.")
-        struct = self._batches_predicted(dataset) if function is None else row_udf(function, dataset, self._outputs)
+        if function is None:
+            struct = self._batches_predicted(dataset)
+        else:
+            predictor = replace(function.predictor, columns=added)
+            struct = row_udf(replace(function, predictor=predictor), dataset)
         # One column first: two that refer to the same call would have the model called twice.
         frame = dataset.withColumn(temporary, struct)
-        for name, column in added.items():
-            frame = frame.withColumn(name, column)
+        for place, column in enumerate(added):
+            frame = frame.withColumn(column.name, column.in_spark(functions.col(f"{temporary}.p{place}")))
         return frame.drop(temporary)
 
     def _batches_predicted(self, dataset: DataFrame) -> Any:
-        """A column with a struct of what the model returns, a value or an array for each label."""
+        """A column with a struct of the predictions."""
         inputs = self._renamed_inputs()
         columns: list[Column] = []
         decoders = self._decoders()
@@ -178,8 +185,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
                 # Where the arrays are there already, they are read as such.
                 is_bytes = trained_name in decoders and raw(dataset.schema, name).kind == "binary"
                 columns.append(readable(dataset.schema, name, is_bytes).cast(field.dtype))
-        predictor = self._predictor(inputs, decoders)
-        return udf_of(predictor, _struct(self._outputs), len(columns))(*columns)
+        predictor = replace(self._predictor(inputs, decoders), columns=self._prediction_columns())
+        return udf_of(predictor, len(columns))(*columns)
 
     def _row_function(self) -> RowFunction | None:
         """What predicts row by row, where a subclass overrides `get_prediction_fn`; None: batches are predicted."""
@@ -288,59 +295,53 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             if name in functions
         }
 
-    def _added(self, outputs: Sequence[Column]) -> dict[str, Column]:
-        """The columns that `transform` adds, by their names.
-
-        Args:
-            outputs: [labels] what the model returned.
+    def _prediction_columns(self) -> tuple[PredictionColumn, ...]:
+        """The columns that `transform` adds.
 
         Raises:
             ValueError, DataError: one that is asked for cannot be had.
         """
-        names = self._value("output_cols")
-        if len(names) != len(outputs):
-            raise ValueError(f"output_cols names {len(names)} columns for {len(outputs)} outputs.")
+        names, count = self._value("output_cols"), len(self._outputs)
+        if len(names) != count:
+            raise ValueError(f"output_cols names {len(names)} columns for {count} outputs.")
         wanted = self._value("output_type")
-        added = {
-            name: in_label_type(column, width, kind, wanted, output_kind)
-            for name, column, width, kind, output_kind in zip(
-                names, outputs, self._outputs, self._label_types, self._output_kinds, strict=True
+        added = [
+            PredictionColumn(name, output, width, Role.LABEL, label_kind(width, kind, wanted), output_kind)
+            for output, (name, width, kind, output_kind) in enumerate(
+                zip(names, self._outputs, self._label_types, self._output_kinds, strict=True)
             )
-        }
+        ]
         of_evaluators = {row.name: self._value(row.name) for row in params.OF_EVALUATORS if self._value(row.name)}
-        if of_evaluators and len(outputs) > 1:
+        if of_evaluators and count > 1:
             raise ValueError(
-                f"{', '.join(of_evaluators)}: for a model of one label; this one has {len(outputs)}: read the columns "
+                f"{', '.join(of_evaluators)}: for a model of one label; this one has {count}: read the columns "
                 f"{', '.join(names)}."
             )
-        column, width, output_kind = outputs[0], self._outputs[0], self._output_kinds[0]
         for param, name in of_evaluators.items():
-            if name in added:
+            if any(column.name == name for column in added):
                 raise ValueError(f"two columns of predictions would be named {name!r}: choose another {param}.")
-            if param == "prediction_col":
-                added[name] = prediction(column, width, self._label_types[0], output_kind)
-            elif param == "raw_prediction_col":
-                added[name] = raw_prediction(column, width, output_kind)
-            else:
-                added[name] = probability(column, width, output_kind)
-        return added
+            only = self._outputs[0], self._label_types[0], self._output_kinds[0]
+            added.append(column_for_evaluators(name, Role(param), *only))
+        return tuple(added)
+
+    def _frame_predictor(self) -> Any:
+        """What predicts without Spark: its ``frame(features)`` returns the columns that `transform` adds."""
+        columns = self._prediction_columns()
+        function = self._row_function()
+        if function is not None:
+            return replace(function, predictor=replace(function.predictor, columns=columns))
+        return replace(self._predictor(self._renamed_inputs(), self._decoders()), columns=columns)
 
 
-def _struct(widths: Sequence[int]) -> StructType:
-    from pyspark.sql.types import ArrayType, DoubleType, FloatType, StructField, StructType
-
-    kinds = [ArrayType(FloatType()) if width > 1 else DoubleType() for width in widths]
-    return StructType([StructField(f"o{place}", kind) for place, kind in enumerate(kinds)])
-
-
-def udf_of(predictor: Predictor, fields: StructType, columns: int) -> Any:
-    """The predictor as a function of columns.
+def udf_of(predictor: Predictor, columns: int) -> Any:
+    """The predictor as a function of columns; it returns a struct of the predictions.
 
     Args:
-        fields: of the struct that it returns.
+        columns: how many.
     """
     from pyspark.sql import functions
 
+    fields = struct_type(predictor.columns)
     chosen: Any
     taken: Any
     # Hints that PySpark understands: those of this file are text.

@@ -1,13 +1,23 @@
-"""The columns that a trained model's `transform` adds, as Spark expressions over what the model returned.
+"""The columns of predictions: what a model returns, in the type of its label, or as Spark ML's evaluators read it.
 
-The loss decides what an output means, its `OutputKind`: logits or probabilities, for example. The predicted class and
-the probabilities that Spark ML's evaluators read follow from it.
+`transform`, MLflow's pyfunc flavour and Spark's UDF of it all take their values from here, so that they are the same to
+the bit. The loss decides what an output means, its `OutputKind`: logits or probabilities, for example. The predicted
+class and the probabilities follow from it.
 """
 
 from __future__ import annotations
 
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
+import numpy
+import pyarrow
+
+from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -31,8 +41,123 @@ OUTPUT_KINDS: dict[str, str] = {
 }
 #: What an output of one value has to exceed to be 1, or true.
 THRESHOLDS = {"logit": 0.0, "probability": 0.5}
-#: Whole-number types, and the largest of each.
-_LIMITS = {"tinyint": 2**7 - 1, "smallint": 2**15 - 1, "int": 2**31 - 1, "bigint": 2**63 - 1}
+_WHOLE = {"tinyint": numpy.int8, "smallint": numpy.int16, "int": numpy.int32, "bigint": numpy.int64}
+_ARROW = {
+    "boolean": pyarrow.bool_(),
+    "tinyint": pyarrow.int8(),
+    "smallint": pyarrow.int16(),
+    "int": pyarrow.int32(),
+    "bigint": pyarrow.int64(),
+    "float": pyarrow.float32(),
+    "double": pyarrow.float64(),
+    "string": pyarrow.string(),
+    "date": pyarrow.date32(),
+}
+_TIMESTAMP = "timestamp"
+_DECIMAL = "decimal"
+_VECTOR = "vector"
+
+
+class Role(enum.Enum):
+    """What a column of predictions is for."""
+
+    #: The prediction in the type of the label, or in that of `output_type`.
+    LABEL = "output_cols"
+    #: Spark ML's predictionCol: a class's number, or the very number that the model returned.
+    PREDICTION = "prediction_col"
+    #: Its rawPredictionCol: a vector with a number for each class.
+    RAW = "raw_prediction_col"
+    #: Its probabilityCol: a vector of numbers that add up to 1.
+    PROBABILITY = "probability_col"
+    #: Texts, or arrays of them, as the predictor returns them.
+    TEXT = "text"
+
+
+@dataclass(frozen=True)
+class PredictionColumn:
+    """One column of predictions. It travels to Spark's workers, which return its values.
+
+    Attributes:
+        name: of the column.
+        output: the number of the model's output that it is made of, from 0.
+        width: values per row of that output.
+        role: what it is for.
+        kind: its Spark type, as ``simpleString`` has it; ``vector`` for Spark ML's vectors.
+        output_kind: what the output is.
+        classes: the values of the classes, in the order of the output's values; empty: the output is no class.
+    """
+
+    name: str
+    output: int
+    width: int
+    role: Role
+    kind: str
+    output_kind: OutputKind = None
+    classes: tuple[Any, ...] = ()
+
+    @property
+    def sent(self) -> str:
+        """The Spark type of `values`, which Spark turns into `kind`."""
+        is_text = self.role is Role.TEXT or bool(self.classes)
+        return self.kind if is_text else _sent(self.kind)
+
+    def values(self, output: Array) -> pyarrow.Array:
+        """The column's values, of the type `sent`.
+
+        Args:
+            output: [rows, width] what the model returned.
+        """
+        if self.role is Role.LABEL:
+            return self._label(output)
+        if self.role is Role.PREDICTION:
+            return self._prediction(output)
+        numbers = output.astype(numpy.float64)
+        if self.role is Role.RAW:
+            return _lists(_raw(numbers, self.output_kind), numpy.float64)
+        return _lists(_probabilities(numbers, self.output_kind), numpy.float64)
+
+    def in_spark(self, column: Column) -> Column:
+        """What Spark makes of a column of `values`: a vector of an array, a timestamp of microseconds."""
+        from pyspark.ml.functions import array_to_vector
+        from pyspark.sql import functions
+
+        if self.kind == _VECTOR:
+            return functions.when(column.isNotNull(), array_to_vector(column))
+        if self.kind.startswith(f"array<{_TIMESTAMP}"):
+            column = functions.transform(column, _timestamp)
+        elif self.kind.startswith(_TIMESTAMP):
+            column = _timestamp(column)
+        return column if self.sent == self.kind else column.cast(self.kind)
+
+    def in_pandas(self, values: pyarrow.Array) -> Any:
+        """The same as a pandas series."""
+        import pandas
+
+        if self.kind.startswith(_TIMESTAMP):
+            values = values.cast(pyarrow.timestamp("us"))
+        if pyarrow.types.is_list(values.type):
+            return pandas.Series(values.to_pylist(), dtype=object)
+        return values.to_pandas()
+
+    def _label(self, output: Array) -> pyarrow.Array:
+        if self.classes:
+            return pyarrow.array(self.classes, arrow_type(self.kind)).take(pyarrow.array(_best(output)))
+        if self.kind == _VECTOR or self.width > 1:
+            return _lists(output, numpy.float64 if self.kind == _VECTOR else numpy.float32)
+        kind = self.kind
+        if not kind.startswith("array<"):
+            return _in_kind(output.reshape(-1), kind, self.output_kind)
+        inside = _in_kind(output.reshape(-1), kind[len("array<") : -1], self.output_kind)
+        return pyarrow.ListArray.from_arrays(pyarrow.array(numpy.arange(len(inside) + 1, dtype=numpy.int32)), inside)
+
+    def _prediction(self, output: Array) -> pyarrow.Array:
+        if self.width > 1:
+            return pyarrow.array(_best(output).astype(numpy.float64))
+        threshold = THRESHOLDS.get(self.output_kind or "")
+        numbers = output.reshape(-1).astype(numpy.float64)
+        if threshold is None:
+            return pyarrow.array(numbers)
+        return pyarrow.array((numbers > threshold).astype(numpy.float64), mask=numpy.isnan(numbers))
 
 
 def output_kind_of(loss: Any) -> OutputKind:
@@ -41,136 +166,158 @@ def output_kind_of(loss: Any) -> OutputKind:
     return OUTPUT_KINDS.get(named.__name__) if named.__module__.startswith("torch.nn.") else None
 
 
-def in_label_type(column: Column, width: int, kind: str, wanted: str, output_kind: OutputKind) -> Column:
-    """The output in the type in which it is wanted.
+def label_kind(width: int, kind: str, wanted: str) -> str:
+    """The Spark type of a prediction.
 
     Args:
-        column: a double, or an array of floats where `width` is more than 1.
-        kind: the label's Spark type, as ``simpleString`` has it.
+        kind: of the label.
         wanted: "label", "array" or "vector".
     """
-    from pyspark.ml.functions import array_to_vector
-    from pyspark.sql import functions
-
     if wanted == "array":
-        return column if width > 1 else _alone(column, column.cast("float"))
-    if wanted == "vector" or width > 1 or kind == "vector":
-        values = column if width > 1 else functions.array(column)
-        return functions.when(column.isNotNull(), array_to_vector(values.cast("array<double>")))
-    if kind.startswith("array"):
-        return _alone(column, in_label_type(column, width, kind[len("array<") : -1], "label", output_kind))
-    threshold = THRESHOLDS.get(output_kind or "")
-    known = functions.when(~functions.isnan(column), column)  # Spark holds NaN for larger than any number
-    if kind == "boolean":
-        return known > (0.5 if threshold is None else threshold)
-    if kind in _LIMITS:
-        if threshold is not None:
-            return (known > threshold).cast(kind)
-        limit = float(_LIMITS[kind])  # beyond its limits Spark would end the job
-        within = functions.greatest(
-            functions.least(functions.rint(known), functions.lit(limit)), functions.lit(-limit - 1)
-        )
-        return functions.when(known.isNotNull(), within).cast(kind)  # greatest and least leave nulls out
-    if kind == "date":
-        days = _cast(functions.round(column), "int")
-        return functions.date_add(functions.lit("1970-01-01").cast("date"), days)
-    if kind.startswith("timestamp"):
-        return functions.timestamp_seconds(column).cast(kind)
-    return _cast(column, kind)
+        return "array<float>"
+    if wanted == _VECTOR or width > 1:
+        return _VECTOR
+    return kind
 
 
-def _alone(source: Column, value: Column) -> Column:
-    """An array of one value; null where the model returned nothing."""
-    from pyspark.sql import functions
-
-    return functions.when(source.isNotNull(), functions.array(value))
-
-
-def _is_spark_4(column: Column) -> bool:
-    return hasattr(type(column), "try_cast")  # the object itself has every name, as the field of a struct
-
-
-def _cast(column: Column, kind: str) -> Column:
-    """In another type; null where that has no such number: Spark's own cast would end the job."""
-    if _is_spark_4(column):
-        return column.try_cast(kind)
-    return column.cast(kind)  # before Spark 4, whose default this is
-
-
-def prediction(column: Column, width: int, kind: str, output_kind: OutputKind) -> Column:
-    """As Spark ML's predictionCol: a double; a class's number, or the very number that the model returned.
+def column_for_evaluators(name: str, role: Role, width: int, label_type: str, output_kind: OutputKind) -> Any:
+    """A column for Spark ML's evaluators, of a model with one output.
 
     Raises:
-        DataError: the output is neither.
+        DataError: the model does not return what it is made of.
     """
-    from pyspark.sql import functions
-
     threshold = THRESHOLDS.get(output_kind or "")
-    if width == 1:
-        known = functions.when(~functions.isnan(column), column)
-        return column if threshold is None else (known > threshold).cast("double")
-    if threshold is not None or kind == "vector" or kind.startswith("array"):
+    if role is Role.PREDICTION:
+        is_array = label_type == _VECTOR or label_type.startswith("array")
+        if width > 1 and (threshold is not None or is_array):
+            raise DataError(
+                f"prediction_col is one number a row; the model returns {width} for a label of type {label_type}: read "
+                "the column that output_cols names."
+            )
+        return PredictionColumn(name, 0, width, role, "double", output_kind)
+    several = ("logits", "log_probabilities", "probabilities")
+    known = output_kind in THRESHOLDS if width == 1 else role is Role.RAW or output_kind in several
+    if not known:
         raise DataError(
-            f"prediction_col is one number a row; the model returns {width} for a label of type {kind}: read the "
-            "column that output_cols names."
+            f"{role.value} is for classes: for a model that returns a number for each of them, or was trained with one "
+            f"of {', '.join(OUTPUT_KINDS)}, and it has to be one of these for probabilities."
         )
-    # Of equal ones the first, as torch.argmax.
-    largest = functions.array_max(column)
-    if _is_spark_4(column):
-        return (functions.array_position(column, largest) - 1).cast("double")
-    # Spark 3's array_position takes no column.
-    places = functions.transform(column, lambda value, place: functions.when(value == largest, place))
-    return functions.array_min(places).cast("double")
+    return PredictionColumn(name, 0, width, role, _VECTOR, output_kind)
 
 
-def raw_prediction(column: Column, width: int, output_kind: OutputKind) -> Column:
-    """As Spark ML's rawPredictionCol: a vector with a number for each class.
+def arrow_type(kind: str) -> pyarrow.DataType:
+    """The Arrow type of a Spark type that values are sent in."""
+    if kind.startswith("array<"):
+        return pyarrow.list_(arrow_type(kind[len("array<") : -1]))
+    if kind.startswith(_DECIMAL):
+        return pyarrow.decimal128(*_digits(kind))
+    return _ARROW[kind]
 
-    Raises:
-        DataError: the model does not tell classes apart.
+
+def _sent(kind: str) -> str:
+    if kind == _VECTOR:
+        return "array<double>"
+    if kind.startswith("array<"):
+        return f"array<{_sent(kind[len('array<') : -1])}>"
+    if kind.startswith(_TIMESTAMP):
+        return "bigint"
+    return kind if kind.startswith(_DECIMAL) or (kind in _ARROW and kind != "string") else "double"
+
+
+def _timestamp(micros: Column) -> Column:
+    from pyspark.sql import functions
+
+    return functions.timestamp_seconds(micros.cast("decimal(20,6)") / 1_000_000)
+
+
+def _in_kind(values: Array, kind: str, output_kind: OutputKind) -> pyarrow.Array:
+    """[rows] numbers in the type of a label; null where that has no such number."""
+    threshold = THRESHOLDS.get(output_kind or "")
+    numbers = values.astype(numpy.float64)
+    unknown = numpy.isnan(numbers)
+    if kind == "boolean":
+        return pyarrow.array(numbers > (0.5 if threshold is None else threshold), mask=unknown)
+    if kind in _WHOLE:
+        dtype = _WHOLE[kind]
+        if threshold is not None:
+            return pyarrow.array((numbers > threshold).astype(dtype), mask=unknown)
+        return pyarrow.array(_whole(numpy.rint(numbers), dtype), mask=unknown)
+    if kind == "date":
+        days = numpy.trunc(numbers + numpy.copysign(0.5, numbers))
+        beyond = unknown | (numpy.abs(days) >= 1 << 31)
+        return pyarrow.array(_whole(days, numpy.int32), mask=beyond).cast(pyarrow.date32())
+    if kind.startswith(_TIMESTAMP):
+        return pyarrow.array(_whole(numbers * 1e6, numpy.int64), mask=~numpy.isfinite(numbers))
+    if kind.startswith(_DECIMAL):
+        return pyarrow.array([_decimal(value, *_digits(kind)) for value in numbers.tolist()], arrow_type(kind))
+    return pyarrow.array(values.astype(numpy.float32 if kind == "float" else numpy.float64))
+
+
+def _whole(numbers: Array, dtype: Any) -> Array:
+    """Truncated to whole numbers; what is beyond the type's limits becomes the nearest limit, and NaN 0."""
+    limits = numpy.iinfo(dtype)
+    with numpy.errstate(invalid="ignore"):
+        result: Array = numpy.nan_to_num(numbers, nan=0.0).clip(limits.min, float(limits.max)).astype(dtype)
+    if dtype is numpy.int64:  # whose largest number is no double
+        result[numbers >= float(limits.max)] = limits.max
+    return result
+
+
+def _digits(kind: str) -> tuple[int, int]:
+    """Precision and scale of ``decimal(5,2)``."""
+    precision, _, scale = kind.partition("(")[2].rstrip(")").partition(",")
+    return int(precision or 10), int(scale or 0)
+
+
+def _decimal(value: float, precision: int, scale: int) -> Decimal | None:
+    if not math.isfinite(value):
+        return None
+    try:
+        return Decimal(repr(value)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, Context(prec=precision))
+    except InvalidOperation:  # more digits than there is room for
+        return None
+
+
+def _best(output: Array) -> Array:
+    """[rows] the place of the largest value, of equal ones the first, as torch.argmax has it."""
+    result: Array = output.argmax(1)
+    return result
+
+
+def _raw(numbers: Array, output_kind: OutputKind) -> Array:
+    if numbers.shape[1] > 1:
+        return numbers
+    return numpy.hstack([-numbers if output_kind == "logit" else 1 - numbers, numbers])
+
+
+def _probabilities(numbers: Array, output_kind: OutputKind) -> Array:
+    if numbers.shape[1] == 1:
+        with numpy.errstate(over="ignore"):
+            share = numbers if output_kind == "probability" else 1 / (1 + numpy.exp(-numbers))
+        return numpy.hstack([1 - share, share])
+    if output_kind == "probabilities":
+        return numbers
+    powers = numpy.exp(numbers - numbers.max(1, keepdims=True))  # so that nothing overflows
+    result: Array = powers / powers.sum(1, keepdims=True)
+    return result
+
+
+def _lists(values: Array, dtype: Any) -> pyarrow.Array:
+    """[rows] of lists, from [rows, width]."""
+    offsets = numpy.arange(0, values.size + 1, max(1, values.shape[1]), dtype=numpy.int32)
+    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(values.reshape(-1).astype(dtype)))
+
+
+def struct_of(columns: Sequence[PredictionColumn], outputs: Sequence[Array]) -> pyarrow.StructArray:
+    """[rows] of struct<p0, p1, ...>: the values of all columns.
+
+    Args:
+        outputs: [outputs] each [rows, width].
     """
-    from pyspark.sql import functions
-
-    if width > 1:
-        return _vector(column, column)
-    if output_kind == "logit":
-        return _vector(column, functions.array(-column, column))
-    if output_kind == "probability":
-        return _vector(column, functions.array(1 - column, column))
-    raise _no_classes("raw_prediction_col")
+    arrays = [column.values(outputs[column.output]) for column in columns]
+    return pyarrow.StructArray.from_arrays(arrays, [f"p{place}" for place in range(len(arrays))])
 
 
-def probability(column: Column, width: int, output_kind: OutputKind) -> Column:
-    """As Spark ML's probabilityCol: a vector of numbers that add up to 1.
-
-    Raises:
-        DataError: the loss does not say how the model's outputs become probabilities.
-    """
-    from pyspark.sql import functions
-
-    if width == 1 and output_kind in THRESHOLDS:
-        share = column if output_kind == "probability" else 1 / (1 + functions.exp(-column))
-        return _vector(column, functions.array(1 - share, share))
-    if width > 1 and output_kind == "probabilities":
-        return _vector(column, column)
-    if width > 1 and output_kind in ("logits", "log_probabilities"):
-        numbers = column.cast("array<double>")
-        largest = functions.array_max(numbers)  # so that nothing overflows
-        powers = functions.transform(numbers, lambda score: functions.exp(score - largest))
-        total = functions.aggregate(powers, functions.lit(0.0), lambda total, power: total + power)
-        return _vector(column, functions.transform(powers, lambda power: power / total))
-    raise _no_classes("probability_col")
-
-
-def _vector(source: Column, values: Column) -> Column:
-    from pyspark.ml.functions import array_to_vector
-    from pyspark.sql import functions
-
-    return functions.when(source.isNotNull(), array_to_vector(values.cast("array<double>")))
-
-
-def _no_classes(name: str) -> DataError:
-    return DataError(
-        f"{name} is for classes: for a model that returns a number for each of them, or was trained with one of "
-        f"{', '.join(OUTPUT_KINDS)}, and it has to be one of these for probabilities."
-    )
+def struct_type(columns: Sequence[PredictionColumn]) -> str:
+    """The Spark type of `struct_of`, as DDL has it."""
+    return ", ".join(f"p{place} {column.sent}" for place, column in enumerate(columns))

@@ -18,13 +18,16 @@ from spark_estimator.compat.importer import install, installed
 from spark_estimator.data.columns import did_you_mean, remedy
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Array, Field, is_list, matrix_of
-from spark_estimator.data.numbers import kind_of
+from spark_estimator.data.numbers import kind_of, numbers_of
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, struct_of
 
 # A Python worker serves many tasks one after the other: it keeps the model that it has used last.
 _kept: dict[str, Any] = {}
 _lock = threading.Lock()
+#: Models are called with multiples of so many rows: matrix products compute a rest otherwise, and round it otherwise.
+ROWS_ALIKE = 8
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Predictor(ABC):
         widths: [outputs] values a row that it returns.
         batch_size: rows that go through the model at a time.
         decoders: of columns of bytes, by the names of `inputs`' columns.
+        columns: of predictions, which are made of what the model returns.
         aliases: the driver has Horovod's names, which the model's classes may import.
     """
 
@@ -45,6 +49,7 @@ class Predictor(ABC):
     widths: tuple[int, ...]
     batch_size: int
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    columns: tuple[PredictionColumn, ...] = ()
     aliases: bool = field(default_factory=installed)
 
     @abstractmethod
@@ -81,13 +86,13 @@ class Predictor(ABC):
             return _kept[self._key]
 
     def predictions(self, columns: Sequence[pyarrow.Array]) -> pyarrow.Array:
-        """The outputs for some rows.
+        """The columns of predictions for some rows.
 
         Args:
             columns: [columns] of all inputs, in their order.
 
         Returns:
-            [rows] of struct<o0, o1, ...>; null where a column has null.
+            [rows] of struct<p0, p1, ...>; null where a column has null.
 
         Raises:
             DataError: a value cannot be used.
@@ -97,13 +102,8 @@ class Predictor(ABC):
         if any(column.null_count for column in columns):
             mask = numpy.logical_and.reduce([numpy.asarray(column.is_valid()) for column in columns])
             batch = batch.filter(pyarrow.array(mask))
-        results = self._results(batch)
-        arrays = [_arrow(values) for values in results]
-        struct = pyarrow.StructArray.from_arrays(arrays, [f"o{place}" for place in range(len(arrays))])
-        if mask is None:
-            return struct
-        places = numpy.where(mask, numpy.cumsum(mask) - 1, -1)
-        return struct.take(pyarrow.array([None if place < 0 else int(place) for place in places], pyarrow.int64()))
+        struct = struct_of(self.columns, self._results(batch))
+        return struct if mask is None else spread(struct, mask)
 
     def _results(self, batch: pyarrow.RecordBatch) -> list[Array]:
         """[outputs] each [rows, width]."""
@@ -119,6 +119,8 @@ class Predictor(ABC):
     def outputs_for(self, matrices: Sequence[Array]) -> list[Array]:
         """[outputs] each [rows, width], for [inputs] matrices of [rows, width].
 
+        A row's values do not depend on the other rows, and thus not on how Spark cuts a DataFrame into batches.
+
         Raises:
             DataError: the model returned other tensors or shapes than when it was trained.
         """
@@ -127,19 +129,20 @@ class Predictor(ABC):
         results: list[list[Array]] = [[] for _ in self.widths]
         for start in range(0, rows, self.batch_size):
             stop = min(start + self.batch_size, rows)
-            outputs = self.called(model, [numpy.require(matrix[start:stop], requirements="W") for matrix in matrices])
+            pieces = [_filled(matrix[start:stop]) for matrix in matrices]
+            outputs, filled = self.called(model, pieces), len(pieces[0])
             if len(outputs) != len(results):
                 raise DataError(f"the model returned {len(outputs)} tensors; {len(results)} were expected.")
             for result, output, width in zip(results, outputs, self.widths, strict=True):
-                if output.size != (stop - start) * width:
+                if output.size != filled * width:
                     raise DataError(
-                        f"the model returned {list(output.shape)} for {stop - start} rows; {width} values a row were "
+                        f"the model returned {list(output.shape)} for {filled} rows; {width} values a row were "
                         "expected."
                     )
-                result.append(output.reshape(stop - start, width))
+                result.append(output.reshape(filled, width)[: stop - start])
         return [
-            numpy.concatenate(pieces) if pieces else numpy.empty((0, width), numpy.float32)
-            for pieces, width in zip(results, self.widths, strict=True)
+            numpy.concatenate(parts) if parts else numpy.empty((0, width), numpy.float32)
+            for parts, width in zip(results, self.widths, strict=True)
         ]
 
     def widths_of_row(self, row: Any) -> list[int]:
@@ -162,11 +165,43 @@ class Predictor(ABC):
             # NaN in a column of numbers is what pandas makes of null; in an array it is NaN.
             arrays = [pyarrow.array(column, from_pandas=column.dtype != object) for column in columns]
             struct = self.predictions(arrays)
-            frame = pyarrow.RecordBatch.from_struct_array(struct).to_pandas()
+            frame = pyarrow.RecordBatch.from_struct_array(struct).to_pandas(integer_object_nulls=True)
             for name in frame.columns:
                 if frame[name].dtype == object:
                     frame[name] = [None if value is None else numpy.asarray(value).tolist() for value in frame[name]]
             yield frame
+
+    def frame(self, features: Any) -> Any:
+        """The columns of predictions as a pandas frame.
+
+        Args:
+            features: a pandas frame, or a mapping, with the columns of `inputs`. NaN in a column of numbers is what
+                pandas makes of null.
+
+        Raises:
+            DataError: a column is missing, or cannot be used.
+        """
+        arrays = [_arrow_column(column_of(features, name), name, nulls=True) for name in self._names]
+        return self.as_frame(self.predictions(arrays), getattr(features, "index", None))
+
+    def as_frame(self, struct: pyarrow.StructArray, index: Any) -> Any:
+        """What `predictions` returned as a pandas frame.
+
+        Args:
+            index: of the frame; None: the numbers of rows.
+        """
+        import pandas
+
+        series = {
+            column.name: column.in_pandas(values) for column, values in zip(self.columns, struct.flatten(), strict=True)
+        }
+        frame = pandas.DataFrame(series, columns=list(series))
+        return frame if index is None else frame.set_axis(index, axis=0)
+
+    @property
+    def _names(self) -> list[str]:
+        """[columns] as the user calls them."""
+        return [name for field in self.inputs for name in field.names]
 
     @property
     def _columns(self) -> list[str]:
@@ -196,17 +231,11 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
     if hasattr(features, "sparkSession"):
         raise DataError("predict() works without Spark; of a DataFrame of Spark's, transform(df) predicts.")
     if hasattr(features, "columns") or isinstance(features, Mapping):
-        arrays = []
-        for field in inputs:
-            for name in field.names:
-                if name not in features:
-                    raise DataError(
-                        f"there is no column {name!r} among {list(features)}." + did_you_mean(name, features)
-                    )
-                arrays.append(_arrow_column(features[name], name))
-        names = [column for field in inputs for column in field.columns]
-        batch = decoded(pyarrow.RecordBatch.from_arrays(arrays, names=names), decoders)
-        for column, name in zip(batch.columns, [name for field in inputs for name in field.names], strict=True):
+        names = [name for field in inputs for name in field.names]
+        arrays = [_arrow_column(column_of(features, name), name) for name in names]
+        columns = [column for field in inputs for column in field.columns]
+        batch = decoded(pyarrow.RecordBatch.from_arrays(arrays, names=columns), decoders)
+        for column, name in zip(batch.columns, names, strict=True):
             kind = column.type.value_type if is_list(column.type) else column.type
             if _is_text(kind):
                 raise DataError(f"column {name!r} is of type {kind_of(kind)}, {remedy(kind_of(kind))}")
@@ -217,22 +246,24 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
     if any(item is None for item in array_likes):
         raise DataError("predict() was given None: it takes an array for each input, or a frame with their columns.")
     matrices = []
-    for array, field in zip(array_likes, inputs, strict=True):
+    for array, wanted in zip(array_likes, inputs, strict=True):
         result = numpy.asarray(array)
         values = result.flat if result.dtype.kind in "OUS" else ()
         text = next((value for value in values if isinstance(value, (str, bytes))), None)
         if text is not None:  # numpy would read numbers out of it
-            raise DataError(f"the array that is given for {field.name} holds {str(text)!r}: a model reads numbers.")
+            raise DataError(f"the array that is given for {wanted.name} holds {str(text)!r}: a model reads numbers.")
         if result.dtype.kind == "c":
             raise DataError(
-                f"the array that is given for {field.name} is of {result.dtype}: a model reads real numbers."
+                f"the array that is given for {wanted.name} is of {result.dtype}: a model reads real numbers."
             )
-        matrix = numpy.ascontiguousarray(result, field.dtype)
+        matrix = numpy.ascontiguousarray(result, wanted.dtype)
         if matrix.dtype.kind == "i" and result.dtype.kind == "f" and (matrix != array).any():
-            raise DataError(f"{field.name} was trained with whole numbers; the array that is given has others.")
-        if matrix.size != len(matrix) * field.width:
-            raise DataError(f"an array of shape {list(matrix.shape)} was given for {field.name}: [-1, {field.width}].")
-        matrices.append(matrix.reshape(len(matrix), field.width))
+            raise DataError(f"{wanted.name} was trained with whole numbers; the array that is given has others.")
+        if matrix.size != len(matrix) * wanted.width:
+            raise DataError(
+                f"an array of shape {list(matrix.shape)} was given for {wanted.name}: [-1, {wanted.width}]."
+            )
+        matrices.append(matrix.reshape(len(matrix), wanted.width))
     return matrices
 
 
@@ -240,26 +271,47 @@ def _is_text(kind: pyarrow.DataType) -> bool:
     return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_binary(kind))
 
 
-def _arrow_column(values: Any, name: str) -> pyarrow.Array:
+def column_of(features: Any, name: str) -> Any:
+    """A column of a pandas frame, or of a mapping.
+
+    Raises:
+        DataError: it is not there, or there several times.
+    """
+    if name not in features:
+        raise DataError(f"there is no column {name!r} among {list(features)}." + did_you_mean(name, features))
+    values = features[name]
     if hasattr(values, "columns"):  # pandas gives a frame of them
         raise DataError(f"there are {len(values.columns)} columns named {name!r}: rename all but one of them.")
-    result = [value.toArray() if hasattr(value, "toArray") else value for value in values]
+    return values
+
+
+def _arrow_column(values: Any, name: str, *, nulls: bool = False) -> pyarrow.Array:
+    """A column of pandas, or a list, as numbers or arrays of them, or as bytes.
+
+    Args:
+        nulls: NaN in a column of numbers stands for null.
+    """
     try:
-        array = pyarrow.array(result)
+        if getattr(values, "dtype", numpy.dtype(object)) == numpy.dtype(object):
+            array = pyarrow.array([value.toArray() if hasattr(value, "toArray") else value for value in values])
+        else:
+            array = pyarrow.array(values, from_pandas=nulls)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
         raise DataError(f"column {name!r} is not one of numbers: {error}") from error
-    if pyarrow.types.is_timestamp(array.type):  # as Spark's columns are read
-        return pyarrow.compute.divide(
-            array.cast(pyarrow.timestamp("us")).cast(pyarrow.int64()).cast(pyarrow.float64()), 1e6
-        )
-    return array.cast(pyarrow.int32()) if pyarrow.types.is_date32(array.type) else array
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.combine_chunks()
+    return numbers_of(array)
 
 
-def _arrow(values: Array) -> pyarrow.Array:
-    """[rows] of doubles, or of lists of floats, from [rows, width]."""
-    width = values.shape[1]
-    if width == 1:
-        return pyarrow.array(values.reshape(-1)).cast(pyarrow.float64())
-    offsets = numpy.arange(0, values.size + 1, width, dtype=numpy.int32)
-    numbers = pyarrow.array(values.reshape(-1).astype(numpy.float32))
-    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), numbers)
+def spread(struct: pyarrow.StructArray, mask: Array) -> pyarrow.StructArray:
+    """[rows] with null where the mask is false; the values in their order where it is true."""
+    places = numpy.cumsum(mask) - 1
+    return struct.take(pyarrow.array(places, pyarrow.int64(), mask=~mask))
+
+
+def _filled(matrix: Array) -> Array:
+    """With its last row again, up to a multiple of `ROWS_ALIKE`; it may be written to."""
+    more = -len(matrix) % ROWS_ALIKE
+    if more:
+        return numpy.concatenate([matrix, numpy.repeat(matrix[-1:], more, axis=0)])
+    return numpy.require(matrix, requirements="W")

@@ -7,7 +7,7 @@ travel with it.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import numpy
 
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.inference.prediction_columns import Role, struct_of, struct_type
 from spark_estimator.estimators.inference.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -57,34 +58,41 @@ class RowFunction:
         outputs = result if isinstance(result, (list, tuple)) else [result]
         return [_values(output) for output in outputs]
 
+    def predictions(self, row: Any) -> tuple[Any, ...]:
+        """The predictor's columns of predictions for a row.
 
-def row_udf(row_function: RowFunction, dataset: DataFrame, widths: Sequence[int]) -> Any:
-    """A column with a struct of what the function returns for each row: a double, or an array of them, for each label.
-
-    Args:
-        widths: [labels] values per row.
-    """
-    from pyspark.sql import functions
-    from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType
-
-    kinds = [ArrayType(DoubleType()) if width > 1 else DoubleType() for width in widths]
-    struct = StructType([StructField(f"o{place}", kind) for place, kind in enumerate(kinds)])
-    expected = list(widths)
-
-    def predicted(row: Any) -> tuple[Any, ...]:
-        outputs = row_function.outputs_of(row)
+        Raises:
+            DataError: the function returned other numbers of values.
+        """
+        columns = self.predictor.columns
+        outputs = self.outputs_of(row)
         returned = [len(output) for output in outputs]
+        expected = [column.width for column in columns if column.role is Role.LABEL]
         if returned != expected:
             raise DataError(
                 f"the function of get_prediction_fn() returned {returned} values for a row; {expected} were expected, "
                 "as for the first row."
             )
-        return tuple(
-            output.tolist() if width > 1 else float(output[0]) for output, width in zip(outputs, expected, strict=True)
-        )
+        struct = struct_of(columns, [output.reshape(1, -1) for output in outputs])
+        return tuple(struct[0].as_py().values())
+
+    def frame(self, frame: Any) -> Any:
+        """The columns of predictions for the rows of a pandas frame, as a pandas frame."""
+        rows = [self.predictions(row) for row in frame.to_dict("records")]
+        names = [column.name for column in self.predictor.columns]
+        return type(frame)(rows, columns=names, index=frame.index)
+
+
+def row_udf(row_function: RowFunction, dataset: DataFrame) -> Any:
+    """A column with a struct of the predictions for each row."""
+    from pyspark.sql import functions
+
+    def predicted(row: Any) -> tuple[Any, ...]:
+        return row_function.predictions(row)
 
     predicted.__annotations__ = {}  # as text they tell PySpark nothing, and it warns
     columns = [functions.col(f"`{name}`") for name in dataset.columns]
+    struct = struct_type(row_function.predictor.columns)
     return functions.udf(predicted, struct)(functions.struct(*columns))
 
 

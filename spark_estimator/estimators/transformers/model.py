@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_estimator.data.fields import Field
 from spark_estimator.errors import DataError
 from spark_estimator.estimators import checks, model, params
-from spark_estimator.estimators.inference.prediction_columns import OutputKind
+from spark_estimator.estimators.inference.prediction_columns import OutputKind, PredictionColumn, Role
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.transformers import files
 from spark_estimator.estimators.transformers.keywords import TransformersModelKeywords
@@ -17,7 +18,7 @@ from spark_estimator.estimators.transformers.params import MODEL
 from spark_estimator.estimators.transformers.predictor import TextPredictor
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _Self = TypeVar("_Self", bound="TransformersModel")
 
@@ -122,7 +123,6 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
     def _batches_predicted(self, dataset: DataFrame) -> Any:
         from pyspark.sql import functions
-        from pyspark.sql.types import ArrayType, FloatType, IntegerType, StringType, StructField, StructType
 
         kinds = {field.name: field.dataType for field in dataset.schema.fields}
         if self._text not in kinds:
@@ -136,44 +136,30 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
                 f"column {self._text!r} has type {kind}; task={task!r} needs {'words' if words else 'texts'}."
             )
         column = functions.col(f"`{self._text}`")
-        outputs = {
-            "causal": StringType(),
-            "classification": ArrayType(FloatType()),
-            "token_classification": ArrayType(IntegerType()),
-        }
-        struct = StructType([StructField("o0", outputs[task])])
-        return model.udf_of(self._text_predictor(as_json=chat), struct, 1)(
-            functions.to_json(column) if chat else column
-        )
+        predictor = replace(self._text_predictor(as_json=chat), columns=self._prediction_columns())
+        return model.udf_of(predictor, 1)(functions.to_json(column) if chat else column)
 
-    def _added(self, outputs: Sequence[Column]) -> dict[str, Column]:
-        from pyspark.sql import functions
-
-        task, name = self._value("task"), self._value("output_cols")[0]
+    def _prediction_columns(self) -> tuple[PredictionColumn, ...]:
+        value = self._value
+        task, label_type = value("task"), value("label_type")
         if task == "classification":
-            added = super()._added(outputs)
-            if self._value("output_type") == "label":
-                best = functions.array_position(outputs[0], functions.array_max(outputs[0]))
-                added[name] = functions.when(
-                    outputs[0].isNotNull(), functions.element_at(self._classes(), best.cast("int"))
-                )
-            return added
-        of_evaluators = [row.name for row in params.OF_EVALUATORS if self._value(row.name)]
-        if of_evaluators or len(self._value("output_cols")) != 1:
+            first, *others = super()._prediction_columns()
+            if value("output_type") == "label":
+                first = replace(first, kind=label_type, classes=tuple(value("labels")))
+            return (first, *others)
+        names = value("output_cols")
+        of_evaluators = [row.name for row in params.OF_EVALUATORS if value(row.name)]
+        if of_evaluators or len(names) != 1:
             raise ValueError(
                 f"task={task!r} has one column of predictions, and none for evaluators: leave "
                 f"{', '.join(of_evaluators) or 'output_cols'} out."
             )
         if task == "causal":
-            return {name: outputs[0]}
-        classes = self._classes()
-        return {name: functions.transform(outputs[0], lambda number: functions.element_at(classes, number + 1))}
+            return (PredictionColumn(names[0], 0, 1, Role.TEXT, "string"),)
+        return (PredictionColumn(names[0], 0, 1, Role.TEXT, f"array<{label_type}>", classes=tuple(value("labels"))),)
 
-    def _classes(self) -> Column:
-        from pyspark.sql import functions
-
-        kind = self._value("label_type")
-        return functions.array(*(functions.lit(label).cast(kind) for label in self._value("labels")))
+    def _frame_predictor(self) -> TextPredictor:
+        return replace(self._text_predictor(as_json=False), columns=self._prediction_columns(), text=self._text)
 
     def _write_files(self, folder: Path) -> None:
         files.write(self, folder)

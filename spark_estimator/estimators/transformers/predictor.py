@@ -14,14 +14,27 @@ import pyarrow
 import torch
 
 from spark_estimator.data.fields import Array
-from spark_estimator.estimators.inference.predictor import Predictor
+from spark_estimator.estimators.inference.prediction_columns import arrow_type, struct_of
+from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, column_of, spread
 from spark_estimator.estimators.transformers.tokens import tokenizer_from
 
-_TYPES = {
-    "causal": pyarrow.string(),
-    "classification": pyarrow.list_(pyarrow.float32()),
-    "token_classification": pyarrow.list_(pyarrow.int32()),
-}
+# A row is as many tokens long as a multiple of it: other lengths of the padding could round a row's numbers otherwise.
+_WIDTHS_ALIKE = 16
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """A text.
+
+    Attributes:
+        ids: of its tokens.
+        words: [tokens] the number of the word that a token is of, or None; empty where words do not matter.
+        count: of its words, or characters.
+    """
+
+    ids: list[int]
+    words: list[int | None]
+    count: int
 
 
 @dataclass(frozen=True)
@@ -33,12 +46,14 @@ class TextPredictor(Predictor):
         max_length: tokens of a text; the rest is cut. A causal model gets its last ones.
         generation: arguments of the model's ``generate``.
         as_json: chats come as JSON.
+        text: the column of texts, for `frame`.
     """
 
     task: str = ""
     max_length: int = 0
     generation: dict[str, Any] = field(default_factory=dict)
     as_json: bool = False
+    text: str = ""
 
     @classmethod
     def of(cls, net: Any, tokenizer: Any, batch_size: int, **options: Any) -> TextPredictor:
@@ -56,81 +71,126 @@ class TextPredictor(Predictor):
         raise NotImplementedError
 
     def predictions(self, columns: Sequence[pyarrow.Array]) -> pyarrow.Array:
-        """See `Predictor.predictions`: [rows] of struct<o0>; null where the text is."""
-        texts = columns[0].to_pylist()
-        known = [place for place, text in enumerate(texts) if text is not None]
-        read = [json.loads(texts[place]) if self.as_json else texts[place] for place in known]
-        outputs: list[Any] = [None] * len(texts)
-        for place, output in zip(known, self.outputs_of_texts(read), strict=True):
-            outputs[place] = output
-        return pyarrow.StructArray.from_arrays([pyarrow.array(outputs, _TYPES[self.task])], ["o0"])
+        """See `Predictor.predictions`; null where the text is."""
+        return self._struct(columns[0].to_pylist())
+
+    def frame(self, features: Any) -> Any:
+        """See `Predictor.frame`. NaN in the column of texts stands for null."""
+        texts = [None if isinstance(text, float) else text for text in column_of(features, self.text)]
+        return self.as_frame(self._struct(texts), getattr(features, "index", None))
+
+    def _struct(self, texts: Sequence[Any]) -> pyarrow.StructArray:
+        mask = numpy.array([text is not None for text in texts], bool)
+        known = [json.loads(text) if self.as_json else text for text in texts if text is not None]
+        return spread(self._known(self.outputs_of_texts(known)), mask)
+
+    def _known(self, outputs: Sequence[Any]) -> pyarrow.StructArray:
+        if self.task == "classification":
+            width = self.columns[0].width
+            return struct_of(self.columns, [numpy.array(outputs, numpy.float32).reshape(-1, width)])
+        column = self.columns[0]
+        if column.classes:
+            outputs = [[None if number is None else column.classes[number] for number in row] for row in outputs]
+        return pyarrow.StructArray.from_arrays([pyarrow.array(outputs, arrow_type(column.kind))], ["p0"])
 
     def outputs_of_texts(self, texts: Sequence[Any]) -> list[Any]:
         """[texts] scores of the classes, the class of each word, or what is generated.
 
-        Texts of like lengths go through the model together.
+        Texts of like lengths go through the model together. How long they are filled up depends on each one alone, so
+        that a text's output does not depend on the others.
         """
         net, tokenizer = self.model()
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        encoded = self._encoded(tokenizer, texts)
+        of_width: dict[int, list[int]] = {}
+        for place, tokens in enumerate(encoded):
+            of_width.setdefault(self._width(len(tokens.ids)), []).append(place)
+        method = {"causal": self._generated, "classification": self._scores, "token_classification": self._of_words}
         outputs: list[Any] = [None] * len(texts)
-        method = {
-            "causal": self._generated,
-            "classification": self._scores,
-            "token_classification": self._of_words,
-        }[self.task]
-        for start in range(0, len(order), self.batch_size):
-            places = order[start : start + self.batch_size]
-            with torch.inference_mode():
-                results = method(net, tokenizer, [texts[place] for place in places])
-            for place, result in zip(places, results, strict=True):
-                outputs[place] = result
+        for width, places in sorted(of_width.items()):
+            for start in range(0, len(places), self.batch_size):
+                batch = places[start : start + self.batch_size]
+                with torch.inference_mode():
+                    results = method[self.task](net, tokenizer, [encoded[place] for place in batch], width)
+                for place, result in zip(batch, results, strict=True):
+                    outputs[place] = result
         return outputs
 
-    def _encoded(self, tokenizer: Any, texts: Sequence[Any], **options: Any) -> Any:
-        """As tensors, of which the padding is not seen; a text without a token is one of padding."""
-        encoded = tokenizer(list(texts), truncation=True, max_length=self.max_length, **options)
-        filling = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
-        rows = [ids or [filling] for ids in encoded["input_ids"]]
-        width = max(map(len, rows))
-        left = tokenizer.padding_side == "left"
-        ids = torch.full((len(rows), width), filling)
-        mask = torch.zeros((len(rows), width), dtype=torch.long)
-        for number, row in enumerate(rows):
-            place = slice(width - len(row), None) if left else slice(0, len(row))
-            ids[number, place] = torch.tensor(row)
+    def _width(self, tokens: int) -> int:
+        """The tokens of a row for a text of so many."""
+        return max(tokens, min(-(-max(1, tokens) // _WIDTHS_ALIKE) * _WIDTHS_ALIKE, self.max_length))
+
+    def _encoded(self, tokenizer: Any, texts: Sequence[Any]) -> list[_Tokens]:
+        """[texts] their tokens."""
+        options: dict[str, Any] = {}
+        prompts = list(texts)
+        if self.task == "causal":
+            tokenizer.truncation_side = "left"  # the text goes on where it ends
+            if prompts and not isinstance(prompts[0], str):
+                prompts = [
+                    tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in prompts
+                ]
+                options["add_special_tokens"] = False
+        if self.task == "token_classification":
+            options["is_split_into_words"] = True
+        if not prompts:
+            return []
+        encoded = tokenizer(prompts, truncation=True, max_length=self.max_length, **options)
+        of_words = self.task == "token_classification"
+        return [
+            _Tokens(ids, encoded.word_ids(number) if of_words else [], len(prompts[number]))
+            for number, ids in enumerate(encoded["input_ids"])
+        ]
+
+    def _tensors(
+        self, tokenizer: Any, batch: Sequence[_Tokens], width: int, *, rows: int, left: bool
+    ) -> dict[str, Any]:
+        """A batch as tensors of [rows, width], of which the padding is not seen; a text without a token is one of it.
+
+        Args:
+            rows: at least as many as there are texts; the last text comes again.
+            left: the padding is before the texts.
+        """
+        filling = _filling(tokenizer)
+        ids = torch.full((rows, width), filling)
+        mask = torch.zeros((rows, width), dtype=torch.long)
+        for number in range(rows):
+            tokens = batch[min(number, len(batch) - 1)].ids or [filling]
+            place = slice(width - len(tokens), None) if left else slice(0, len(tokens))
+            ids[number, place] = torch.tensor(tokens)
             mask[number, place] = 1
-        return encoded, {"input_ids": ids, "attention_mask": mask}
+        return {"input_ids": ids, "attention_mask": mask}
 
-    def _scores(self, net: Any, tokenizer: Any, texts: Sequence[str]) -> list[Any]:
-        tokenizer.padding_side = "right"
-        _, tensors = self._encoded(tokenizer, texts)
-        return list(net(**tensors).logits.float().numpy().astype(numpy.float32))
+    def _logits(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> torch.Tensor:
+        """[texts, ...]"""
+        rows = len(batch) + -len(batch) % ROWS_ALIKE
+        tensors = self._tensors(tokenizer, batch, width, rows=rows, left=False)
+        logits: torch.Tensor = net(**tensors).logits[: len(batch)]
+        return logits
 
-    def _of_words(self, net: Any, tokenizer: Any, texts: Sequence[Sequence[str]]) -> list[Any]:
-        tokenizer.padding_side = "right"
-        encoded, tensors = self._encoded(tokenizer, texts, is_split_into_words=True)
-        classes = net(**tensors).logits.argmax(-1).tolist()
+    def _scores(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
+        return list(self._logits(net, tokenizer, batch, width).float().numpy().astype(numpy.float32))
+
+    def _of_words(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
+        classes = self._logits(net, tokenizer, batch, width).argmax(-1).tolist()
         results = []
-        for number, words in enumerate(texts):
+        for number, tokens in enumerate(batch):
             first: dict[int, int] = {}
-            for place, word in enumerate(encoded.word_ids(number)):
+            for place, word in enumerate(tokens.words):
                 if word is not None:
                     first.setdefault(word, classes[number][place])
-            results.append([first.get(word) for word in range(len(words))])  # a word that is cut off has none
+            results.append([first.get(word) for word in range(tokens.count)])  # a word that is cut off has none
         return results
 
-    def _generated(self, net: Any, tokenizer: Any, texts: Sequence[Any]) -> list[Any]:
-        tokenizer.padding_side = tokenizer.truncation_side = "left"  # the text goes on where it ends
-        prompts, special = list(texts), True
-        if prompts and not isinstance(prompts[0], str):
-            prompts = [
-                tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in prompts
-            ]
-            special = False
-        _, tensors = self._encoded(tokenizer, prompts, add_special_tokens=special)
-        filling = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    def _generated(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
+        tensors = self._tensors(tokenizer, batch, width, rows=len(batch), left=True)
+        filling = _filling(tokenizer)
         tokens = net.generate(
             **tensors, **{"pad_token_id": filling, "eos_token_id": tokenizer.eos_token_id, **self.generation}
         )
-        made = tokens[:, tensors["input_ids"].shape[1] :]
-        return [text.strip() for text in tokenizer.batch_decode(made, skip_special_tokens=True)]
+        return [text.strip() for text in tokenizer.batch_decode(tokens[:, width:], skip_special_tokens=True)]
+
+
+def _filling(tokenizer: Any) -> int:
+    """The token that rows are filled up with."""
+    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return next((token for token in tokens if token is not None), 0)

@@ -34,4 +34,4 @@ def test_a_row_of_another_width_is_an_error(spark: SparkSession) -> None:
     made = function_of(lambda model, row: numpy.zeros(row["n"]))
     frame = spark.createDataFrame([(1,), (2,)], "n int")
     with pytest.raises(Exception, match=r"returned \[2\] values for a row; \[1\] were expected"):
-        frame.select(row_udf(made, frame, [1])).collect()
+        frame.select(row_udf(made, frame)).collect()
