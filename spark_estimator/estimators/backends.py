@@ -12,7 +12,8 @@ from spark_estimator.launch.spark.entry import run_in_session
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import default_size
 from spark_estimator.observe.status_line import ProgressDisplay
-from spark_estimator.spark import SparkBackend
+from spark_estimator.observe.training_records import TakeRecord
+from spark_estimator.spark import LocalBackend, SparkBackend
 
 # The trained model passes through the memory of an executor and of the driver.
 _MOST_RESULT_BYTES = 1 << 30
@@ -61,6 +62,7 @@ def launched(
     *,
     caller: str,
     max_restarts: int,
+    take_record: TakeRecord | None = None,
 ) -> TrainResult:
     """Runs a training. Returns what rank 0 brings back.
 
@@ -69,6 +71,7 @@ def launched(
         rows: that Spark's tasks bring; None: the ranks read files. A backend with a run() of its own gets none.
         caller: how messages call what the user has called.
         max_restarts: of the estimator.
+        take_record: is given the ranks' records while they train; by a user's own backend it is not.
 
     Raises:
         TypeError: the backend's run() did not return the ranks' values.
@@ -79,6 +82,7 @@ def launched(
             args=(spec,),
             show_line=None,
             verbose=0,
+            take_record=take_record,
             progress=ProgressDisplay.ANYWHERE if spec.verbose else ProgressDisplay.OFF,
             max_result_bytes=_MOST_RESULT_BYTES,
             limits=Limits.checked(max_restarts, None),
@@ -93,7 +97,10 @@ def launched(
             max_restarts=max_restarts or backend.max_restarts,
             max_result_bytes=_MOST_RESULT_BYTES,
             verbose=spec.verbose,
+            take_record=take_record,
         )
+    elif type(backend).run is LocalBackend.run:
+        results = backend.run_recorded(train, (spec,), take_record)
     else:
         results = backend.run(train, args=(spec,), env={})
     try:

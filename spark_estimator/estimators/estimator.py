@@ -10,15 +10,17 @@ import contextlib
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.materialize import prepared
 from spark_estimator.data.stream.limits import RowLimits
-from spark_estimator.estimators import backends, checks, mlflow_log
+from spark_estimator.estimators import backends, checks
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.metadata import ModelMetadata, column_facts
 from spark_estimator.estimators.model import TableModel
@@ -29,8 +31,13 @@ from spark_estimator.estimators.protocol import HorovodEstimator
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame
 from spark_estimator.estimators.rows.shapes import Trial
+from spark_estimator.estimators.tracking.options import MlflowOptions
+from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
+from spark_estimator.estimators.tracking.run import TrackedRun, active_run_id, check_installed
+from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.launch.spark.slots import check_connect
+from spark_estimator.observe.training_records import TakeRecord
 from spark_estimator.store import FilesystemStore
 
 if TYPE_CHECKING:
@@ -76,9 +83,10 @@ class TrainingMetadata(ModelMetadata):
         training: the framework's side.
         size: the number of ranks, or what chooses it.
         plan: of the rows.
+        features: the columns that the model predicts from, for MLflow; None: nothing is logged.
     """
 
-    def __init__(self, training: FrameworkTraining, size: Any, plan: RowPlan) -> None:
+    def __init__(self, training: FrameworkTraining, size: Any, plan: RowPlan, features: Features | None = None) -> None:
         columns, fields = plan.columns, plan.fields
         widths = {name: width for field in fields.all for name, width in zip(field.names, field.widths, strict=True)}
         label_types = ["array<float>" if column.kind == "binary" else column.kind for column in columns.labels]
@@ -89,6 +97,7 @@ class TrainingMetadata(ModelMetadata):
         self.training = training
         self.size = size
         self.plan = plan
+        self.features = features
 
     def of_model(self) -> ModelMetadata:
         """What the model keeps of it."""
@@ -114,6 +123,33 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     def _write_files(self, folder: Path) -> None:
         """Puts the estimator's files into a new folder."""
 
+    def fit(self, dataset: DataFrame, params: Any = None) -> Any:
+        """Trains on the rows of a DataFrame. Returns the model; with a list of `params`, a list of models.
+
+        Args:
+            params: parameters for this training only, as a dict from Params to values; or a list of such dicts.
+        """
+        if not self._value("mlflow"):
+            return super().fit(dataset, params)
+        # Not by Spark's own method, which MLflow's autologging of pyspark.ml replaces by one that makes a second run.
+        if isinstance(params, (list, tuple)):
+            models = dict(self.fitMultiple(dataset, params))
+            return [models[index] for index in range(len(params))]
+        if params is not None and not isinstance(params, Mapping):
+            raise TypeError(f"params must be a dict, or a list of dicts; got {params!r:.100}.")
+        return (self.copy(dict(params)) if params else self)._fit(dataset)
+
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """As Spark ML's: CrossValidator calls it. The models' MLflow runs are below the run that is active now."""
+        options = self._value("mlflow")
+        if not options:
+            return super().fitMultiple(dataset, paramMaps)
+        check_installed()
+        known = dict(options) if isinstance(options, Mapping) else {}
+        # Other threads, in which the models may be trained, have other active runs.
+        informed = self.copy({self.mlflow: {**known, "parent_run_id": known.get("parent_run_id") or active_run_id()}})
+        return Estimator.fitMultiple(informed, dataset, paramMaps)
+
     def fit_on_parquet(self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None) -> _Model:
         """Trains on Parquet files at the store's path for training data.
 
@@ -132,7 +168,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         if params:
             return self.copy(dict(params)).fit_on_parquet(None, dataset_idx)
         if self._value("mlflow"):
-            mlflow_log.client()  # raises before the training if MLflow is missing
+            check_installed()
         training = self._training()
         backend = self._chosen_backend()
         size = self._size(backend)
@@ -143,14 +179,15 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             validation_files, marker = prepared(store, store.get_val_data_path(dataset_idx)), None
         request = RowRequest.of(value, marker if isinstance(marker, str) else None)
         plan = plan_files(files, validation_files, request, training.trial)
-        metadata = TrainingMetadata(training, size, plan)
+        features = Features.of_files(files, plan.columns) if value("mlflow") else None
+        metadata = TrainingMetadata(training, size, plan, features)
         rows = None if validation_files is None else validation_files.rows
         result: _Model = self._fit_on_prepared_data(backend, files.rows, rows, metadata, None, dataset_idx)
         return result
 
     def _fit(self, dataset: DataFrame) -> _Model:
         if self._value("mlflow"):
-            mlflow_log.client()  # raises before the training if MLflow is missing
+            check_installed()
         training = self._training()
         backend = self._chosen_backend()
         size = self._size(backend)
@@ -179,9 +216,14 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                 "rows. Set store=Store.create('/path') to a path that the ranks can read, or fit a DataFrame that is "
                 "nothing but Parquet files."
             )
-        metadata = TrainingMetadata(training, size, plan)
+        features = self._features(dataset, plan) if value("mlflow") else None
+        metadata = TrainingMetadata(training, size, plan, features)
         result: _Model = self._fit_on_prepared_data(backend, None, None, metadata, None)
         return result
+
+    def _features(self, dataset: DataFrame, plan: RowPlan) -> Features:
+        """The columns that the model predicts from, for MLflow."""
+        return Features.of_frame(dataset, {column.name: column.kind for column in plan.columns.features})
 
     def _fit_on_prepared_data(
         self,
@@ -232,30 +274,66 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             framework=training.framework,
             owner=run_lease.new_owner(),
         )
+        with self._tracked(run_id) as run:
+            if run is not None:
+                spec = replace(spec, tracking=run.rank_tracking())
+            result, state = self._launched(backend, spec, metadata, None if run is None else run.take_record)
+            trained, optimizer = training.trained(state)
+            keywords = self._get_model_kwargs(trained, result.history, optimizer, run_id, metadata.of_model())
+            fitted = self._completed(self.get_model_class()(**keywords), training)
+            if run is not None:
+                assert metadata.features is not None
+                fitted.mlflow_run_id = run.run_id
+                run.finish(fitted, metadata.features, result.history, training.state_bytes)
+        return fitted
+
+    def _launched(
+        self, backend: Any, spec: TrainSpec, metadata: TrainingMetadata, take_record: TakeRecord | None
+    ) -> tuple[TrainResult, bytes]:
+        """Trains on the ranks. Returns what rank 0 brings back, and the model's state."""
         # A run without a name of the user's is nobody else's.
-        with run_lease.held(spec) if value("run_id") else contextlib.nullcontext():
+        with run_lease.held(spec) if self._value("run_id") else contextlib.nullcontext():
             try:
                 result = backends.launched(
                     backend,
-                    training.train,
+                    metadata.training.train,
                     spec,
                     metadata.size,
-                    plan.source.rows,
+                    metadata.plan.source.rows,
                     caller=f"{type(self).__name__}.fit",
-                    max_restarts=value("max_restarts"),
+                    max_restarts=self._value("max_restarts"),
+                    take_record=take_record,
                 )
             except BaseException:
                 discard_partials(spec)
                 raise
-            state = result.state
-            if result.file is not None:
-                assert spec.store is not None
-                state = model_transfer.taken(spec.store, *result.file)
-        trained, optimizer = training.trained(state)
-        keywords = self._get_model_kwargs(trained, result.history, optimizer, run_id, metadata.of_model())
-        fitted = self.get_model_class()(**keywords)
-        if value("mlflow"):
-            mlflow_log.log(self, fitted)
+            if result.file is None:
+                return result, result.state
+            assert spec.store is not None
+            return result, model_transfer.taken(spec.store, *result.file)
+
+    def _tracked(self, run_id: str) -> contextlib.AbstractContextManager[TrackedRun | None]:
+        """The MLflow run of a training, if there is to be one."""
+        options = MlflowOptions.of(self._value("mlflow"))
+        if options is None:
+            return contextlib.nullcontext()
+        history = next(row for row in self._model_kind._rows if row.name == "history")
+
+        def flattened(entry: Mapping[str, Any]) -> dict[str, float]:
+            rows: list[dict[str, float]] = history.check("history", [entry]).rows()
+            return rows[0]
+
+        chosen = {row.name: self._value(row.name) for row in self._rows if row.name not in ("model", "mlflow")}
+        return TrackedRun(
+            options,
+            run_id,
+            {name: value for name, value in chosen.items() if value not in (None, [])},
+            {"spark_estimator.run_id": run_id, "spark_estimator.estimator": type(self).__name__},
+            RecordedMetrics(flattened, history.default.losses[0]),
+        )
+
+    def _completed(self, fitted: Any, training: FrameworkTraining) -> Any:
+        """The model that `fit` returns, with what only the framework knows of it."""
         return fitted
 
     def write(self) -> FolderWriter:

@@ -51,7 +51,7 @@ class SharedKeywords(TableParams):
     restore_best: Param[bool]
     use_gpu: Param[bool]
     backward_passes_per_step: Param[int]
-    mlflow: Param[bool]
+    mlflow: Param[bool | dict[str, Any]]
     input_shapes: Param[list[list[int]] | None]
     label_shapes: Param[list[list[int]] | None]
     materialize: Param[bool]
@@ -355,12 +355,17 @@ class SharedKeywords(TableParams):
         """
         return self._get(self.backward_passes_per_step)
 
-    def setMlflow(self, value: bool) -> Self:
-        """Sets mlflow: log parameters, epochs and the model to an MLflow run. Returns self."""
+    def setMlflow(self, value: bool | Mapping[str, Any]) -> Self:
+        """Sets mlflow: log the training in an MLflow run, below the active run if there is one: parameters, epochs,
+        plots and the model; True, or a dict of options such as {'experiment_name': 'x', 'registered_model_name':
+        'y'}. Returns self.
+        """
         return self._set(mlflow=value)
 
-    def getMlflow(self) -> bool:
-        """mlflow: log parameters, epochs and the model to an MLflow run."""
+    def getMlflow(self) -> bool | dict[str, Any]:
+        """mlflow: log the training in an MLflow run, below the active run if there is one: parameters, epochs, plots
+        and the model; True, or a dict of options such as {'experiment_name': 'x', 'registered_model_name': 'y'}.
+        """
         return self._get(self.mlflow)
 
     def setInputShapes(self, value: Sequence[Sequence[int]] | None) -> Self:

@@ -39,6 +39,7 @@ from spark_estimator.estimators.checks import (
     whole,
 )
 from spark_estimator.estimators.history import History, history_of, table
+from spark_estimator.estimators.tracking.options import mlflow_option
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -237,7 +238,15 @@ SHARED = (
         "the number of batches whose gradients are accumulated before each optimizer step",
         "int",
     ),
-    Row("mlflow", False, truth, "log parameters, epochs and the model to an MLflow run", "bool"),
+    Row(
+        "mlflow",
+        False,
+        mlflow_option,
+        "log the training in an MLflow run, below the active run if there is one: parameters, epochs, plots and the "
+        "model; True, or a dict of options such as {'experiment_name': 'x', 'registered_model_name': 'y'}",
+        "bool | Mapping[str, Any]",
+        "bool | dict[str, Any]",
+    ),
     Row(
         "input_shapes",
         None,

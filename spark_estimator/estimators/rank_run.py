@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from spark_estimator.collectives import arrays
+from spark_estimator.collectives import arrays, context
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.data.rank.function_rows import FunctionRows
 from spark_estimator.data.rank.rank_rows import balanced
@@ -23,6 +24,7 @@ from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe import progress
 from spark_estimator.observe.training_meter import TrainingMeter
+from spark_estimator.observe.training_records import StepRecorder, send_record
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,15 @@ def begin(
     Raises:
         DataError: something is wrong with rows or checkpoint, or the checkpoint is another training's.
     """
+    if spec.tracking is not None:
+        spec.tracking.sample_system(context.rank())
     if brought is not None:
         identity = {} if spec.store is None else identity_of(spec, [rows.total for rows in brought if rows is not None])
-        kept = load(spec, identity, form)
+        kept = _recorded(spec, load(spec, identity, form))
         return RankRun(*brought, spec.seed if kept is None else kept.seed, identity, kept)
     rows, held = _evened(spec)
     identity = {} if spec.store is None else identity_of(spec, rows.checksum())
-    kept = load(spec, identity, form)
+    kept = _recorded(spec, load(spec, identity, form))
     seed = spec.seed if kept is None else kept.seed
     if spec.held_share:
         rows, held = rows.split(spec.held_share, seed)
@@ -104,9 +108,26 @@ def _evened(spec: TrainSpec) -> tuple[EpochRows, EpochRows | None]:
     return rows, balanced(marked, "validation", by_value=spec.by_value)
 
 
+def _recorded(spec: TrainSpec, kept: Checkpoint | None) -> Checkpoint | None:
+    """Sends the records of the epochs that a checkpoint has. Returns it."""
+    for entry in [] if kept is None else kept.history:
+        record_epoch(spec, entry)
+    return kept
+
+
+def record_epoch(spec: TrainSpec, entry: Mapping[str, Any]) -> None:
+    """Sends an entry of the history to the driver while the training goes on, where the driver wants that; by rank 0.
+
+    The driver takes the first record of each epoch: epochs that a restart repeats are the same again.
+    """
+    if spec.tracking is not None and context.rank() == 0:
+        send_record({"entry": json.loads(json.dumps(entry, default=float))})
+
+
 def meter_of(spec: TrainSpec) -> TrainingMeter:
     """Counts this rank's training. Its counts are reported unless the estimator is silent."""
-    meter = TrainingMeter(spec.epochs)
+    every = None if spec.tracking is None else spec.tracking.log_every_n_steps
+    meter = TrainingMeter(spec.epochs, None if every is None else StepRecorder(every, context.size()))
     if spec.verbose:
         progress.report_training(meter)
     return meter

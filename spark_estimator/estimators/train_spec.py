@@ -13,6 +13,7 @@ from spark_estimator.store import Store
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.data_modules import ModulePlan
+    from spark_estimator.estimators.tracking.rank_tracking import RankTracking
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class TrainSpec:
         module: a data module of the user's brings the rows; None: this package does.
         limits: of disk and memory, for rows that ranks read from files; None: all rows are kept on disk.
         repeatable: the same rows shall give the same numbers again.
+        tracking: what the ranks do for the training's MLflow run; None: there is none.
         The others are the estimator's parameters.
     """
 
@@ -71,6 +73,7 @@ class TrainSpec:
     kept: KeptRows | None = None
     module: ModulePlan | None = None
     limits: RowLimits | None = None
+    tracking: RankTracking | None = None
 
     @property
     def by_value(self) -> bool:

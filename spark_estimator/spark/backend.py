@@ -20,6 +20,7 @@ from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import default_size
 from spark_estimator.observe.driver_log import announce
 from spark_estimator.observe.status_line import ProgressDisplay
+from spark_estimator.observe.training_records import TakeRecord
 from spark_estimator.spark.runner import job_options, run, run_with
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -89,6 +90,7 @@ class SparkBackend(Backend):
         max_restarts: int,
         max_result_bytes: int,
         verbose: int = 1,
+        take_record: TakeRecord | None = None,
     ) -> list[Any]:
         """As `run`, for estimators.
 
@@ -98,6 +100,7 @@ class SparkBackend(Backend):
             max_restarts: overrides this backend's.
             max_result_bytes: a larger value is an error.
             verbose: of the estimator. Its progress is shown if neither this nor the backend's is 0.
+            take_record: as in `JobOptions`.
 
         Returns:
             [1] what rank 0 returned.
@@ -107,6 +110,7 @@ class SparkBackend(Backend):
             options,
             max_result_bytes=max_result_bytes,
             all_results=False,
+            take_record=take_record,
             progress=ProgressDisplay.ANYWHERE if verbose and options.verbose else ProgressDisplay.OFF,
         )
         return run_with(fn, options, self.num_processes(), rows=rows, caller=caller)
@@ -170,6 +174,20 @@ class LocalBackend(Backend):
             WorkerFailedError: a rank failed; its traceback is the cause.
             ResultError: a rank's value can't be returned.
         """
+        return self._run(fn, args, kwargs, env, None)
+
+    def run_recorded(self, fn: Callable[..., Any], args: Sequence[Any], take_record: TakeRecord | None) -> list[Any]:
+        """As `run`, for estimators; `take_record` as in `JobOptions`."""
+        return self._run(fn, args, None, None, take_record)
+
+    def _run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        env: Mapping[str, str] | None,
+        take_record: TakeRecord | None,
+    ) -> list[Any]:
         environment = {**(self._env or {}), **(env or {})}
         start_timeout = self._kwargs.get("start_timeout")
         if start_timeout is not None:
@@ -178,7 +196,7 @@ class LocalBackend(Backend):
         options = job_options(args, kwargs, env=environment, **self._kwargs)
         if options.verbose >= 2:
             announce(f"{self.num_processes()} ranks on {socket.gethostname()}")
-        return run_local(fn, self.num_processes(), options)
+        return run_local(fn, self.num_processes(), replace(options, take_record=take_record))
 
     def num_processes(self) -> int:
         assert self._num_proc is not None

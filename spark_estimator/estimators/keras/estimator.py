@@ -55,9 +55,8 @@ class KerasEstimator(KerasEstimatorKeywords, estimator.TableEstimator[KerasModel
     def _training(self) -> _KerasTraining:
         return _KerasTraining(self._value)
 
-    def _fit_on_prepared_data(self, backend: Any, train_rows: Any, val_rows: Any, metadata: Any, *args: Any) -> Any:
-        fitted = super()._fit_on_prepared_data(backend, train_rows, val_rows, metadata, *args)
-        return fitted.setCustomObjects(metadata.training.custom)
+    def _completed(self, fitted: Any, training: Any) -> Any:
+        return fitted.setCustomObjects(training.custom)
 
     def getModelShapes(self) -> tuple[list[list[int]], list[list[int]]]:  # Horovod's get_model_shapes
         """The shapes of the model's inputs and outputs, with -1 for what is not known, such as the rows."""

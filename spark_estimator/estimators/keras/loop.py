@@ -173,7 +173,7 @@ class Loop:
         order = (self._seed, epoch) if spec.shuffle else None
         plan = rows.plan(spec.batch_size, spec.train_steps)
         schedule = schedule_of(spec)
-        self.meter.begin_epoch(epoch, plan.steps, first)
+        self.meter.begin_epoch(epoch, plan.steps, first, self._sums.rows)
         with self._sums.adding_up():
             for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
                 callbacks.on_batch_begin("train", done - 1)

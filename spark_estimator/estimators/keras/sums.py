@@ -28,6 +28,11 @@ class Sums:
         self._totals: dict[str, float] = {}
 
     @property
+    def rows(self) -> int:
+        """Of this rank since the epoch began."""
+        return self._rows
+
+    @property
     def _variables(self) -> list[Any]:
         return metrics_variables_of(self._model)
 

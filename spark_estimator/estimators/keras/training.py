@@ -19,7 +19,7 @@ from spark_estimator.estimators.persistence.checkpoint import (
     line_of_return,
 )
 from spark_estimator.estimators.persistence.run_identity import Identity, of_rows_and_parameters
-from spark_estimator.estimators.rank_run import begin, check_loss
+from spark_estimator.estimators.rank_run import begin, check_loss, record_epoch
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 
@@ -77,6 +77,7 @@ def _trained(spec: TrainSpec, saver: Saver) -> TrainResult | None:
         callbacks.on_epoch_end(epoch, entry)
         loop.meter.end_epoch(averages_of(entry))
         progress.add(entry, lambda: values_of(loop.model.weights))
+        record_epoch(spec, entry)
         if spec.checkpoint_path is not None:
             save()
         if context.rank() == 0 and spec.verbose:

@@ -29,7 +29,7 @@ from spark_estimator.estimators.persistence.checkpoint import (
     line_of,
     line_of_return,
 )
-from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of
+from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of, record_epoch
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.rank_state import gathered
 from spark_estimator.estimators.torch.training import leaving_out, results_of
@@ -179,6 +179,7 @@ class _Training:
         entry = self._entry(trainer)
         self._meter.end_epoch(averages_of(entry))
         self.progress.add(entry, lambda: copy.deepcopy(self._inside.state_dict()))
+        record_epoch(spec, entry)
         if spec.checkpoint_path is not None:
             ranks = gathered(self.module, trainer.strategy.root_device)
             least = len(self.progress.history) >= (trainer.min_epochs or 0)

@@ -22,6 +22,8 @@ from spark_estimator.store.replacement import replaced_folder, surviving_folder
 
 #: The file that each whole folder has.
 MANIFEST_FILE = "spark_estimator.json"
+#: The folder of a model's files within the ``data`` folder of an MLflow model.
+MLFLOW_FOLDER = "estimator_model"
 _OTHER_SCHEMES = ("hdfs:", "s3:", "s3a:", "gs:", "abfss:", "wasbs:", "viewfs:")
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 

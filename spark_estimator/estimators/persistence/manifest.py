@@ -15,7 +15,7 @@ from pyspark.ml.param import Params
 
 from spark_estimator import __version__
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.persistence.folders import MANIFEST_FILE
+from spark_estimator.estimators.persistence.folders import MANIFEST_FILE, MLFLOW_FOLDER
 from spark_estimator.store.digests import digest_of
 from spark_estimator.store.replacement import surviving_folder
 
@@ -61,6 +61,7 @@ class Manifest:
         folder: that it is in.
 
     Args:
+        folder: that it is in, or MLflow's folder of a model, which has it inside.
         kind: the class whose instance it is.
 
     Raises:
@@ -68,7 +69,8 @@ class Manifest:
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
-        folder = surviving_folder(folder, MANIFEST_FILE)
+        inside = folder / "data" / MLFLOW_FOLDER
+        folder = surviving_folder(inside if (folder / "MLmodel").is_file() else folder, MANIFEST_FILE)
         self.folder = folder
         self._kind = kind
         try:

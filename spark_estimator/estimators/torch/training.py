@@ -27,7 +27,7 @@ from spark_estimator.estimators.persistence.checkpoint import (
     line_of_return,
     schedule_of,
 )
-from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of
+from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of, record_epoch
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.epoch_log import epoch_log
@@ -95,6 +95,7 @@ def _trained(
         progress.add(entry, lambda: copy.deepcopy(training.model.state_dict()))
         training.schedule(progress.watched(entry))
         log(entry)
+        record_epoch(spec, entry)
         if spec.checkpoint_path is not None:
             save(training.of_ranks())
         if hvd.rank() == 0 and spec.verbose:
@@ -250,7 +251,7 @@ class _Training:
         schedule, is_due = schedule_of(spec), False
         self._optimizer.zero_grad()
         plan = rows.plan(spec.batch_size, spec.train_steps)
-        self.meter.begin_epoch(epoch, plan.steps, first)
+        self.meter.begin_epoch(epoch, plan.steps, first, sums.rows)
         for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
             if self._parts.minibatch is not None:
                 sums.add(*self._user_step(self._parts.minibatch, batch, done - 1), batch.rows)
@@ -390,6 +391,11 @@ class _Sums:
         """Restores the sums of rows that were counted before."""
         self.sums = sums.clone()
         self._rows, self._loss = int(sums[0]), float(sums[1])
+
+    @property
+    def rows(self) -> int:
+        """Of this rank so far."""
+        return self._rows
 
     @property
     def loss(self) -> float | None:

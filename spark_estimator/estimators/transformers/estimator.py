@@ -16,9 +16,11 @@ from spark_estimator.errors import PythonEnvironmentError
 from spark_estimator.estimators import checks, estimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.rows.row_plan import RowPlan
 from spark_estimator.estimators.rows.shapes import Fields, Trial
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
+from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.estimators.transformers.keywords import TransformersEstimatorKeywords
 from spark_estimator.estimators.transformers.model import TransformersModel
@@ -43,6 +45,7 @@ class _Texts:
     task: TextTask
     source: Pretrained
     tokenizer: Any
+    dataset: DataFrame
 
 
 @with_params(ESTIMATOR)
@@ -95,13 +98,18 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             raise ValueError(
                 f"column {task.text!r} holds chats, and the tokenizer has no chat template: set its chat_template."
             )
-        informed._texts = _Texts(task, source, tokenizer)
+        informed._texts = _Texts(task, source, tokenizer, dataset)
         validation = self._value("validation")
         marker = validation if isinstance(validation, str) else None
         function = Tokenising(task, pickle.dumps(tokenizer), marker, self._value("nulls") == "drop")
         columns = [f"`{name}`" for name in function.columns]
         tokens = dataset.select(*columns).mapInArrow(_called(function), function.schema)
         return estimator.TableEstimator._fit(informed, tokens)
+
+    def _features(self, dataset: DataFrame, plan: RowPlan) -> Features:
+        assert self._texts is not None
+        text, frame = self._texts.task.text, self._texts.dataset
+        return Features.of_frame(frame, {text: frame.schema[text].dataType.simpleString()})
 
     def _check(self) -> None:
         try:

@@ -65,7 +65,7 @@ class TransformersEstimatorKeywords(PredictingKeywords):
     restore_best: Param[bool]
     use_gpu: Param[bool]
     backward_passes_per_step: Param[int]
-    mlflow: Param[bool]
+    mlflow: Param[bool | dict[str, Any]]
     materialize: Param[bool]
     nulls: Param[str]
     max_new_tokens: Param[int]
@@ -112,7 +112,7 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         restore_best: bool = False,
         use_gpu: bool = True,
         backward_passes_per_step: int = 1,
-        mlflow: bool = False,
+        mlflow: bool | Mapping[str, Any] = False,
         materialize: bool = False,
         nulls: str = "error",
         max_new_tokens: int = 64,
@@ -166,7 +166,7 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         restore_best: bool = False,
         use_gpu: bool = True,
         backward_passes_per_step: int = 1,
-        mlflow: bool = False,
+        mlflow: bool | Mapping[str, Any] = False,
         materialize: bool = False,
         nulls: str = "error",
         max_new_tokens: int = 64,
@@ -559,12 +559,17 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         """
         return self._get(self.backward_passes_per_step)
 
-    def setMlflow(self, value: bool) -> Self:
-        """Sets mlflow: log parameters, epochs and the model to an MLflow run. Returns self."""
+    def setMlflow(self, value: bool | Mapping[str, Any]) -> Self:
+        """Sets mlflow: log the training in an MLflow run, below the active run if there is one: parameters, epochs,
+        plots and the model; True, or a dict of options such as {'experiment_name': 'x', 'registered_model_name':
+        'y'}. Returns self.
+        """
         return self._set(mlflow=value)
 
-    def getMlflow(self) -> bool:
-        """mlflow: log parameters, epochs and the model to an MLflow run."""
+    def getMlflow(self) -> bool | dict[str, Any]:
+        """mlflow: log the training in an MLflow run, below the active run if there is one: parameters, epochs, plots
+        and the model; True, or a dict of options such as {'experiment_name': 'x', 'registered_model_name': 'y'}.
+        """
         return self._get(self.mlflow)
 
     def setMaterialize(self, value: bool) -> Self:

@@ -1,0 +1,102 @@
+"""Models as MLflow's pyfunc flavour: ``mlflow.pyfunc.load_model(uri).predict(frame)`` gives what `transform` adds.
+
+MLflow finds `_load_pyfunc` by the name of this module, which is in the model's ``MLmodel`` file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator import __version__
+from spark_estimator.estimators.persistence.folders import MLFLOW_FOLDER, trust_files
+from spark_estimator.estimators.tracking.signature import Features, signature_of
+
+if TYPE_CHECKING:
+    from spark_estimator.estimators.model import TableModel
+    from spark_estimator.estimators.tracking.options import MlflowOptions
+
+#: The name of the model among its run's artifacts: ``runs:/<run id>/model``.
+MODEL_NAME = "model"
+_REQUIRED = ("pyspark", "pyarrow", "pandas", "numpy", "cloudpickle")
+_OF_FRAMEWORKS = ("torch", "lightning", "pytorch-lightning", "keras", "tensorflow", "jax", "tf-keras")
+_OF_TEXTS = ("torch", "transformers", "peft", "safetensors")
+
+
+class PyfuncModel:
+    """What ``mlflow.pyfunc.load_model`` loads: see `predict`."""
+
+    def __init__(self, model: TableModel) -> None:
+        self._model = model
+        self._predictor = model._frame_predictor()
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+        """The columns that `transform` adds, as a pandas frame.
+
+        Args:
+            model_input: a pandas frame with the feature columns; NaN in a column of numbers stands for null.
+            params: ignored.
+        """
+        return self._predictor.frame(model_input)
+
+    def get_raw_model(self) -> TableModel:
+        """The `TorchModel`, `KerasModel` or `TransformersModel` itself."""
+        return self._model
+
+
+def _load_pyfunc(path: str) -> PyfuncModel:  # MLflow's name
+    metadata = json.loads((Path(path) / "metadata" / "part-00000").read_text(encoding="utf-8"))
+    module, _, name = metadata["class"].rpartition(".")
+    kind = getattr(importlib.import_module(module), name)
+    with trust_files():  # as every pyfunc model, whose code runs when it is loaded
+        return PyfuncModel(kind.load(path))
+
+
+def log_model(model: TableModel, features: Features, options: MlflowOptions) -> None:
+    """Logs a model in MLflow's active run, and registers it where the options say so."""
+    import mlflow
+
+    columns = model._prediction_columns()
+    example = features.example if options.input_example else None
+    taken = inspect.signature(mlflow.pyfunc.log_model).parameters
+    name = "name" if "name" in taken else "artifact_path"  # before MLflow 3
+    code = "code_paths" if "code_paths" in taken else "code_path"  # before MLflow 2.12
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / MLFLOW_FOLDER)
+        model.save(path)
+        mlflow.pyfunc.log_model(
+            **{name: MODEL_NAME, code: options.code_paths},
+            loader_module=__name__,
+            data_path=path,
+            signature=signature_of(features, columns),
+            input_example=example,
+            registered_model_name=options.registered_model_name,
+            pip_requirements=options.pip_requirements or requirements_of(model),
+        )
+
+
+def requirements_of(model: TableModel) -> list[str]:
+    """The packages that a model needs where it is loaded, in the versions that are installed here."""
+    framework = type(model).__module__.split(".")[2]
+    names: Sequence[str] = _OF_TEXTS if framework == "transformers" else _OF_FRAMEWORKS
+    loaded = [name for name in names if _is_loaded(name)]
+    return [f"spark-estimator=={__version__}", *filter(None, map(_pinned, [*_REQUIRED, *loaded]))]
+
+
+def _is_loaded(package: str) -> bool:
+    import sys
+
+    return package.replace("-", "_") in sys.modules
+
+
+def _pinned(package: str) -> str | None:
+    try:
+        return f"{package}=={importlib.metadata.version(package).partition('+')[0]}"
+    except importlib.metadata.PackageNotFoundError:
+        return None

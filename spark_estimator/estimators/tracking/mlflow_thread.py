@@ -1,0 +1,148 @@
+"""Calls of MLflow in a thread of their own, one after the other, so that a training never waits for a tracking server.
+
+A call that fails because the server is away, or has not answered, is made again until it succeeds or nobody waits for
+it any more. One that MLflow refuses is reported and left out.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=15)
+# By MLflow's own names: what may be otherwise a moment later.
+_TRANSIENT = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "")
+
+
+class CallState(enum.Enum):
+    """WAITING -> DONE | REFUSED."""
+
+    #: It was not made yet, or did not succeed yet.
+    WAITING = enum.auto()
+    #: It has returned.
+    DONE = enum.auto()
+    #: MLflow has refused it; it is not made again.
+    REFUSED = enum.auto()
+
+
+@dataclass
+class MlflowCall:
+    """One call.
+
+    Attributes:
+        what: it does, for messages: "log the model".
+        function: is called.
+        patience: how long it may take beyond what every call may take.
+        once: it is not made again when it fails.
+        state: as the thread has left it.
+        error: the last one that it raised.
+    """
+
+    what: str
+    function: Callable[[], None]
+    patience: timedelta = timedelta(0)
+    once: bool = False
+    state: CallState = CallState.WAITING
+    error: Exception | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+class MlflowThread:
+    """The thread. It does not keep the process alive.
+
+    Args:
+        report: prints a line at the driver.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._changed = threading.Condition()
+        self._calls: collections.deque[MlflowCall] = collections.deque()
+        self._closing = False
+        self._last_success = time.monotonic()
+        threading.Thread(target=self._run, name="spark_estimator MLflow", daemon=True).start()
+
+    def submit(self, call: MlflowCall) -> MlflowCall:
+        """Makes a call after those before it. Does not block."""
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify_all()
+        return call
+
+    def wait(self, call: MlflowCall, limit: timedelta) -> bool:
+        """Waits for the end of a call and of those before it.
+
+        Args:
+            limit: without a call that succeeds.
+
+        Returns:
+            Whether it has ended; False: MLflow has not answered for so long.
+        """
+        began = time.monotonic()
+        while not call.over.wait(0.05):
+            with self._changed:
+                patience = self._calls[0].patience if self._calls else timedelta(0)
+                silent = time.monotonic() - max(began, self._last_success)
+            if silent > (limit + patience).total_seconds():
+                return False
+        return True
+
+    def outstanding(self) -> list[str]:
+        """What the calls do that are not over yet; none twice."""
+        with self._changed:
+            return list(dict.fromkeys(call.what for call in self._calls))
+
+    def close(self) -> None:
+        """Ends the thread once its calls are made. Idempotent."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._calls or self._closing)
+                if not self._calls:
+                    return
+                call = self._calls[0]
+            self._make(call)
+            with self._changed:
+                self._calls.popleft()
+            call.over.set()
+
+    def _make(self, call: MlflowCall) -> None:
+        pause = _FIRST_PAUSE
+        while call.state is CallState.WAITING:
+            try:
+                call.function()
+                call.state = CallState.DONE
+                self._last_success = time.monotonic()
+                return
+            except Exception as error:
+                call.error = error
+                if call.once or not is_transient(error):
+                    call.state = CallState.REFUSED
+                    self._last_success = time.monotonic()  # it has answered
+                    if not call.once:
+                        self._report(f"mlflow: could not {call.what}: {type(error).__name__}: {error}")
+                    return
+                _log.info("MLflow could not %s: %s", call.what, error)
+            time.sleep(pause.total_seconds())
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether a call that raised this may succeed later."""
+    code = getattr(error, "error_code", None)
+    if code is not None:
+        return code in _TRANSIENT
+    return isinstance(error, OSError)  # those of requests are, too

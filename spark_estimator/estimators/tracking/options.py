@@ -1,0 +1,100 @@
+"""The estimators' parameter `mlflow`: True, or a dict of these options."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_estimator.estimators import checks
+
+
+def _seconds(name: str, value: Any) -> bool | float:
+    """True or False, or a number of seconds."""
+    if isinstance(value, bool) or value is None:
+        return bool(value)
+    return checks.positive(name, value) or False
+
+
+def _tags(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"{name} must be a dict with string keys; got {value!r}.")
+    return {key: str(entry) for key, entry in value.items()}
+
+
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "experiment_name": checks.text,
+    "run_name": checks.text,
+    "parent_run_id": checks.text,
+    "tags": _tags,
+    "log_every_n_steps": checks.whole(1),
+    "log_system_metrics": _seconds,
+    "log_model": checks.truth,
+    "registered_model_name": checks.text,
+    "input_example": checks.truth,
+    "pip_requirements": checks.names,
+    "code_paths": checks.names,
+}
+
+
+@dataclass(frozen=True)
+class MlflowOptions:
+    """What to log where.
+
+    Attributes:
+        experiment_name: of the run, which is created if it is not there; None: the parent run's experiment, or the one
+            that ``mlflow.set_experiment`` has set.
+        run_name: as MLflow shows it; None: the name of the training, the estimator's `run_id`.
+        parent_run_id: the run that the training's run is nested in; None: the active one, if there is one.
+        tags: of the run, further ones.
+        log_every_n_steps: log the training loss after this many batches, too; None: after each epoch only.
+        log_system_metrics: log CPU, memory, disk, network and GPUs of each rank by MLflow's own sampler: True, or the
+            number of seconds between two samples. The ranks must reach the tracking server.
+        log_model: log the trained model, as a pyfunc flavour with signature and input example.
+        registered_model_name: register the model under this name; None: it is not registered.
+        input_example: log a few rows of the features with the model.
+        pip_requirements: of the model's environment; None: the versions of the driver.
+        code_paths: files and folders of Python modules that the model needs where it is loaded.
+    """
+
+    experiment_name: str | None = None
+    run_name: str | None = None
+    parent_run_id: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    log_every_n_steps: int | None = None
+    log_system_metrics: bool | float = False
+    log_model: bool = True
+    registered_model_name: str | None = None
+    input_example: bool = True
+    pip_requirements: list[str] | None = None
+    code_paths: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(f"mlflow[{name!r}]", getattr(self, name)))
+        if self.registered_model_name and not self.log_model:
+            raise ValueError("mlflow: registered_model_name needs the model to be logged: leave log_model=False out.")
+
+    @classmethod
+    def of(cls, value: bool | Mapping[str, Any]) -> MlflowOptions | None:
+        """The options that a parameter's value sets; None: nothing is logged."""
+        if isinstance(value, Mapping):
+            return cls(**value)
+        return cls() if value else None
+
+
+def mlflow_option(name: str, value: Any) -> bool | dict[str, Any]:
+    """True or False, or a dict of `MlflowOptions`."""
+    if not isinstance(value, Mapping):
+        try:
+            return checks.truth(name, value)
+        except TypeError:
+            raise TypeError(f"{name} must be True, False or a dict of options; got {value!r}.") from None
+    for option in value:
+        if option not in _CHECKS:
+            near = difflib.get_close_matches(str(option), _CHECKS, 1)
+            question = f" (did you mean {near[0]!r}?)" if near else ""
+            raise TypeError(f"{name} has no option {option!r}{question}. Its options: {', '.join(_CHECKS)}.")
+    MlflowOptions(**value)
+    return dict(value)

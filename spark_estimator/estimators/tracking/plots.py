@@ -1,0 +1,35 @@
+"""The pictures of a run: the losses, and each metric, over the epochs."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from spark_estimator.estimators.history import Epochs
+
+
+def pictures_of(history: Epochs) -> dict[str, Any]:
+    """matplotlib's figures by the names of their files; none where matplotlib is missing or there is no epoch."""
+    rows = history.rows()
+    if not rows or importlib.util.find_spec("matplotlib") is None:
+        return {}
+    from matplotlib.figure import Figure
+
+    prefixes = [loss.removesuffix("loss") for loss in history.losses]
+    names = dict.fromkeys(name for row in rows for name in row if name != "epoch")
+    pictures = {}
+    for name in dict.fromkeys(_without(name, prefixes) for name in names):
+        figure = Figure(figsize=(6, 4), layout="tight")
+        history.plot(figure.subplots(), None if name == "loss" else [name])
+        pictures[f"plots/{_file_name(name)}.png"] = figure
+    return pictures
+
+
+def _without(name: str, prefixes: list[str]) -> str:
+    """A column's metric, of which there may be one of training and one of validation: the longest prefix goes."""
+    prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
+    return name[len(prefix) :] or name
+
+
+def _file_name(name: str) -> str:
+    return "".join(character if character.isalnum() or character in "-_. " else "_" for character in name)

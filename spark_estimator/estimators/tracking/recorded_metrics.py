@@ -1,0 +1,83 @@
+"""From the records of a training to MLflow's metrics: a value for each number of an epoch, or of some steps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# MLflow refuses other characters in a metric's name, which a user may have chosen.
+_NOT_IN_NAMES = re.compile(r"[^\w\-. /]", re.ASCII)
+# Steps of which not all ranks' records have come.
+_MOST_PENDING = 1000
+
+#: An epoch's entry of a history, as one flat dict of numbers.
+Flattened = Callable[[Mapping[str, Any]], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class MetricValue:
+    """One value of a metric.
+
+    Attributes:
+        step: of the horizontal axis: the epoch, or the number of the step since the training began.
+    """
+
+    name: str
+    value: float
+    step: int
+
+
+class RecordedMetrics:
+    """The metrics of one training.
+
+    Args:
+        flattened: of the framework's history.
+        loss: the name of the training loss in it.
+    """
+
+    def __init__(self, flattened: Flattened, loss: str) -> None:
+        self._flattened = flattened
+        self._step_name = f"{loss}_step"
+        self._epochs: set[int] = set()
+        self._pending: dict[tuple[int, int], dict[int, tuple[float, int]]] = {}
+
+    def of_record(self, rank: int, record: Mapping[str, Any]) -> list[MetricValue]:
+        """The values that a record completes.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no record.
+        """
+        if "entry" in record:
+            return self.of_epochs([record["entry"]])
+        epoch, step, steps = int(record["epoch"]), int(record["step"]), int(record["steps"])
+        of_ranks = self._pending.setdefault((epoch, step), {})
+        of_ranks[rank] = float(record["loss"]), int(record["rows"])
+        if len(of_ranks) < int(record["ranks"]):
+            while len(self._pending) > _MOST_PENDING:
+                del self._pending[next(iter(self._pending))]
+            return []
+        del self._pending[epoch, step]
+        rows = sum(count for _, count in of_ranks.values())
+        if not rows:
+            return []
+        # The same sum, in whatever order the ranks' records come.
+        loss = math.fsum(of_ranks[number][0] for number in sorted(of_ranks)) / rows
+        return [MetricValue(self._step_name, loss, epoch * steps + step)]
+
+    def of_epochs(self, entries: Iterable[Mapping[str, Any]]) -> list[MetricValue]:
+        """The values of those entries of a history whose epochs are new."""
+        values = []
+        for entry in entries:
+            epoch = int(entry["epoch"])
+            if epoch in self._epochs:
+                continue
+            self._epochs.add(epoch)
+            values += [
+                MetricValue(_NOT_IN_NAMES.sub("_", name), float(value), epoch)
+                for name, value in self._flattened(entry).items()
+                if name != "epoch" and isinstance(value, (int, float))
+            ]
+        return values

@@ -1,0 +1,290 @@
+"""One MLflow run for one training: begun before the ranks, fed while they train, ended with the model or an error.
+
+The driver alone makes the run, in a thread of its own: ranks send their records to the driver, so that there is one run
+for any number of them. If MLflow is away, the training goes on; `fit` waits for it at the end, for a limited time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator import __version__
+from spark_estimator.errors import JobCancelledError, PreflightError, PythonEnvironmentError
+from spark_estimator.estimators.tracking import flavour, plots
+from spark_estimator.estimators.tracking.mlflow_thread import CallState, MlflowCall, MlflowThread, is_transient
+from spark_estimator.estimators.tracking.options import MlflowOptions
+from spark_estimator.estimators.tracking.rank_tracking import RankTracking, SystemMetrics, credentials_in
+from spark_estimator.estimators.tracking.recorded_metrics import MetricValue, RecordedMetrics
+from spark_estimator.estimators.tracking.signature import Features
+from spark_estimator.log import logger
+from spark_estimator.observe.driver_log import announce
+
+if TYPE_CHECKING:
+    from spark_estimator.estimators.model import TableModel
+
+_log = logger(__name__)
+
+# Before the training; and after it, without a call of MLflow's that succeeds.
+START_LIMIT, END_LIMIT = timedelta(seconds=30), timedelta(seconds=60)
+# How fast a model's bytes travel at least.
+_BYTES_PER_SECOND = 1 << 20
+_LONGEST_PARAMETER, _LONGEST_NOTE = 500, 5000
+# MLflow takes no more in one request.
+_MOST_PARAMETERS, _MOST_METRICS = 100, 1000
+# MLflow's tags: the run that another one is nested in, and a run's description.
+_PARENT_TAG, _NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
+
+
+def check_installed() -> None:
+    """Refuses to train with `mlflow` set where MLflow is missing.
+
+    Raises:
+        PythonEnvironmentError: it is.
+    """
+    try:
+        import mlflow  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise PythonEnvironmentError(
+            "the parameter mlflow needs MLflow on the driver: pip install mlflow (or mlflow-skinny), or leave mlflow "
+            "out."
+        ) from error
+
+
+def active_run_id() -> str | None:
+    """The run that is active in this thread; None: there is none."""
+    import mlflow
+
+    run = mlflow.active_run()
+    return None if run is None else str(run.info.run_id)
+
+
+class TrackedRun:
+    """The run. A context manager around the training: an exception ends it as FAILED, a cancellation as KILLED.
+
+    Args:
+        options: of the estimator.
+        name: of the training: the run's name where the options have none.
+        parameters: of the estimator.
+        tags: of the run.
+        metrics: makes metrics of the ranks' records.
+
+    Attributes:
+        run_id: MLflow's, once it has begun.
+    """
+
+    def __init__(
+        self,
+        options: MlflowOptions,
+        name: str,
+        parameters: Mapping[str, Any],
+        tags: Mapping[str, str],
+        metrics: RecordedMetrics,
+    ) -> None:
+        self.run_id = ""
+        self._options = options
+        self._name = options.run_name or name
+        self._parameters = {key: repr(value)[:_LONGEST_PARAMETER] for key, value in parameters.items()}
+        self._tags = {**tags, "spark_estimator.version": __version__, **options.tags}
+        self._metrics = metrics
+        self._thread = MlflowThread(announce)
+        self._lock = threading.Lock()
+        self._values: list[tuple[MetricValue, int]] = []
+        self._flushing = False
+        self._client: Any = None
+        self._is_active = False
+        self._is_wanted = True
+        self._parent = options.parent_run_id or active_run_id()
+
+    def __enter__(self) -> TrackedRun:
+        """Begins the run.
+
+        Raises:
+            PreflightError: MLflow refuses it, or does not answer.
+        """
+        import mlflow
+
+        call = self._thread.submit(MlflowCall("begin a run", self._begin, once=True))
+        answered = self._thread.wait(call, START_LIMIT)
+        self._is_wanted = call.state is CallState.DONE
+        if not self._is_wanted:
+            self._thread.close()
+            what = f"failed: {call.error}" if answered else f"got no answer within {START_LIMIT.total_seconds():g} s"
+            raise PreflightError(
+                f"mlflow: beginning a run at {mlflow.get_tracking_uri()} {what}. Nothing was trained. Start the "
+                "tracking server, choose another one with mlflow.set_tracking_uri(), or leave mlflow out."
+            ) from call.error
+        self._submit("log the parameters", self._log_parameters)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self._fail(error)
+        self._thread.close()
+
+    def rank_tracking(self) -> RankTracking:
+        """What the ranks do for the run."""
+        import mlflow
+
+        sampled, seconds = self._options.log_system_metrics, None
+        if not isinstance(sampled, bool):
+            sampled, seconds = True, sampled
+        system = SystemMetrics(self.run_id, str(mlflow.get_tracking_uri()), seconds, credentials_in(os.environ))
+        return RankTracking(self._options.log_every_n_steps, system if sampled else None)
+
+    def take_record(self, rank: int, record: Mapping[str, Any]) -> None:
+        """Takes a record of a rank; does not block, and raises nothing."""
+        try:
+            self._add(self._metrics.of_record(rank, record))
+        except Exception as error:
+            _log.info("a record of rank %d is left out: %r", rank, error)
+
+    def finish(
+        self, model: TableModel, features: Features, entries: Sequence[Mapping[str, Any]], model_bytes: int
+    ) -> None:
+        """Logs what is left and the model, and ends the run. If MLflow is away, a line says what is missing.
+
+        Args:
+            entries: of the history.
+            model_bytes: about how large the model is.
+        """
+        self._add(self._metrics.of_epochs(entries))
+        pictures = plots.pictures_of(model.getHistory())
+        if pictures:
+            self._submit("log the plots", lambda: self._log_pictures(pictures))
+        if self._options.log_model:
+            patience = timedelta(seconds=model_bytes / _BYTES_PER_SECOND)
+            self._submit("log the model", lambda: self._log_model(model, features), patience)
+        self._end("FINISHED")
+
+    def _fail(self, error: BaseException) -> None:
+        killed = isinstance(error, (KeyboardInterrupt, SystemExit, JobCancelledError))
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        note = f"{type(error).__name__}: {error}"[:_LONGEST_NOTE]
+
+        def log_error() -> None:
+            self._client.set_tag(self.run_id, _NOTE_TAG, note)
+            self._client.log_text(self.run_id, text, "error.txt")
+
+        self._submit("log the error", log_error)
+        self._end("KILLED" if killed else "FAILED")
+
+    def _end(self, status: str) -> None:
+        """Ends the run after all calls before, and waits for that, if MLflow answers."""
+        import mlflow
+
+        call = self._submit("end the run", lambda: self._terminate(status))
+        with contextlib.suppress(KeyboardInterrupt):
+            if self._thread.wait(call, END_LIMIT):
+                return
+        announce(
+            f"mlflow: {mlflow.get_tracking_uri()} does not answer, so that run {self.run_id} is not complete: "
+            f"{', '.join(self._thread.outstanding())}. While this program runs, it is tried again."
+        )
+
+    def _submit(self, what: str, function: Callable[[], None], patience: timedelta = timedelta(0)) -> MlflowCall:
+        return self._thread.submit(MlflowCall(what, function, patience))
+
+    def _add(self, values: Sequence[MetricValue]) -> None:
+        """Has values logged, together with those that wait already."""
+        now = int(time.time() * 1000)
+        with self._lock:
+            self._values += [(value, now) for value in values]
+            if not self._values or self._flushing:
+                return
+            self._flushing = True
+        self._submit("log metrics", self._log_values)
+
+    # --- in MLflow's thread ---
+
+    def _begin(self) -> None:
+        import mlflow
+
+        self._client = mlflow.MlflowClient()
+        tags = {**self._tags, **({} if self._parent is None else {_PARENT_TAG: self._parent})}
+        run = mlflow.start_run(
+            experiment_id=self._experiment(), run_name=self._name, nested=True, tags=tags, log_system_metrics=False
+        )
+        self.run_id = str(run.info.run_id)
+        if not self._is_wanted:  # it has come too late
+            mlflow.end_run("KILLED")
+            return
+        self._is_active = _is_of_this_thread()
+        if not self._is_active:  # the run would be every thread's active one
+            mlflow.end_run("RUNNING")
+            if self._parent is not None:
+                self._client.set_tag(self.run_id, _PARENT_TAG, self._parent)
+
+    def _experiment(self) -> str | None:
+        """The id of the run's experiment; None: the active one."""
+        name, client = self._options.experiment_name, self._client
+        if name is not None:
+            known = client.get_experiment_by_name(name)
+            return str(client.create_experiment(name) if known is None else known.experiment_id)
+        return None if self._parent is None else str(client.get_run(self._parent).info.experiment_id)
+
+    def _log_parameters(self) -> None:
+        from mlflow.entities import Param
+
+        items = [Param(key, value) for key, value in self._parameters.items()]
+        for start in range(0, len(items), _MOST_PARAMETERS):
+            self._client.log_batch(self.run_id, params=items[start : start + _MOST_PARAMETERS])
+
+    def _log_values(self) -> None:
+        from mlflow.entities import Metric
+
+        while True:
+            with self._lock:
+                values = self._values[:_MOST_METRICS]
+                self._flushing = bool(values)
+            if not values:
+                return
+            try:
+                self._client.log_batch(
+                    self.run_id, metrics=[Metric(value.name, value.value, time, value.step) for value, time in values]
+                )
+            except Exception as error:
+                if is_transient(error):
+                    raise
+                names = sorted({value.name for value, _ in values})
+                announce(f"mlflow: {', '.join(names)} of run {self.run_id} could not be logged: {error}")
+            with self._lock:
+                del self._values[: len(values)]
+
+    def _log_pictures(self, pictures: Mapping[str, Any]) -> None:
+        for name, figure in pictures.items():
+            self._client.log_figure(self.run_id, figure, name)
+
+    def _log_model(self, model: TableModel, features: Features) -> None:
+        import mlflow
+
+        active: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if not self._is_active:
+            active = mlflow.start_run(run_id=self.run_id, nested=True, log_system_metrics=False)
+        with active:
+            flavour.log_model(model, features, self._options)
+
+    def _terminate(self, status: str) -> None:
+        import mlflow
+
+        if self._is_active:
+            mlflow.end_run(status)
+        else:
+            self._client.set_terminated(self.run_id, status)
+
+
+def _is_of_this_thread() -> bool:
+    """Whether the active run is this thread's alone, as since MLflow 2.16."""
+    import mlflow
+
+    seen: list[Any] = []
+    other = threading.Thread(target=lambda: seen.append(mlflow.active_run()))
+    other.start()
+    other.join()
+    return seen == [None]

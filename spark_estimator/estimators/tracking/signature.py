@@ -1,0 +1,140 @@
+"""What MLflow has to know of a model's columns: types of features and predictions, and a few rows as an example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+
+from spark_estimator.data.numbers import numbers_of
+from spark_estimator.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from spark_estimator.data.parquet import DataFiles
+    from spark_estimator.estimators.inference.prediction_columns import PredictionColumn
+    from spark_estimator.estimators.rows.sampling import Columns
+
+EXAMPLE_ROWS = 5
+# Spark's types, and MLflow's.
+_TYPES = {
+    "boolean": "boolean",
+    "tinyint": "integer",
+    "smallint": "integer",
+    "int": "integer",
+    "bigint": "long",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "binary",
+    "date": "datetime",
+    "timestamp": "datetime",
+    "timestamp_ntz": "datetime",
+}
+_CHAT = "array<struct<"
+
+
+@dataclass(frozen=True)
+class Features:
+    """The feature columns of a training, as `transform` reads them.
+
+    Attributes:
+        kinds: their Spark types by name, as ``simpleString`` has them; ``vector`` for Spark ML's vectors.
+        example: a few rows of them as a pandas frame; None: there is none.
+    """
+
+    kinds: Mapping[str, str]
+    example: Any = None
+
+    @classmethod
+    def of_frame(cls, frame: DataFrame, kinds: Mapping[str, str]) -> Features:
+        """With the first rows of a DataFrame, which a small Spark job collects."""
+        from pyspark.sql import functions
+
+        if not {name.partition(".")[0] for name in kinds if name not in frame.columns} <= set(frame.columns):
+            return cls(kinds)  # a function of the user's makes them
+        columns = [functions.col(_path(frame, name)).alias(name) for name in kinds]
+        return cls(kinds, _in_plain_lists(frame.select(*columns).limit(EXAMPLE_ROWS).toPandas()))
+
+    @classmethod
+    def of_files(cls, files: DataFiles, columns: Columns) -> Features:
+        """With the first rows of Parquet files, which this process reads."""
+        kinds = {column.name: column.kind for column in columns.features}
+        names = [name for name in kinds if name in files.kinds]
+        if len(names) < len(kinds):  # a function of the user's makes them
+            return cls(kinds)
+        rows = next(iter(files.batches(names, 0, 1, EXAMPLE_ROWS)), None)
+        if rows is None:
+            return cls(kinds)
+        arrays = [
+            numbers_of(column) if kinds[name] == "vector" else column
+            for name, column in zip(names, rows.columns, strict=True)
+        ]
+        return cls(kinds, _in_plain_lists(pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pandas()))
+
+
+def _path(frame: DataFrame, name: str) -> str:
+    """How Spark's functions call a column, or a field of a struct."""
+    if name in frame.columns:
+        return f"`{name.replace('`', '``')}`"
+    return ".".join(f"`{part}`" for part in name.split("."))
+
+
+def _in_plain_lists(frame: Any) -> Any:
+    """With lists in place of vectors and arrays, and plain dicts in place of rows: MLflow writes JSON of them."""
+    for name in frame.columns:
+        if frame[name].dtype == object:
+            frame[name] = [_plain(value) for value in frame[name]]
+    return frame
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "toArray"):
+        value = value.toArray()
+    if hasattr(value, "asDict"):
+        return value.asDict(recursive=True)
+    if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def signature_of(features: Features, columns: Sequence[PredictionColumn]) -> Any:
+    """MLflow's ModelSignature; None where MLflow has no name for a feature's type.
+
+    Args:
+        columns: of the predictions, which are left out where MLflow has no name for a type.
+    """
+    from mlflow.models import ModelSignature
+
+    inputs = _schema(features.kinds)
+    outputs = _schema({column.name: column.kind for column in columns})
+    return None if inputs is None else ModelSignature(inputs=inputs, outputs=outputs)
+
+
+def _schema(kinds: Mapping[str, str]) -> Any:
+    from mlflow.types import Schema
+    from mlflow.types.schema import ColSpec
+
+    try:
+        return Schema([ColSpec(type=_type(kind), name=name) for name, kind in kinds.items()])
+    except DataError:
+        return None
+
+
+def _type(kind: str) -> Any:
+    from mlflow.types import DataType
+    from mlflow.types.schema import Array, Object, Property
+
+    if kind == "vector":
+        return Array(DataType.double)
+    if kind.startswith(_CHAT):
+        texts = [Property(name, DataType.string) for name in ("content", "role")]
+        return Array(Object(texts))
+    if kind.startswith("array<"):
+        return Array(_type(kind[len("array<") : -1]))
+    if kind not in _TYPES:
+        raise DataError(f"MLflow has no type for {kind}.")
+    return DataType[_TYPES[kind]]

@@ -1,0 +1,135 @@
+"""Trainings in MLflow: one run for any number of ranks, live metrics, and a model that predicts as `transform` does."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spark_estimator import PythonEnvironmentError, TorchEstimator, TorchModel, WorkerFailedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+THERE = importlib.util.find_spec("mlflow") is not None
+needs_mlflow = pytest.mark.skipif(not THERE, reason="needs mlflow or mlflow-skinny")
+SIGNALS = ("train_loss", "validation_loss")
+
+
+@pytest.mark.skipif(THERE, reason="MLflow is installed")
+def test_that_it_is_missing_is_said_before_the_training() -> None:
+    with pytest.raises(PythonEnvironmentError, match="pip install mlflow"):
+        TorchEstimator(mlflow=True)._fit(None)  # type: ignore[arg-type]  # it is not looked at
+
+
+@pytest.fixture
+def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """mlflow, with a new store."""
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    has_database = importlib.util.find_spec("sqlalchemy") is not None
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db" if has_database else f"file:{tmp_path / 'runs'}")
+    mlflow.create_experiment("tests", artifact_location=f"file:{tmp_path / 'artifacts'}")
+    mlflow.set_experiment("tests")
+    yield mlflow
+    mlflow.set_tracking_uri(before)
+
+
+def runs_of(mlflow: Any) -> list[Any]:
+    experiment = mlflow.get_experiment_by_name("tests")
+    return list(mlflow.MlflowClient().search_runs([experiment.experiment_id]))
+
+
+class Waiting:
+    """A callback that keeps the second epoch waiting until the driver has seen the first one in MLflow."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        deadline = time.monotonic() + 60
+        while epoch == 1 and not Path(self._file).exists():
+            assert time.monotonic() < deadline, "the first epoch's numbers did not come"
+            time.sleep(0.02)
+
+
+@needs_mlflow
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_from_its_first_epoch_to_its_model(
+    line: DataFrame, estimator: Any, tracking: Any, tmp_path: Path, spark: SparkSession
+) -> None:
+    seen = tmp_path / "seen"
+
+    def watch() -> None:
+        while not seen.exists():
+            children = [run for run in runs_of(tracking) if "train_loss" in run.data.metrics]
+            if children and children[0].info.status == "RUNNING":
+                seen.touch()
+            time.sleep(0.1)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    with tracking.start_run() as parent:
+        watcher.start()
+        made = estimator(
+            mlflow={"log_every_n_steps": 2, "tags": {"team": "a"}, "run_name": "mine"},
+            validation="held",
+            callbacks=[Waiting(str(seen))],
+            prediction_col="p",
+            output_type="array",
+        )
+        model = made.fit(line)
+        assert tracking.active_run().info.run_id == parent.info.run_id
+    watcher.join(5)
+    assert seen.exists()
+
+    (run,) = [run for run in runs_of(tracking) if run.info.run_id != parent.info.run_id]
+    assert run.info.run_id == model.mlflow_run_id and run.info.run_name == "mine" and run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id and run.data.tags["team"] == "a"
+    assert run.data.params["epochs"] == "2" and "MSELoss()" in run.data.params["loss"]
+    client = tracking.MlflowClient()
+    for name in SIGNALS:
+        values = [(value.step, value.value) for value in client.get_metric_history(run.info.run_id, name)]
+        assert values == [(row["epoch"], row[name]) for row in model.getHistory().rows()]
+    steps = client.get_metric_history(run.info.run_id, "train_loss_step")
+    assert [value.step for value in steps] == [2, 4, 7, 9] and all(value.value > 0 for value in steps)
+
+    folder = tracking.artifacts.download_artifacts(f"runs:/{run.info.run_id}/model")
+    loaded = tracking.pyfunc.load_model(folder)
+    right = model.transform(line).select("features", "y__output", "p").toPandas()
+    predicted = loaded.predict(right[["features"]])
+    assert list(predicted.columns) == ["y__output", "p"]
+    assert predicted["p"].tolist() == right["p"].tolist()
+    assert [list(row) for row in predicted["y__output"]] == [list(row) for row in right["y__output"]]
+    assert loaded.metadata.signature.inputs.input_names() == ["features"]
+    assert loaded.metadata.load_input_example(folder) is not None
+    of_spark = tracking.pyfunc.spark_udf(spark, folder, result_type="double", env_manager="local")
+    assert line.select(of_spark("features").alias("p")).toPandas()["p"].tolist() == right["p"].tolist()
+    assert TorchModel.load(folder).getRunId() == model.getRunId()
+
+
+class Failing:
+    """A callback that fails."""
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        raise KeyError("the wrong key")
+
+
+@needs_mlflow
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_training_that_fails(line: DataFrame, estimator: Any, tracking: Any) -> None:
+    with pytest.raises(WorkerFailedError):
+        estimator(mlflow=True, callbacks=[Failing()], num_proc=1).fit(line)
+    (run,) = runs_of(tracking)
+    assert run.info.status == "FAILED"
+    assert "rank 0" in run.data.tags["mlflow.note.content"]
+    text = Path(tracking.artifacts.download_artifacts(f"runs:/{run.info.run_id}/error.txt")).read_text()
+    assert "the wrong key" in text
