@@ -292,7 +292,7 @@ def _arrow_column(values: Any, name: str, *, nulls: bool = False) -> pyarrow.Arr
         nulls: NaN in a column of numbers stands for null.
     """
     try:
-        if getattr(values, "dtype", numpy.dtype(object)) == numpy.dtype(object):
+        if getattr(values, "dtype", numpy.dtype(object)) == numpy.dtype(object) or getattr(values, "ndim", 1) > 1:
             array = pyarrow.array([value.toArray() if hasattr(value, "toArray") else value for value in values])
         else:
             array = pyarrow.array(values, from_pandas=nulls)
@@ -300,6 +300,8 @@ def _arrow_column(values: Any, name: str, *, nulls: bool = False) -> pyarrow.Arr
         raise DataError(f"column {name!r} is not one of numbers: {error}") from error
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks()
+    if pyarrow.types.is_dictionary(array.type):  # pandas' categories
+        array = array.dictionary_decode()
     return numbers_of(array)
 
 

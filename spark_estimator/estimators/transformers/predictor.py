@@ -76,7 +76,8 @@ class TextPredictor(Predictor):
 
     def frame(self, features: Any) -> Any:
         """See `Predictor.frame`. NaN in the column of texts stands for null."""
-        texts = [None if isinstance(text, float) else text for text in column_of(features, self.text)]
+        values = [value.tolist() if hasattr(value, "tolist") else value for value in column_of(features, self.text)]
+        texts = [None if isinstance(value, float) else value for value in values]
         return self.as_frame(self._struct(texts), getattr(features, "index", None))
 
     def _struct(self, texts: Sequence[Any]) -> pyarrow.StructArray:
