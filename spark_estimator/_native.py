@@ -29,7 +29,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -198,6 +198,7 @@ class TensorStruct(Structure):
         ("dtype", c_int32),
         ("num_dims", c_int32),
         ("dims", c_void_p),  # const int64_t*; an address, so that all tensors' dimensions can lie in one array
+        ("residue", c_void_p),
     ]
 
 

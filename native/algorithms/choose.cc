@@ -19,6 +19,8 @@ constexpr size_t kRingBytesPerRank = 64 << 10;
 // A share for each rank is worth a message of its own from so many bytes on.
 constexpr size_t kShareBytes = 4 << 10;
 constexpr size_t kTreeBytes = 64 << 10;
+// ... and so is one that is a quarter as long on the wire.
+constexpr size_t kInt8BytesPerRank = 4 * kShareBytes;
 // A chain is as fast as one link once what travels is long against the pieces that fill its ranks.
 constexpr size_t kChainBytesPerRank = 128 << 10;
 // Rows of so many bytes take longer on the wire than the ring's further steps take.
@@ -27,6 +29,13 @@ constexpr size_t kRingRowsBytes = 16 << 10;
 bool Hierarchical(const Situation& situation) {
   const bool possible = situation.hosts > 1 && situation.hosts < situation.ranks;
   return possible && situation.tuning.hierarchical != 0;
+}
+
+// Where latency decides, fewer bytes save nothing, and every rank needs a share to reduce. What may travel with a
+// proposal (n b up to 64 KiB) is never worth it: whether it does depends on what else is pending.
+bool WorthInt8(const Situation& situation) {
+  return situation.int8 && situation.bytes > situation.tuning.exchange_bytes &&
+         situation.bytes > static_cast<size_t>(situation.ranks) * kInt8BytesPerRank;
 }
 
 AllreduceAlgorithm ChooseAcross(const Situation& situation) {
@@ -51,6 +60,9 @@ AllreduceAlgorithm ChooseAllreduce(const Situation& situation) {
   if (situation.shared) {
     if (situation.bytes <= situation.tuning.one_shot_bytes) return AllreduceAlgorithm::kSharedOneShot;
     return situation.in_arena ? AllreduceAlgorithm::kSharedInArena : AllreduceAlgorithm::kSharedPipeline;
+  }
+  if (WorthInt8(situation)) {
+    return Hierarchical(situation) ? AllreduceAlgorithm::kHierarchicalInt8 : AllreduceAlgorithm::kInt8;
   }
   return Hierarchical(situation) ? AllreduceAlgorithm::kHierarchical : ChooseAcross(situation);
 }
@@ -100,6 +112,10 @@ const char* Name(AllreduceAlgorithm algorithm) {
       return "ring";
     case AllreduceAlgorithm::kHierarchical:
       return "hierarchical";
+    case AllreduceAlgorithm::kInt8:
+      return "int8";
+    case AllreduceAlgorithm::kHierarchicalInt8:
+      return "hierarchical int8";
   }
   return "unknown";
 }

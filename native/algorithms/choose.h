@@ -31,6 +31,7 @@ struct Situation {
   bool in_arena = false;             // all ranks' tensors lie in shared memory already
   int cores = 1;                     // of one host, the smallest number of all ranks' views
   int32_t dtype = SE_FLOAT32;        // allreduce
+  bool int8 = false;                 // allreduce: float32 that may travel as int8
   Tuning tuning = {};
 };
 
@@ -45,6 +46,8 @@ enum class AllreduceAlgorithm {
   kDirect,          // streams, 2 steps: each rank reduces its share of everybody's vector and hands it back
   kRing,            // streams, 2 (n - 1) steps
   kHierarchical,    // inside hosts through shared memory, across hosts by streams
+  kInt8,            // streams, 1 step of two ranks, else 2: as kDirect, in int8
+  kHierarchicalInt8,
 };
 enum class BroadcastAlgorithm {
   kAlone,

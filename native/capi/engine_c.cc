@@ -294,6 +294,7 @@ int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** p
     made->plan.bytes = signature->Bytes();
     for (int32_t i = 0; i < request->num_tensors; ++i) {
       made->plan.output_bytes.push_back(request->tensors[i].output_bytes);
+      made->plan.residues.push_back(request->tensors[i].residue);
     }
     made->plan.device = request->device;
     made->plan.signature = std::move(signature);

@@ -38,6 +38,7 @@ Status ReadPart(const std::string& label, int32_t index, const se_tensor& tensor
     return Invalid(which + std::to_string(tensor.num_dims) + " dimensions");
   }
   part->dtype = tensor.dtype;
+  part->int8 = tensor.residue != nullptr;
   part->dims.assign(tensor.dims, tensor.dims + tensor.num_dims);
   int64_t bytes = element;
   for (const int64_t dim : part->dims) {
@@ -146,7 +147,8 @@ Status ReadRequest(const Engine& engine, const se_request* request, Signature* s
   for (int32_t i = 0; i < request->num_tensors; ++i) {
     const se_tensor& tensor = request->tensors[i];
     SE_RETURN_IF_ERROR(CheckMemory(engine, *signature, static_cast<size_t>(i), tensor.input, tensor.output));
-    memory->push_back({tensor.input, tensor.output, tensor.output != nullptr ? tensor.output_bytes : 0});
+    memory->push_back({tensor.input, tensor.output, tensor.output != nullptr ? tensor.output_bytes : 0,
+                       tensor.residue});
   }
   return Status::Ok();
 }

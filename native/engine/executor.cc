@@ -8,6 +8,7 @@
 #include "algorithms/hierarchical.h"
 #include "algorithms/shared.h"
 #include "algorithms/stream.h"
+#include "algorithms/stream_int8.h"
 #include "base/dtype.h"
 #include "base/rows.h"
 
@@ -136,6 +137,11 @@ Status Executor::AllreduceOfDtype(const std::vector<RequestPtr>& requests, int32
   if (signature.reduce_op == SE_ADASUM) return Adasum(requests, dtype);
   const Finish finish = FinishOf(signature, streams_->size());
   if (NeedsWidening(signature.reduce_op, dtype)) return AllreduceWidened(requests, dtype, finish);
+  if (dtype == SE_FLOAT32) {
+    bool reduced = false;
+    SE_RETURN_IF_ERROR(AllreduceAsInt8(requests, finish, &reduced));
+    if (reduced) return Status::Ok();
+  }
   BufferList buffers;
   ForEachOf(requests, dtype, [&](const TensorMemory& memory, const Part& part) {
     const void* input = memory.input;
@@ -147,6 +153,30 @@ Status Executor::AllreduceOfDtype(const std::vector<RequestPtr>& requests, int32
     buffers.Add(input, memory.output, count * DtypeBytes(dtype));
   });
   return Reduce(buffers, dtype, Reduction(signature), finish);
+}
+
+Status Executor::AllreduceAsInt8(const std::vector<RequestPtr>& requests, Finish finish, bool* reduced) {
+  std::vector<Int8Part> parts;
+  size_t count = 0;
+  bool int8 = false;
+  ForEachOf(requests, SE_FLOAT32, [&](const TensorMemory& memory, const Part& part) {
+    const auto elements = static_cast<size_t>(part.Elements());
+    parts.push_back({static_cast<const float*>(memory.input), static_cast<float*>(memory.output), memory.residue,
+                     elements, !part.int8});
+    count += elements;
+    int8 = int8 || part.int8;
+  });
+  Situation situation = SituationOf(count * sizeof(float), SE_FLOAT32);
+  situation.int8 = int8;
+  const AllreduceAlgorithm algorithm = ChooseAllreduce(situation);
+  *reduced = algorithm == AllreduceAlgorithm::kInt8 || algorithm == AllreduceAlgorithm::kHierarchicalInt8;
+  if (!*reduced) return Status::Ok();
+  algorithm_ = Name(algorithm);
+  in_arenas_.clear();
+  const auto prescale = static_cast<float>(requests[0]->signature->prescale);
+  if (algorithm == AllreduceAlgorithm::kInt8) return Int8Allreduce(*streams_, parts, prescale, finish);
+  Increase(counters_->shared_bytes, static_cast<int64_t>(count * sizeof(float)));
+  return HierarchicalInt8Allreduce(*local_, *streams_, *hosts_, parts, prescale, finish, *tuning_);
 }
 
 Status Executor::Adasum(const std::vector<RequestPtr>& requests, int32_t dtype) {

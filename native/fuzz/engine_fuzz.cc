@@ -68,8 +68,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
   float values[6] = {1, 2, 3, 4, 5, 6};
   float sums[6];
   const int64_t dims[2] = {2, 3};
-  const se_tensor reduced{values, sums, 0, SE_FLOAT32, 2, dims};
-  const se_tensor gathered{values, nullptr, 0, SE_FLOAT32, 2, dims};
+  const se_tensor reduced{values, sums, 0, SE_FLOAT32, 2, dims, nullptr};
+  const se_tensor gathered{values, nullptr, 0, SE_FLOAT32, 2, dims, nullptr};
   se_request unnamed = RequestOf("kind", SE_ALLREDUCE, &reduced, 1);
   unnamed.unnamed = 1;
   const se_request requests[] = {RequestOf("sum", SE_ALLREDUCE, &reduced, 1),

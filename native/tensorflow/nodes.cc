@@ -35,7 +35,7 @@ struct OpForm {
   const char* name;
   std::array<const char*, 2> inputs;
   std::array<const char*, 2> outputs;
-  std::array<const char*, 4> attributes;  // beside those that all have
+  std::array<const char*, 5> attributes;  // beside those that all have
   Shapes shapes;
   bool in_place;  // output i has the shape and, where TensorFlow lets go of it, the memory of input i
 };
@@ -45,7 +45,7 @@ constexpr std::array<OpForm, 8> kForms = {{
     {"SparkEstimatorAllreduce",
      {"tensors: T"},
      {"reduced: T"},
-     {kSendable, "reduce_op: int", "prescale_factor: tensor", "postscale_factor: tensor"},
+     {kSendable, "reduce_op: int", "prescale_factor: tensor", "postscale_factor: tensor", "residues: string = ''"},
      Shapes::kOfInputs,
      true},
     {"SparkEstimatorReducescatter",
@@ -238,6 +238,7 @@ void* CreateKernel(TfOpKernelConstruction* construction, const OpForm& form) {
     std::string built_as;
     reader.Read("node_name", &built_as);
     if (Has(form, "text")) reader.Read("text", &node.text);
+    if (Has(form, "residues")) reader.Read("residues", &node.text);
     if (Has(form, "root_rank")) reader.Read("root_rank", &node.root_rank);
     if (Has(form, "reduce_op")) {
       reader.Read("reduce_op", &node.reduce_op);

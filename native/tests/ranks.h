@@ -71,7 +71,13 @@ struct Asked {
   }
   Asked& With(const void* input, void* output, std::vector<int64_t> dims, int32_t dtype = SE_FLOAT32) {
     shapes.push_back(std::move(dims));
-    tensors.push_back({input, output, 0, dtype, static_cast<int32_t>(shapes.back().size()), shapes.back().data()});
+    tensors.push_back(
+        {input, output, 0, dtype, static_cast<int32_t>(shapes.back().size()), shapes.back().data(), nullptr});
+    return *this;
+  }
+  // The last tensor may travel as int8.
+  Asked& Owing(float* residue) {
+    tensors.back().residue = residue;
     return *this;
   }
   // Its name is a kind.

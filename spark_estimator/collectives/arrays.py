@@ -14,7 +14,7 @@ import numpy
 from numpy.typing import DTypeLike, NDArray
 
 from spark_estimator._native import DType, Op, ReduceOp
-from spark_estimator.collectives import context
+from spark_estimator.collectives import context, int8
 from spark_estimator.collectives.handle import Gathered, Handle
 from spark_estimator.collectives.ops import Tensor, barrier, join, kind_of_unnamed, run, submit
 from spark_estimator.collectives.process_set import ProcessSet
@@ -172,13 +172,16 @@ def grouped_allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set: ProcessSet | None = None,
+    residues: Sequence[object] = (),
 ) -> list[Array]:
     """As `allreduce`, of several arrays in one request: all of them are reduced, or none.
 
     Args:
         arrays: of any shapes and types; at least one, and as many on all ranks.
+        residues: a key for each array: they travel as int8 between hosts, and what that leaves out is added to the
+            arrays that come with these keys the next time; see `int8`.
     """
-    return _reduced("grouped_allreduce", arrays, op, name, prescale, postscale, process_set)
+    return _reduced("grouped_allreduce", arrays, op, name, prescale, postscale, process_set, residues)
 
 
 def allgather(array: Array, name: str | None = None, *, process_set: ProcessSet | None = None) -> Array:
@@ -342,6 +345,7 @@ def _reduced(
     prescale: float,
     postscale: float,
     process_set: ProcessSet | None,
+    residues: Sequence[object] = (),
 ) -> list[Array]:
     """Reduces arrays into new ones, of which this rank gets all rows, or in a reducescatter its own."""
     _check_group(kind, arrays)
@@ -358,16 +362,18 @@ def _reduced(
             _empty((share, *source.shape[1:]), source.dtype) for share, source in zip(shares, sources, strict=True)
         ]
     name, unnamed = _name(kind, name)
+    tensors = [_tensor(source, output) for source, output in zip(sources, outputs, strict=True)]
     run(
         code,
         name,
-        [_tensor(source, output) for source, output in zip(sources, outputs, strict=True)],
+        tensors,
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
         process_set=process_set,
         keep=(sources, outputs),
         unnamed=unnamed,
+        residues=int8.residues(process_set, residues, [tensor[2:] for tensor in tensors]) if residues else (),
     )
     return outputs
 

@@ -38,6 +38,36 @@ class NoneCompressor:
         return tensor
 
 
+class Int8Compressor:
+    """Sends float32 gradients as int8 between hosts, with error feedback; for optimizers and tapes only.
+
+    Blocks of 256 values have a scale of their own, so that an element takes 1 byte and a 64th of 4. What rounding
+    leaves out is added to the next gradient of the same variable. Inside a host gradients travel as they are, as do
+    those of other types, of fewer than 1024 elements, and buckets of at most 16 KiB for each rank. Results are
+    the same bits on all ranks. Memory: a residue as large as the variable.
+    """
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Raises ValueError: an optimizer or a tape knows which variable the residue belongs to."""
+        raise ValueError(
+            "compression=hvd.Compression.int8 keeps an error residual between steps, so it works only with "
+            "hvd.DistributedOptimizer and hvd.DistributedGradientTape (op=hvd.Average or hvd.Sum). For a single "
+            "collective, use hvd.Compression.none, fp16 or bf16."
+        )
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: object) -> Any:
+        """The tensor itself: the engine has converted it."""
+        return tensor
+
+
+def is_int8(compression: Any) -> bool:
+    """Whether it is `Int8Compressor`, a subclass, or an object of either."""
+    kind = compression if isinstance(compression, type) else type(compression)
+    return issubclass(kind, Int8Compressor)
+
+
 class CastCompressor(ABC):
     """Sends floating-point tensors in a type of two bytes; others as they are. Used as a class, not as an object.
 
@@ -74,7 +104,7 @@ class CastCompressor(ABC):
         return cls.cast(tensor, ctx)
 
 
-def check_compressor(compression: Any, *, kind: str = "", choices: str = "none, fp16 and bf16") -> Any:
+def check_compressor(compression: Any, *, kind: str = "", choices: str = "none, fp16, bf16 and int8") -> Any:
     """Returns what was passed as ``compression=``.
 
     Args:

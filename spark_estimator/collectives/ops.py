@@ -47,6 +47,7 @@ def submit(
     keep: object = None,
     unnamed: bool = False,
     gpu: Gpu | None = None,
+    residues: tuple[int, ...] = (),
 ) -> Handle:
     """Submits one collective and returns at once. It runs when every rank has submitted one of that name.
 
@@ -64,6 +65,7 @@ def submit(
             tensors' memory here.
         unnamed: `name` is a kind, whose requests meet by their order; see `kind_of_unnamed`.
         gpu: the GPU that holds all tensors; None: they are in host memory.
+        residues: of each tensor; see ``requests.Call``.
 
     Raises:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
@@ -73,7 +75,9 @@ def submit(
     """
     engine = context.engine(process_set)
     device, stream = gpu or _IN_HOST_MEMORY
-    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed, device)
+    call = Call(
+        op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed, device, residues
+    )
     return requests.submit(engine, call, tensors, keep, stream)
 
 
@@ -92,13 +96,15 @@ def run(
     repeats: bool = True,
     unnamed: bool = False,
     gpu: Gpu | None = None,
+    residues: tuple[int, ...] = (),
 ) -> Handle | None:
     """Submits one collective and returns when it is done: faster than `submit` and ``wait``, above all for small ones.
 
     Args:
         op: the kind; the rest as for `submit`.
         repeats: whether a call of this name and form may come again; False for what is used once.
-        unnamed, gpu: as for `submit`. What is enqueued on the GPU's stream afterwards finds the outputs written.
+        unnamed, gpu, residues: as for `submit`. What is enqueued on the GPU's stream afterwards finds the outputs
+            written.
 
     Returns:
         For an op that makes its result itself (allgather, alltoall, join) the handle, done; else None.
@@ -108,7 +114,9 @@ def run(
     """
     engine = context.engine(process_set)
     device, stream = gpu or _IN_HOST_MEMORY
-    call = Call(op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed, device)
+    call = Call(
+        op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed, device, residues
+    )
     return requests.run(engine, call, tensors, keep, repeats=repeats, stream=stream)
 
 
@@ -123,6 +131,8 @@ def plan(
     prescale: float = 1.0,
     postscale: float = 1.0,
     device: int | None = None,
+    residues: Sequence[int] = (),
+    keep: object = None,
 ) -> Plan:
     """A collective to be submitted many times, with other memory each time; see `Plan`.
 
@@ -130,10 +140,13 @@ def plan(
         op: the kind; the rest as for `submit`.
         forms: element type and shape of each tensor.
         device: the GPU that will hold the tensors; None: host memory.
+        residues: of each tensor; see ``requests.Call``.
+        keep: referenced as long as the plan; put the owners of the residues here.
     """
     engine = context.engine(process_set)
     root = _root(engine, op, root_rank)
-    return Plan(engine, Call(op, name, reduce_op, prescale, postscale, root, device=device), forms)
+    call = Call(op, name, reduce_op, prescale, postscale, root, device=device, residues=tuple(residues))
+    return Plan(engine, call, forms, keep)
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:

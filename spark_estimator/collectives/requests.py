@@ -74,6 +74,9 @@ class Call(NamedTuple):
         unnamed: the requests of this kind meet by order: this rank's n-th and every other's. Any number may be in
             flight. The engine calls them ``<kind>.<n>``, counted from 0, and from 0 again when all have joined.
         device: index, in this process, of the GPU that holds the tensors; None: they are in host memory.
+        residues: allreduce (sum, average) of host memory only: for each tensor the address of as many float32 elements,
+            0 for a tensor that travels as it is. The others are float32, and may travel as int8 between hosts. What
+            rounding leaves out is written there, and added to what comes with this residue the next time.
     """
 
     op: Op
@@ -85,6 +88,7 @@ class Call(NamedTuple):
     splits: tuple[int, ...] | None = None
     unnamed: bool = False
     device: int | None = None
+    residues: tuple[int, ...] = ()
 
 
 def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, stream: int = 0) -> Handle:
@@ -213,10 +217,23 @@ class Plan:
         HorovodInternalError: the engine has failed or ended before.
     """
 
-    __slots__ = ("_engine", "_inputs", "_native", "_number", "_outputs", "_places", "_pointer", "_run", "call", "forms")
+    __slots__ = (
+        "_engine",
+        "_inputs",
+        "_keep",
+        "_native",
+        "_number",
+        "_outputs",
+        "_places",
+        "_pointer",
+        "_run",
+        "call",
+        "forms",
+    )
 
-    def __init__(self, engine: Engine, call: Call, forms: Sequence[Form]) -> None:
+    def __init__(self, engine: Engine, call: Call, forms: Sequence[Form], keep: object = None) -> None:
         self._pointer: int | None = None
+        self._keep = keep  # the owner of the call's residues
         self._native = engine.native
         self._engine = weakref.ref(engine)
         self.call = call
@@ -377,6 +394,8 @@ def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: in
         struct.input, struct.output, struct.dtype = source, target, dtype
         struct.num_dims, struct.dims = len(shape), at
         at += len(shape) * ctypes.sizeof(c_int64)
+    for struct, residue in zip(structs, call.residues, strict=bool(call.residues)):
+        struct.residue = residue or None
     splits = None if call.splits is None else (c_int64 * len(call.splits))(*call.splits)
     request = Request(
         ctypes.sizeof(Request),

@@ -11,6 +11,7 @@
 #include <immintrin.h>
 #endif
 
+#include "base/kernels/int8_block.h"
 #include "base/kernels/kernels.h"
 #include "spark_estimator/engine.h"
 
@@ -315,7 +316,10 @@ static void Narrow(int32_t narrow, void* to, const int64_t* from, size_t count) 
   }
 }
 
-static const Kernels kTable = {SE_KERNELS_NAME, CombineOne, CombineInto, CopyPastCaches, FinishAny, Widen, Narrow};
+#include "base/kernels/kernels_int8.h"
+
+static const Kernels kTable = {SE_KERNELS_NAME, CombineOne, CombineInto, CopyPastCaches, FinishAny,
+                               Widen,           Narrow,     EncodeInt8,  DecodeInt8};
 
 }  // namespace SE_KERNELS_NAMESPACE
 }  // namespace spark_estimator

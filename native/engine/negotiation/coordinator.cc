@@ -54,15 +54,18 @@ std::vector<int64_t> Compared(const Signature& signature, const Part& part) {
 bool SamePart(const Signature& a, const Signature& b, size_t index) {
   const Part& mine = a.parts[index];
   const Part& other = b.parts[index];
-  return mine.dtype == other.dtype && mine.dims.size() == other.dims.size() && Compared(a, mine) == Compared(b, other);
+  return mine.dtype == other.dtype && mine.int8 == other.int8 && mine.dims.size() == other.dims.size() && Compared(a, mine) == Compared(b, other);
 }
+
+// A part's type, and what it travels as where that is another one.
+std::string TypeText(const Part& part) { return DtypeName(part.dtype) + (part.int8 ? " sent as int8" : ""); }
 
 // For long lists of tensors: the first in which `signature` and `reference` part ways says more than both in full.
 std::string GroupText(const Signature& signature, const Signature& reference) {
   const std::string total = std::to_string(signature.parts.size()) + " tensors";
   for (size_t i = 0; i < std::min(signature.parts.size(), reference.parts.size()); ++i) {
     if (SamePart(signature, reference, i)) continue;
-    return total + ", tensor " + std::to_string(i) + " of " + DtypeName(signature.parts[i].dtype) + " " +
+    return total + ", tensor " + std::to_string(i) + " of " + TypeText(signature.parts[i]) + " " +
            ListText(signature.parts[i].dims);
   }
   return total;
@@ -76,8 +79,10 @@ std::string Stall::Describe() const {
 }
 
 bool CanFuse(const Signature& a, const Signature& b) {
+  // Nor one that may travel as int8: that depends on its bytes, and would on which others happen to be there.
   const auto one_dtype = [&](const Signature& s) {
-    return std::all_of(s.parts.begin(), s.parts.end(), [&](const Part& p) { return p.dtype == a.parts[0].dtype; });
+    return std::all_of(s.parts.begin(), s.parts.end(),
+                       [&](const Part& p) { return p.dtype == a.parts[0].dtype && !p.int8; });
   };
   return a.op == SE_ALLREDUCE && b.op == SE_ALLREDUCE && a.place == b.place && a.reduce_op == b.reduce_op &&
          a.reduce_op != SE_ADASUM && a.prescale == b.prescale && a.postscale == b.postscale && one_dtype(a) &&
@@ -180,7 +185,7 @@ Coordinator::Ready Coordinator::Conclude(const Meeting& meeting) const {
     });
   }
   if (first.parts.size() == 1) {
-    differ("data types", [](const Signature& s) { return DtypeName(s.parts[0].dtype); });
+    differ("data types", [](const Signature& s) { return TypeText(s.parts[0]); });
     if (FreeFirstDimension(first.op)) {
       differ("numbers of dimensions", [](const Signature& s) { return std::to_string(s.parts[0].dims.size()); });
       differ("tensor shapes beyond the first dimension",

@@ -24,6 +24,7 @@ void Write(ByteWriter& writer, const Signature& signature, size_t first_dim) {
   writer.Number(static_cast<uint32_t>(signature.parts.size()));
   for (const Part& part : signature.parts) {
     writer.Number(part.dtype);
+    writer.Number(static_cast<uint8_t>(part.int8));
     writer.Number(static_cast<uint32_t>(part.dims.size()));
     for (size_t i = first_dim; i < part.dims.size(); ++i) writer.Number(part.dims[i]);
   }

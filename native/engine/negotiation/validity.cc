@@ -53,6 +53,10 @@ std::string Unfit(const Signature& signature, const Part& part) {
   if (reduces && signature.reduce_op == SE_ADASUM && !IsFloatingPoint(part.dtype)) {
     return "Adasum is defined for floating point only, not for " + DtypeName(part.dtype);
   }
+  const bool sums = signature.reduce_op == SE_SUM || signature.reduce_op == SE_AVERAGE;
+  if (part.int8 && (signature.op != SE_ALLREDUCE || !sums || part.dtype != SE_FLOAT32 || signature.place != SE_HOST)) {
+    return "only the sum or average of float32 tensors in host memory can be sent as int8";
+  }
   if (!part.dims.empty()) return "";
   if (signature.op == SE_ALLGATHER) {
     return "allgather joins tensors along their first dimension, and a 0-d tensor has none; reshape it to [1]";

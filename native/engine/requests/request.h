@@ -21,6 +21,7 @@ struct TensorMemory {
   const void* input = nullptr;
   void* output = nullptr;
   int64_t output_bytes = 0;  // allgather, alltoall: room at `output`
+  float* residue = nullptr;  // of a part that may travel as int8
 };
 
 // What an allgather or alltoall made of one tensor.
@@ -98,6 +99,7 @@ struct Plan {
   std::shared_ptr<const Signature> signature;
   int64_t bytes = 0;
   std::vector<int64_t> output_bytes;  // [parts], room at the outputs of an allgather or alltoall
+  std::vector<float*> residues;       // [parts], of all submissions
   int device = -1;                    // on which the tensors of all submissions lie
   RequestPtr request;                 // the last one, used again when nobody else holds it
   Unnamed* unnamed = nullptr;         // once it has been submitted

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 9
+#define SE_ABI_VERSION 10
 
 typedef enum se_status {
   SE_OK = 0,
@@ -158,6 +158,11 @@ typedef struct se_tensor {
   int32_t dtype;        /* se_dtype */
   int32_t num_dims;
   const int64_t* dims; /* [num_dims], compared across ranks (allgather, alltoall: all but dims[0]); copied */
+  float* residue; /* NULL: travels as it is. Else, for the sum or average of float32 in host memory: may travel as int8
+                     between hosts, in blocks of 256 values with a scale each. What rounding leaves out is put here,
+                     and added to the input of the next request with this residue; as many elements as input, at first
+                     zeros. Small tensors, and those of one host, travel as they are and leave it as it is. All ranks
+                     must give one or none */
 } se_tensor;
 
 /* One collective. Memory must stay valid, and must not be written, until the handle is done. */
@@ -255,7 +260,8 @@ SE_API void se_release(se_engine* engine, int64_t handle);
 
 /* A request that is checked and named once, with memory given at each submission: a bucket plan, a metric, a flag. One
  * submission of a plan may be in flight. Destroy it before the engine, and not in flight. The request's addresses are
- * not looked at; its output_bytes are the room at the outputs of every submission. */
+ * not looked at, but for its residues, which are those of every submission; its output_bytes are the room at the
+ * outputs of every submission. */
 SE_API int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** plan);
 #define SE_DEFER 1 /* nobody needs the result before the next se_wait of this rank; see se_config.overlap */
 /* `inputs`, `outputs`: [num_tensors] addresses in the order of the request's tensors; copied. `stream` stands for the
@@ -324,7 +330,8 @@ typedef struct se_tensorflow_call {
   uint32_t struct_bytes;         /* sizeof(se_tensorflow_call) */
   const char* op;                /* "SparkEstimatorAllreduce" and its like: native/tensorflow/nodes.cc lists them */
   const char* request;           /* how the ranks' requests find each other */
-  const char* text;              /* of a question, or of what ranks agree on; else "" */
+  const char* text;              /* of a question, or of what ranks agree on; of an allreduce, by what the process
+                                    knows the residues of its tensors, "" without them; else "" */
   int32_t reduce_op;             /* se_reduce_op */
   int32_t root_rank;             /* in the job */
   int32_t process_set;           /* its id where the graph was built */

@@ -28,6 +28,10 @@ void Allreduces() {
     situation.bytes = bytes;
     return situation;
   };
+  const auto int8 = [&](Situation situation, size_t bytes) {
+    situation.int8 = true;
+    return with(situation, bytes);
+  };
   Situation arena = with(one_host, kMegabyte);
   arena.in_arena = true;
   Situation small_in_arena = with(one_host, 4);
@@ -51,6 +55,11 @@ void Allreduces() {
       {"one host, a few bytes in shared tensors", small_in_arena, kSharedOneShot},
       {"hosts, a few bytes", with(apart, 4), kExchange},
       {"hosts, too much for everybody at once", with(apart, 8192), kDoubling},
+      {"int8 between hosts", int8(apart, kMegabyte), kInt8},
+      {"int8 by hosts", int8(pairs, kMegabyte), kHierarchicalInt8},
+      {"not int8 inside a host", int8(one_host, kMegabyte), kSharedPipeline},
+      {"not int8 of a share that is too short", int8(apart, 65536), kDirect},
+      {"not int8 of what may travel with a proposal", int8({.ranks = 2, .hosts = 2}, 32768), kDirect},
       {"two hosts exchange up to the limit", with({.ranks = 2, .hosts = 2}, 16384), kExchange},
       {"many hosts, a few bytes", with(many, 4), kDoubling},
       {"hosts, middle", with(apart, 100 << 10), kDirect},

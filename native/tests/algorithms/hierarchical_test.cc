@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <utility>
 #include <vector>
@@ -184,6 +186,47 @@ void ListsOfBuffers() {
   });
 }
 
+// What all ranks have received and what they still owe is what they have given, whichever shape the job has.
+void CheckInt8(const Members& shape, size_t n, int steps) {
+  std::vector<double> owed(n), received, given(n);
+  std::mutex mutex;
+  RunHosts(shape, [&](HostRank& me) {
+    std::vector<float> in(n), out(n), residue(n), exact(13);
+    std::vector<double> sum(n), own(n);
+    std::mt19937 random(static_cast<unsigned>(me.all.rank()));
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    const std::vector<Int8Part> parts = {{in.data(), out.data(), residue.data(), 5, false},
+                                         {exact.data(), exact.data(), nullptr, exact.size(), true},
+                                         {in.data() + 5, out.data() + 5, residue.data() + 5, n - 5, false}};
+    for (int step = 0; step < steps; ++step) {
+      for (size_t i = 0; i < n; ++i) own[i] += (in[i] = uniform(random));
+      std::fill(exact.begin(), exact.end(), 0.1f);
+      CHECK_OK(HierarchicalInt8Allreduce(me.local, me.all, me.hosts, parts, 1.0f, Finish{}));
+      for (size_t i = 0; i < n; ++i) sum[i] += out[i];
+      for (const float value : exact) CHECK(std::abs(value - 0.1f * static_cast<float>(me.all.size())) < 1e-6f);
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (size_t i = 0; i < n; ++i) given[i] += own[i];
+    for (size_t i = 0; i < n; ++i) owed[i] += residue[i];
+    if (received.empty()) received = sum;
+    CHECK(received == sum);
+  });
+  double most_owed = 0;
+  for (size_t i = 0; i < n; ++i) {
+    CHECK(std::abs(received[i] + owed[i] - given[i]) < 1e-4);
+    most_owed = std::max(most_owed, std::abs(owed[i]));
+  }
+  CHECK(most_owed > 0 && most_owed < 0.1);
+}
+
+void Int8LosesNothing() {
+  for (const Members& shape : kShapes) {
+    if (shape.size() > 1) CheckInt8(shape, 70001, 4);
+  }
+  CheckInt8({{0, 1}, {2, 3}}, 4500001, 2);  // longer than a block
+  CheckInt8({{0, 1}, {2, 3}}, 100, 2);      // by one rank a host
+}
+
 void HalvesAreRoundedOnce() {
   for (const int32_t dtype : {SE_FLOAT16, SE_BFLOAT16}) {
     for (const Members& shape : {Members{{0, 1}, {2, 3}}, Members{{0, 1, 2}, {3}}}) {
@@ -293,6 +336,7 @@ int main() {
                    {"rows gather and scatter", RowsGatherAndScatter},
                    {"lists of buffers", ListsOfBuffers},
                    {"halves are rounded once", HalvesAreRoundedOnce},
+                   {"int8 loses nothing", Int8LosesNothing},
                    {"same bits everywhere", SameBitsEverywhere},
                    {"bytes across", BytesAcross},
                    {"broadcasts", Broadcasts},

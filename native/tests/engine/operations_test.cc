@@ -112,6 +112,81 @@ void Groups() {
   });
 }
 
+// What travels in int8 between hosts is, with what is owed, what it was; on one host it is that without any owing. The
+// requests find each other as others do: named, as plans, fused with small ones, and beside a rank that has joined.
+void Int8Allreduces() {
+  Everywhere([](Rank& me) {
+    constexpr size_t kCount = 40000;
+    std::vector<float> in(kCount), out(kCount), flags(3), residue(kCount);
+    double owed = 0, error = 0;
+    const auto asked = [&](const std::string& name) {
+      Asked request(name, SE_ALLREDUCE, SE_AVERAGE);
+      request.With(in.data(), out.data(), {kCount}).Owing(residue.data());
+      request.With(flags.data(), flags.data(), {3});
+      return request;
+    };
+    OwnedPlan plan(me, asked("planned"));
+    for (int turn = 0; turn < 2 * kTurns; ++turn) {
+      std::vector<double> average(kCount);
+      for (size_t i = 0; i < kCount; ++i) {
+        in[i] = static_cast<float>(std::sin(static_cast<double>(i + 1) * (me.rank + 2)));
+        for (int rank = 0; rank < me.size; ++rank) {
+          average[i] += static_cast<float>(std::sin(static_cast<double>(i + 1) * (rank + 2))) / me.size;
+        }
+      }
+      std::fill(flags.begin(), flags.end(), static_cast<float>(me.rank));
+      if (turn % 2 == 0) {
+        me.WaitOk(me.Submit(asked("named")));
+      } else {
+        const void* inputs[] = {in.data(), flags.data()};
+        void* outputs[] = {out.data(), flags.data()};
+        int64_t handle = 0;
+        CHECK_EQ(se_plan_submit(plan.plan, inputs, outputs, nullptr, 0, &handle), SE_OK);
+        me.WaitOk({SE_OK, handle});
+      }
+      for (const float flag : flags) CHECK_EQ(flag, static_cast<float>(me.size - 1) / 2.0f);
+      owed = error = 0;
+      for (size_t i = 0; i < kCount; ++i) owed = std::max(owed, std::abs(static_cast<double>(residue[i])));
+      for (size_t i = 0; i < kCount; ++i) error = std::max(error, std::abs(out[i] - average[i]));
+      CHECK(owed < 0.02 * me.size);
+      CHECK(error < 0.05);
+    }
+    float across = se_counter(me.engine, "stream_bytes") > 1000 ? 1.0f : 0.0f;
+    me.WaitOk(me.Allreduce("across", &across, &across, {1}, SE_FLOAT32, SE_MAX));
+    CHECK_EQ(across > 0, error > 1e-5);  // inside a host float32 comes as it is
+    std::vector<float> small(10, 1), nothing(10);
+    me.WaitOk(me.Submit(Asked("small", SE_ALLREDUCE).With(small.data(), small.data(), {10}).Owing(nothing.data())));
+    CHECK_EQ(small[9], static_cast<float>(me.size));
+    CHECK(nothing == std::vector<float>(10));
+    Asked joined("joined", SE_ALLREDUCE);
+    joined.With(in.data(), out.data(), {kCount}).Owing(residue.data());
+    const bool gives = me.rank == 0 || me.size == 1;
+    if (gives) me.WaitOk(me.Submit(joined));
+    me.WaitOk(me.Join("the end"));
+    if (gives) {
+      for (size_t i = 0; i < kCount; ++i) CHECK(std::abs(out[i] - in[i]) < 0.1);
+    }
+  });
+}
+
+void Int8IsAgreedOn() {
+  RunRanks(2, {.channel = Channel::kStream}, [](Rank& me) {
+    std::vector<float> values(5000, 1), residue(5000);
+    Asked one("x", SE_ALLREDUCE);
+    one.With(values.data(), values.data(), {5000});
+    if (me.rank == 1) one.Owing(residue.data());
+    CHECK_EQ(me.Wait(me.Submit(one)), SE_MISMATCH);
+    CHECK_CONTAINS(se_last_error(), "rank 1 has float32 sent as int8");
+    Asked doubles("y", SE_ALLREDUCE);
+    doubles.With(values.data(), values.data(), {100}, SE_FLOAT64).Owing(residue.data());
+    CHECK_EQ(me.Submit(doubles).status, SE_INVALID_ARGUMENT);
+    CHECK_CONTAINS(se_last_error(), "only the sum or average of float32 tensors in host memory");
+    Asked largest("z", SE_ALLREDUCE, SE_MAX);
+    largest.With(values.data(), values.data(), {100}).Owing(residue.data());
+    CHECK_EQ(me.Submit(largest).status, SE_INVALID_ARGUMENT);
+  });
+}
+
 void Joins() {
   Everywhere([](Rank& me) {
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -380,6 +455,8 @@ int main() {
   return RunTests({{"alltoalls", Alltoalls},
                    {"reducescatters", Reducescatters},
                    {"groups", Groups},
+                   {"int8 allreduces", Int8Allreduces},
+                   {"int8 is agreed on", Int8IsAgreedOn},
                    {"joins", Joins},
                    {"adasums", Adasums},
                    {"steady state", SteadyState},

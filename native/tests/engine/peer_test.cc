@@ -16,7 +16,7 @@ class Asking {
  public:
   Asking(ScriptedPeer& peer, const char* name, int32_t op) : engine_(peer.engine) {
     const bool makes_memory = op == SE_ALLGATHER || op == SE_ALLTOALL;
-    const se_tensor tensor{values_, makes_memory ? nullptr : sums_, 0, SE_FLOAT32, 2, dims_};
+    const se_tensor tensor{values_, makes_memory ? nullptr : sums_, 0, SE_FLOAT32, 2, dims_, nullptr};
     se_request request{};
     request.struct_bytes = sizeof(request);
     request.name = name;

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from spark_estimator._native import Op, ReduceOp
-from spark_estimator.collectives import context
+from spark_estimator.collectives import context, int8
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
@@ -22,7 +22,7 @@ from spark_estimator.collectives.ops import Tensor
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import request_name
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.torch.collectives.device import await_outputs, gathered, location_of
+from spark_estimator.torch.collectives.device import await_outputs, gathered, location_of, warn_of_int8
 from spark_estimator.torch.collectives.memory import described, where, wire_form, writable_wire_form, write_back
 from spark_estimator.torch.collectives.pending import registered
 from spark_estimator.torch.collectives.reductions import Average, Sum, check_adasum
@@ -109,6 +109,7 @@ def allreduce_of(
     process_set: ProcessSet | None,
     *,
     in_place: bool = False,
+    residues: Sequence[object] = (),
 ) -> Collective[list[torch.Tensor]]:
     """Tensors that are reduced as one, each into a new one or in place.
 
@@ -118,6 +119,8 @@ def allreduce_of(
         name: the user's; None: by order.
         op, prescale, postscale, process_set: as in `allreduce`.
         in_place: whether the results go where the tensors are.
+        residues: a key for each tensor, which then travel as int8 between hosts, unless they are on a GPU; see
+            ``collectives.int8``.
     """
     wire = writable_wire_form if in_place else wire_form
     location = location_of(tensors, kind, process_set)
@@ -136,10 +139,15 @@ def allreduce_of(
             return [write_back(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
         return _on_devices(outputs, tensors)
 
+    described_tensors = [described(source, output) for source, output in zip(sources, outputs, strict=True)]
+    forms = [tensor[2:] for tensor in described_tensors]
+    if residues and gpu is not None:
+        warn_of_int8()
+        residues = ()
     return Collective(
         Op.ALLREDUCE,
         *request_name(kind, name),
-        [described(source, output) for source, output in zip(sources, outputs, strict=True)],
+        described_tensors,
         (sources, outputs),
         result,
         reduce_op=op,
@@ -147,6 +155,7 @@ def allreduce_of(
         postscale=postscale,
         process_set=process_set,
         gpu=gpu,
+        residues=int8.residues(process_set, residues, forms) if residues else (),
     )
 
 

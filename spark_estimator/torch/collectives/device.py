@@ -15,6 +15,7 @@ protects them, as it does in any other operation. If it is another one, the allo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -241,3 +242,12 @@ _warned_of: set[tuple[int | None, int]] = set()
 
 def _device_name(tensor: object) -> str:
     return str(tensor.device) if isinstance(tensor, torch.Tensor) else "no device"
+
+
+@functools.cache
+def warn_of_int8() -> None:
+    """Logs once that there is no kernel for int8 on a GPU."""
+    _log.warning(
+        "compression=hvd.Compression.int8: gradients on GPUs are sent in their own type, since int8 works only in host "
+        "memory. Use hvd.Compression.bf16 or powersgd() to send fewer bytes."
+    )

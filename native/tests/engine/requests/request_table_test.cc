@@ -46,6 +46,7 @@ void PlansAreNamesToo() {
   Plan plan;
   plan.signature = std::make_shared<const Signature>(SignatureOf("x"));
   plan.output_bytes = {0};
+  plan.residues = {nullptr};
   const void* input = &plan;
   CHECK(!RequestTable::IsInFlight(plan));
   const RequestPtr request = fixture.table.NextOf(plan, &input, nullptr, true);
@@ -64,6 +65,7 @@ void APlanUsesItsRequestAgainWhenOnlyItHoldsIt() {
   Plan plan;
   plan.signature = std::make_shared<const Signature>(SignatureOf("x"));
   plan.output_bytes = {0};
+  plan.residues = {nullptr};
   const void* input = &plan;
   RequestPtr held = fixture.table.NextOf(plan, &input, nullptr, false);
   const Request* first = held.get();

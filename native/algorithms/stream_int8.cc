@@ -1,0 +1,261 @@
+// A piece is encoded when the stream has room for it, and worked on when it has come: the wire is busy meanwhile.
+#include "algorithms/stream_int8.h"
+
+#include <array>
+#include <vector>
+
+namespace spark_estimator {
+namespace {
+
+// Two ranks: each sends all that it has, and both add up the same two numbers. In place: an output holds what the own
+// input was rounded to until the other rank's has come.
+class Exchange {
+ public:
+  Exchange(StreamGroup& group, const Int8Pieces& pieces, float prescale, float factor)
+      : group_(group), pieces_(pieces), prescale_(prescale), factor_(factor), peer_(1 - group.rank()) {}
+
+  Status Run() {
+    uint8_t* scratch = nullptr;
+    SE_RETURN_IF_ERROR(group_.Scratch(2 * pieces_.largest_bytes(), &scratch));
+    sending_ = scratch;
+    receiving_ = scratch + pieces_.largest_bytes();
+    while (sent_pieces_ < pieces_.count() || added_ < pieces_.count()) {
+      bool progress = false;
+      SE_RETURN_IF_ERROR(SendSome(&progress));
+      SE_RETURN_IF_ERROR(ReceiveSome(&progress));
+      if (progress) continue;
+      const std::array<int, 1> to = {sent_pieces_ < pieces_.count() ? peer_ : -1};
+      const std::array<int, 1> from = {added_ < pieces_.count() && !Whole() ? peer_ : -1};
+      SE_RETURN_IF_ERROR(group_.AwaitReady(to, from));
+    }
+    return Status::Ok();
+  }
+
+ private:
+  bool Whole() const { return received_ == pieces_.bytes(added_); }
+
+  Status SendSome(bool* progress) {
+    if (sent_pieces_ == pieces_.count()) return Status::Ok();
+    if (encoded_ == sent_pieces_) {
+      pieces_.Encode(encoded_++, prescale_, sending_, true);
+      *progress = true;
+    }
+    const size_t bytes = pieces_.bytes(sent_pieces_);
+    size_t moved = 0;
+    SE_RETURN_IF_ERROR(group_.TrySend(peer_, sending_ + sent_, bytes - sent_, &moved));
+    sent_ += moved;
+    *progress |= moved > 0;
+    if (sent_ == bytes) {
+      ++sent_pieces_;
+      sent_ = 0;
+    }
+    return Status::Ok();
+  }
+
+  // A piece that the other rank has encoded first waits for the own one.
+  Status ReceiveSome(bool* progress) {
+    if (added_ == pieces_.count()) return Status::Ok();
+    if (!Whole()) {
+      size_t moved = 0;
+      SE_RETURN_IF_ERROR(
+          group_.TryReceive(peer_, receiving_ + received_, pieces_.bytes(added_) - received_, &moved));
+      received_ += moved;
+      *progress |= moved > 0;
+    }
+    if (Whole() && added_ < encoded_) {
+      pieces_.Decode(added_++, receiving_, factor_, true);
+      received_ = 0;
+      *progress = true;
+    }
+    return Status::Ok();
+  }
+
+  StreamGroup& group_;
+  const Int8Pieces& pieces_;
+  const float prescale_;
+  const float factor_;
+  const int peer_;
+  uint8_t* sending_ = nullptr;
+  uint8_t* receiving_ = nullptr;
+  size_t encoded_ = 0;      // pieces
+  size_t sent_pieces_ = 0;  // of those, sent in full
+  size_t sent_ = 0;         // bytes of the one after them
+  size_t received_ = 0;     // bytes of the piece added_
+  size_t added_ = 0;        // pieces
+};
+
+// More ranks: an owner adds up its share, piece by piece, as soon as a piece has come from everybody, and hands it back
+// at once.
+class Direct {
+ public:
+  Direct(StreamGroup& group, const Int8Pieces& pieces, float prescale, float factor)
+      : group_(group),
+        pieces_(pieces),
+        prescale_(prescale),
+        factor_(factor),
+        own_(ShareOf(group.rank())),
+        reduced_(own_.begin),
+        peers_(static_cast<size_t>(group.size() - 1)) {
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      Peer& peer = peers_[i];
+      peer.rank = (group.rank() + 1 + static_cast<int>(i)) % group.size();
+      peer.share = ShareOf(peer.rank);
+      peer.input = peer.result = peer.share.begin;
+      peer.spread = own_.begin;
+    }
+  }
+
+  Status Run() {
+    SE_RETURN_IF_ERROR(Allocate());
+    while (true) {
+      bool progress = false;
+      for (Peer& peer : peers_) {
+        SE_RETURN_IF_ERROR(SendSome(peer, &progress));
+        SE_RETURN_IF_ERROR(ReceiveSome(peer, &progress));
+      }
+      if (reduced_ < own_.end && AllHere()) {
+        ReducePiece();
+        progress = true;
+      }
+      if (Done()) return Status::Ok();
+      if (!progress) SE_RETURN_IF_ERROR(Await());
+    }
+  }
+
+ private:
+  struct Share {
+    size_t begin = 0;
+    size_t end = 0;
+  };
+  struct Peer {
+    int rank = 0;
+    Share share;
+    uint8_t* sending = nullptr;    // a piece of its share, as this rank has encoded it
+    uint8_t* receiving = nullptr;  // a piece that it has sent
+    size_t input = 0;              // the next piece of its share to be sent to it
+    bool encoded = false;          // ... which is in `sending`
+    size_t spread = 0;             // the next piece of the own share to be handed back to it
+    size_t sent = 0;               // bytes of the piece that is being sent
+    size_t received = 0;           // bytes of the piece that is being received
+    size_t result = 0;             // the next piece of its share that it hands back
+  };
+
+  Share ShareOf(int rank) const { return {pieces_.share_begin(rank), pieces_.share_begin(rank + 1)}; }
+
+  Status Allocate() {
+    const size_t piece = pieces_.largest_bytes();
+    uint8_t* scratch = nullptr;
+    SE_RETURN_IF_ERROR(group_.Scratch(piece * 2 * peers_.size() + pieces_.bytes(own_.begin, own_.end), &scratch));
+    for (Peer& peer : peers_) {
+      peer.sending = scratch;
+      peer.receiving = scratch + piece;
+      scratch += 2 * piece;
+    }
+    size_t at = 0;
+    for (size_t i = own_.begin; i < own_.end; ++i) {
+      results_.push_back(scratch + at);
+      at += pieces_.bytes(i);
+    }
+    return Status::Ok();
+  }
+
+  // What was added up is handed back to a peer behind what it is to add up itself.
+  bool HasToSend(const Peer& peer) const { return peer.input < peer.share.end || peer.spread < reduced_; }
+  bool HasToReceive(const Peer& peer) const {
+    return reduced_ < own_.end ? !IsHere(peer) : peer.result < peer.share.end;
+  }
+  bool IsHere(const Peer& peer) const { return peer.received == pieces_.bytes(reduced_); }
+  bool AllHere() const {
+    for (const Peer& peer : peers_) {
+      if (!IsHere(peer)) return false;
+    }
+    return true;
+  }
+  bool Done() const {
+    if (reduced_ < own_.end) return false;
+    for (const Peer& peer : peers_) {
+      if (peer.input < peer.share.end || peer.spread < own_.end || peer.result < peer.share.end) return false;
+    }
+    return true;
+  }
+
+  Status SendSome(Peer& peer, bool* progress) {
+    if (!HasToSend(peer)) return Status::Ok();
+    const bool input = peer.input < peer.share.end;
+    if (input && !peer.encoded) {
+      pieces_.Encode(peer.input, prescale_, peer.sending, false);
+      peer.encoded = true;
+      *progress = true;
+    }
+    const uint8_t* from = input ? peer.sending : results_[peer.spread - own_.begin];
+    const size_t bytes = pieces_.bytes(input ? peer.input : peer.spread);
+    size_t moved = 0;
+    SE_RETURN_IF_ERROR(group_.TrySend(peer.rank, from + peer.sent, bytes - peer.sent, &moved));
+    peer.sent += moved;
+    *progress |= moved > 0;
+    if (peer.sent < bytes) return Status::Ok();
+    peer.sent = 0;
+    if (input) {
+      ++peer.input;
+      peer.encoded = false;
+    } else {
+      ++peer.spread;
+    }
+    return Status::Ok();
+  }
+
+  Status ReceiveSome(Peer& peer, bool* progress) {
+    if (!HasToReceive(peer)) return Status::Ok();
+    const bool input = reduced_ < own_.end;
+    const size_t bytes = pieces_.bytes(input ? reduced_ : peer.result);
+    size_t moved = 0;
+    SE_RETURN_IF_ERROR(group_.TryReceive(peer.rank, peer.receiving + peer.received, bytes - peer.received, &moved));
+    peer.received += moved;
+    *progress |= moved > 0;
+    if (input || peer.received < bytes) return Status::Ok();
+    pieces_.Decode(peer.result++, peer.receiving, factor_, false);
+    peer.received = 0;
+    return Status::Ok();
+  }
+
+  void ReducePiece() {
+    sources_.clear();  // the next rank's first: an owner adds up alone, so any order that stays the same will do
+    for (const Peer& peer : peers_) sources_.push_back(peer.receiving);
+    pieces_.Reduce(reduced_, prescale_, sources_, factor_, results_[reduced_ - own_.begin]);
+    for (Peer& peer : peers_) peer.received = 0;
+    ++reduced_;
+  }
+
+  Status Await() {
+    senders_to_.clear();
+    receivers_from_.clear();
+    for (const Peer& peer : peers_) {
+      if (HasToSend(peer)) senders_to_.push_back(peer.rank);
+      if (HasToReceive(peer)) receivers_from_.push_back(peer.rank);
+    }
+    return group_.AwaitReady(senders_to_, receivers_from_);
+  }
+
+  StreamGroup& group_;
+  const Int8Pieces& pieces_;
+  const float prescale_;
+  const float factor_;
+  const Share own_;
+  size_t reduced_;  // the piece of the own share that is being collected
+  std::vector<Peer> peers_;
+  std::vector<uint8_t*> results_;  // of the own share, by piece, until all peers have them
+  std::vector<const uint8_t*> sources_;
+  std::vector<int> senders_to_;
+  std::vector<int> receivers_from_;
+};
+
+}  // namespace
+
+Status Int8Allreduce(StreamGroup& group, std::span<const Int8Part> parts, float prescale, Finish finish) {
+  const Int8Pieces pieces(parts, group.size());
+  if (pieces.count() == 0) return Status::Ok();
+  if (group.size() == 2) return Exchange(group, pieces, prescale, FactorOf(finish)).Run();
+  return Direct(group, pieces, prescale, FactorOf(finish)).Run();
+}
+
+}  // namespace spark_estimator
