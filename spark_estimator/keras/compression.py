@@ -5,9 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from spark_estimator.collectives import context
-from spark_estimator.collectives.compression import CastCompressor, Compressor, NoneCompressor, check_compressor
+from spark_estimator.collectives.compression import (
+    CastCompressor,
+    Compressor,
+    Int8Compressor,
+    NoneCompressor,
+    check_compressor,
+)
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "checked_compression"]
+__all__ = [
+    "BF16Compressor",
+    "Compression",
+    "Compressor",
+    "FP16Compressor",
+    "Int8Compressor",
+    "NoneCompressor",
+    "checked_compression",
+]
 
 
 class _TensorCompressor(CastCompressor):
@@ -54,6 +68,7 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor
 
 
 def checked_compression(compression: Any) -> Any:

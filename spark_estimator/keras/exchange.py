@@ -17,8 +17,10 @@ import numpy
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context, launcher_link
+from spark_estimator.collectives.compression import is_int8
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.int8 import key_of
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.keras.variables import lines_of
 
@@ -163,7 +165,13 @@ class KerasExchange:
             for name, part in zip(self.names(parts), parts, strict=True):
                 sent = [self._weighed(numpy.asarray(gradients[index])) for index in part]
                 received = arrays.grouped_allreduce(
-                    sent, op, name, prescale=prescale, postscale=postscale, process_set=self.process_set
+                    sent,
+                    op,
+                    name,
+                    prescale=prescale,
+                    postscale=postscale,
+                    process_set=self.process_set,
+                    residues=self.residues([variables[index] for index in part]),
                 )
                 for index, array in zip(part, received, strict=True):
                     reduced[index] = array
@@ -182,8 +190,14 @@ class KerasExchange:
             name = "keras.DistributedOptimizer.finite"
             return bool(arrays.allreduce(sent, ReduceOp.MIN, name, process_set=self.process_set))
 
+    def residues(self, variables: Sequence[Any]) -> list[str]:
+        """Keys of what rounding leaves out of the variables' gradients; none where they are not rounded."""
+        return [key_of(variable) for variable in variables] if is_int8(self.compression) else []
+
     def compressed(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """What travels, and what it takes to turn it back."""
+        if is_int8(self.compression):  # which the engine does
+            return list(gradients), [None] * len(gradients)
         pairs = [self.compression.compress(gradient) for gradient in gradients]
         return [sent for sent, _ in pairs], [ctx for _, ctx in pairs]
 

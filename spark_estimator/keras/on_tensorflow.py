@@ -47,7 +47,9 @@ def reduced(
         received: list[Any] = list(sent)
         for part, request in zip(parts, exchange.numbered(name, parts), strict=True):
             weighed = [_weighed(sent[number], weight) for number in part]
-            for number, tensor in zip(part, allreduce_of(weighed, *_named(request), how, True), strict=True):
+            residues = ",".join(exchange.residues([variables[dense[number]] for number in part]))
+            reduced_part = allreduce_of(weighed, *_named(request), how._replace(residues=residues), True)
+            for number, tensor in zip(part, reduced_part, strict=True):
                 received[number] = tensor
         for index, tensor in zip(dense, exchange.decompressed(received, contexts), strict=True):
             result[index] = tensor

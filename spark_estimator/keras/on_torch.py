@@ -7,7 +7,8 @@ from typing import Any
 
 from spark_estimator.collectives.process_set import global_process_set
 from spark_estimator.keras.exchange import KerasExchange
-from spark_estimator.torch import grouped_allreduce_, grouped_allreduce_async_, synchronize
+from spark_estimator.torch import synchronize
+from spark_estimator.torch.collectives.collective import allreduce_of
 
 
 def reduced(
@@ -22,18 +23,23 @@ def reduced(
     op, prescale, postscale = exchange.factors()
     parts = exchange.parts(variables)
     names = exchange.names(parts)
-    options: dict[str, Any] = {
-        "op": op,
-        "prescale_factor": prescale,
-        "postscale_factor": postscale,
-        "process_set": exchange.process_set or global_process_set,
-    }
-    if len(parts) == 1:  # nothing to overlap: the engine's shortest way
-        return exchange.decompressed(grouped_allreduce_(sent, name=names[0], **options), contexts)
-    handles = [
-        grouped_allreduce_async_([sent[index] for index in part], name=name, **options)
+    requests = [
+        allreduce_of(
+            [sent[index] for index in part],
+            "grouped_allreduce",
+            name,
+            op,
+            prescale,
+            postscale,
+            exchange.process_set or global_process_set,
+            in_place=True,
+            residues=exchange.residues([variables[index] for index in part]),
+        )
         for name, part in zip(names, parts, strict=True)
     ]
+    if len(parts) == 1:  # nothing to overlap: the engine's shortest way
+        return exchange.decompressed(requests[0].run(), contexts)
+    handles = [request.submit() for request in requests]
     received = list(sent)
     for handle, part in zip(handles, parts, strict=True):
         tensors: Any = synchronize(handle)

@@ -6,10 +6,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from spark_estimator.collectives.compression import CastCompressor, Compressor, NoneCompressor, check_compressor
+from spark_estimator.collectives.compression import (
+    CastCompressor,
+    Compressor,
+    Int8Compressor,
+    NoneCompressor,
+    check_compressor,
+)
 from spark_estimator.collectives.reductions import where
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "checked_compressor"]
+__all__ = [
+    "BF16Compressor",
+    "Compression",
+    "Compressor",
+    "FP16Compressor",
+    "Int8Compressor",
+    "NoneCompressor",
+    "checked_compressor",
+]
 
 
 class _TensorCompressor(CastCompressor):
@@ -43,6 +57,7 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor
 
 
 def checked_compressor(compression: Any, kind: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
+from spark_estimator.collectives.compression import is_int8
+from spark_estimator.collectives.int8 import key_of
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import Adasum, Average, Sum, where
 from spark_estimator.tensorflow.compression import Compression, checked_compressor
@@ -23,8 +25,16 @@ from spark_estimator.tensorflow.reducing import TensorReduction, allreduce, allr
 
 def same(variable: Any) -> int:
     """By which a variable is known: Keras has its own around TensorFlow's."""
-    inner = variable if hasattr(variable, "read_value") else getattr(variable, "value", variable)
-    return id(inner)
+    return id(_inner(variable))
+
+
+def _inner(variable: Any) -> Any:
+    return variable if hasattr(variable, "read_value") else getattr(variable, "value", variable)
+
+
+def residues_of(variables: Iterable[Any]) -> str:
+    """The keys of what rounding leaves out of the variables' gradients; see ``works.GraphCollective``."""
+    return ",".join(key_of(_inner(variable)) for variable in variables)
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class GradientOptions:
         if self.alone():
             return results
         dense: list[tuple[int, Any, Any]] = []
+        as_int8 = is_int8(self.compression)  # by the engine
         for number, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue
@@ -78,9 +89,11 @@ class GradientOptions:
                 results[number] = allreduce(gradient, op=self.op, process_set=self.process_set)
             else:
                 tensor = checked_tensor(gradient, self.kind)
-                dense.append((number, *self.compression.compress(tensor)))
+                dense.append((number, *((tensor, None) if as_int8 else self.compression.compress(tensor))))
         how = TensorReduction(self.op, 1.0 / self.predivide, self.predivide, self.process_set)
         for bucket in self._buckets(dense, variables):
+            if as_int8:
+                how = how._replace(residues=residues_of(variables[number] for number, _, _ in bucket))
             outputs = allreduce_of([tensor for _, tensor, _ in bucket], "gradients", None, how)
             for (number, _, ctx), output in zip(bucket, outputs, strict=True):
                 results[number] = self.compression.decompress(output, ctx)
@@ -164,6 +177,11 @@ def exchange_of(
 
         warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
+    if is_int8(compression) and operation is Adasum:
+        raise ValueError(
+            f"{where(kind)}: compression=hvd.Compression.int8 is not supported with op=hvd.Adasum. Use op=hvd.Average, "
+            "or hvd.Compression.none, fp16 or bf16."
+        )
     return GradientOptions(
         kind,
         checked_compressor(compression, kind),

@@ -277,6 +277,8 @@ def _node(
         attributes["reduce_op"] = int(collective.reduce_op)
         attributes["prescale_factor"] = _number(collective.prescale)
         attributes["postscale_factor"] = _number(collective.postscale)
+        if op == works.ALLREDUCE:
+            attributes["residues"] = collective.residues
     elif op in (works.BROADCAST, works.BROADCAST_VARIABLES):
         attributes["root_rank"] = collective.root_rank
     elif op in (works.AGREE, works.QUESTION):

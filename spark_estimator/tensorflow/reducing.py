@@ -32,12 +32,14 @@ class TensorReduction(NamedTuple):
         op: the reduction.
         prescale, postscale: factors before and after it.
         process_set: whose ranks take part.
+        residues: see ``works.GraphCollective``.
     """
 
     op: ReduceOp
     prescale: float = 1.0
     postscale: float = 1.0
     process_set: ProcessSet = global_process_set
+    residues: str = ""
 
 
 def allreduce(
@@ -231,7 +233,8 @@ def _reducescatter_of(
 
 
 def _collective(op: str, how: TensorReduction) -> GraphCollective:
-    return GraphCollective(op, how.process_set, how.op, float(how.prescale), float(how.postscale))
+    factors = float(how.prescale), float(how.postscale)
+    return GraphCollective(op, how.process_set, how.op, *factors, residues=how.residues)
 
 
 def _allreduce_slices(tensor: Any, name: str | None, how: TensorReduction, ignore_name_scope: bool) -> Any:

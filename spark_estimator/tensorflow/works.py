@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from spark_estimator import _native
 from spark_estimator._native import DType, Op, ReduceOp, Status
-from spark_estimator.collectives import arrays, context, ops
+from spark_estimator.collectives import arrays, context, int8, ops
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
@@ -50,6 +50,8 @@ class GraphCollective(NamedTuple):
         reduce_op, prescale, postscale: allreduce and reducescatter: the reduction, and factors before and after it.
         root_rank: broadcasts: whose values all get; its number in the job.
         text: of a question: what is asked; of an agreement: what the ranks compare (see `agreement`).
+        residues: of an allreduce that travels as int8: a key for each tensor, with commas between them; see
+            ``collectives.int8``. Else "".
     """
 
     op: str
@@ -59,6 +61,7 @@ class GraphCollective(NamedTuple):
     postscale: float = 1.0
     root_rank: int = 0
     text: str = ""
+    residues: str = ""
 
 
 def on_arrays(collective: GraphCollective, request: str | None, values: Sequence[Array]) -> list[Array]:
@@ -75,15 +78,15 @@ def on_arrays(collective: GraphCollective, request: str | None, values: Sequence
     """
     process_set = collective.process_set
     if collective.op in (ALLREDUCE, REDUCESCATTER):
-        reduce = arrays.grouped_allreduce if collective.op == ALLREDUCE else arrays.grouped_reducescatter
-        return reduce(
-            list(values),
-            collective.reduce_op,
-            request,
-            prescale=collective.prescale,
-            postscale=collective.postscale,
-            process_set=process_set,
-        )
+        how: dict[str, Any] = {
+            "prescale": collective.prescale,
+            "postscale": collective.postscale,
+            "process_set": process_set,
+        }
+        if collective.op == REDUCESCATTER:
+            return arrays.grouped_reducescatter(list(values), collective.reduce_op, request, **how)
+        how["residues"] = _keys(collective)
+        return arrays.grouped_allreduce(list(values), collective.reduce_op, request, **how)
     if collective.op == ALLGATHER:
         return arrays.grouped_allgather(list(values), request, process_set=process_set)
     if collective.op == BROADCAST:
@@ -104,6 +107,11 @@ def on_arrays(collective: GraphCollective, request: str | None, values: Sequence
         _agree_once(collective, request or AGREE)
         return []
     raise ValueError(f"{collective.op} is not an op of spark_estimator.")
+
+
+def _keys(collective: GraphCollective) -> list[str]:
+    """Of the residues."""
+    return collective.residues.split(",") if collective.residues else []
 
 
 def ranks_text(process_set: ProcessSet) -> str:
@@ -245,14 +253,15 @@ def _work(pointer: Any, message: Any, capacity: int) -> int:
     """Called by a node, in a thread that may wait; the inputs stay where they are until it returns."""
     try:
         call = pointer.contents
+        op, text = call.op.decode(), call.text.decode()
         collective = GraphCollective(
-            call.op.decode(),
+            op,
             _registered_set(call.process_set, call.process_set_ranks.decode()),
             ReduceOp(call.reduce_op),
             call.prescale,
             call.postscale,
             call.root_rank,
-            call.text.decode(),
+            **{"residues" if op == ALLREDUCE else "text": text},
         )
         _run(call, collective, call.request.decode())
         call.completed = 1
@@ -269,18 +278,21 @@ def _run(call: Any, collective: GraphCollective, request: str) -> None:
     if collective.op in (ALLREDUCE, BROADCAST):
         outputs = call.outputs[: call.num_outputs]
         check_adasum(collective.reduce_op, context.engine(collective.process_set).size, "allreduce")
+        tensors = [
+            ops.Tensor(tensor.data or 0, output or 0, _DTYPES[tensor.dtype], shape)
+            for tensor, output, shape in zip(inputs, outputs, shapes, strict=True)
+        ]
+        keys = _keys(collective)
         ops.run(
             Op.ALLREDUCE if collective.op == ALLREDUCE else Op.BROADCAST,
             request,
-            [
-                ops.Tensor(tensor.data or 0, output or 0, _DTYPES[tensor.dtype], shape)
-                for tensor, output, shape in zip(inputs, outputs, shapes, strict=True)
-            ],
+            tensors,
             reduce_op=collective.reduce_op,
             prescale=collective.prescale,
             postscale=collective.postscale,
             root_rank=collective.root_rank,
             process_set=collective.process_set,
+            residues=int8.residues(collective.process_set, keys, [tensor[2:] for tensor in tensors]) if keys else (),
         )
     elif collective.op == BROADCAST_VARIABLES:
         buffers = []

@@ -104,11 +104,12 @@ def left_out_and_sparse() -> None:
 
 
 def other_compressions() -> None:
-    """PowerSGD, the largest elements, Adasum: all ranks stay alike, and the loss falls."""
+    """PowerSGD, the largest elements, int8, Adasum: all ranks stay alike, and the loss falls."""
     options: list[dict[str, Any]] = [
         {"compression": hvd.Compression.powersgd(rank=2, dense_steps=2)},
         {"compression": hvd.Compression.topk(ratio=0.05, dense_steps=2)},
         {"compression": hvd.Compression.fp16},
+        {"compression": hvd.Compression.int8},
         {"op": hvd.Adasum},
     ]
     for keywords in options:
@@ -123,6 +124,23 @@ def other_compressions() -> None:
             optimizer.zero_grad()
             loss_of(model, hvd.rank(), hvd.rank()).backward()
             optimizer.step()
+        assert_alike(model.parameters(), keywords)
+        assert float(loss_of(model, 0, 0)) < first, keywords
+
+
+def local_steps() -> None:
+    """Parameters of a GPU that are exchanged through host memory, at once and while steps are made."""
+    for keywords in ({}, {"fragments": 2, "delay": 1}):
+        model = network()
+        optimizer: Any = hvd.DiLoCo(
+            torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), inner_steps=4, **keywords
+        )
+        first = float(loss_of(model, 0, 0))
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss_of(model, hvd.rank(), hvd.rank()).backward()
+            optimizer.step()
+        optimizer.synchronize()
         assert_alike(model.parameters(), keywords)
         assert float(loss_of(model, 0, 0)) < first, keywords
 
@@ -266,6 +284,7 @@ TRAININGS: dict[str, Task] = {
     "as plain PyTorch": as_plain_pytorch,
     "left out and sparse": left_out_and_sparse,
     "other compressions": other_compressions,
+    "local steps": local_steps,
     "with a GradScaler": with_a_grad_scaler,
     "branches on other streams": branches_on_other_streams,
     "buckets from side streams": buckets_from_side_streams,

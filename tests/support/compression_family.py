@@ -23,6 +23,10 @@ def check_family(module: Any, floats: Any, integers: Any, name_of: Any, values: 
     assert compression.none is module.NoneCompressor is NoneCompressor
     assert compression.none.compress(floats) == (floats, None)
     assert compression.none.decompress(floats, None) is floats
+    assert compression.int8 is module.Int8Compressor
+    assert pickle.loads(pickle.dumps(compression.int8)) is compression.int8
+    with pytest.raises(ValueError, match=r"hvd\.Compression\.int8 keeps an error residual"):
+        compression.int8.compress(floats)
     for member, compressor, wire in (
         (compression.fp16, module.FP16Compressor, "float16"),
         (compression.bf16, module.BF16Compressor, "bfloat16"),

@@ -8,6 +8,7 @@ from spark_estimator.torch.compression.compressors import (
     FP16Compressor,
     NoneCompressor,
 )
+from spark_estimator.torch.compression.int8 import Int8
 from spark_estimator.torch.compression.powersgd import PowerSGD
 from spark_estimator.torch.compression.topk import TopK
 
@@ -17,12 +18,13 @@ __all__ = ["Compression"]
 class Compression:
     """The compressors that come with the package.
 
-    `powersgd` and `topk` are called, with their settings, and go to `DistributedOptimizer` only.
+    `int8`, `powersgd` and `topk` go to `DistributedOptimizer` only; the last two are called, with their settings.
     """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8: BucketCompression = Int8()
 
     @staticmethod
     def powersgd(rank: int = 2, *, dense_steps: int = 100, seed: int = 0) -> BucketCompression:

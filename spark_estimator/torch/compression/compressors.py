@@ -21,6 +21,7 @@ __all__ = [
     "BucketCompression",
     "Compressor",
     "FP16Compressor",
+    "FP32Compressor",
     "NoneCompressor",
     "checked_compression",
     "checked_compressor",
@@ -92,6 +93,12 @@ class BF16Compressor(_TensorCompressor):
     wire_dtype = torch.bfloat16
 
 
+class FP32Compressor(_TensorCompressor):
+    """Sends floating-point tensors as float32, which the engine may round further."""
+
+    wire_dtype = torch.float32
+
+
 def checked_compression(compression: object) -> object:
     """What was passed as ``compression=``, ready for one optimizer.
 
@@ -104,7 +111,7 @@ def checked_compression(compression: object) -> object:
         raise ValueError(
             f"compression=hvd.{compression.__qualname__} must be called: hvd.{compression.__qualname__}()."
         )
-    return check_compressor(compression, choices="none, fp16, bf16, powersgd() and topk()")
+    return check_compressor(compression, choices="none, fp16, bf16, int8, powersgd() and topk()")
 
 
 def checked_compressor(compression: object, kind: str) -> Any:
@@ -121,7 +128,7 @@ def wire_dtype(compression: object, dtype: torch.dtype) -> torch.dtype | None:
     """The type in which a gradient of `dtype` travels; None for a custom compressor, which need not tell beforehand."""
     if compression is NoneCompressor or isinstance(compression, BucketCompression):
         return dtype
-    if compression in (FP16Compressor, BF16Compressor):
+    if compression in (FP16Compressor, BF16Compressor, FP32Compressor):
         half: torch.dtype = compression.wire_dtype
         return half if dtype.is_floating_point else dtype
     return None

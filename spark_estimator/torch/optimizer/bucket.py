@@ -260,6 +260,9 @@ class DenseBucket(Bucket):
 
     def _planned(self, wires: Sequence[torch.Tensor]) -> Plan:
         """The request for wire forms such as these, whose types and shapes are the same in every step."""
+        return self._plan_for(wires)
+
+    def _plan_for(self, wires: Sequence[torch.Tensor], residues: Sequence[int] = (), keep: object = None) -> Plan:
         op, prescale, postscale = self._options.scaled_op()
         forms = [(element_type(wire.dtype), tuple(wire.shape)) for wire in wires]
         return collectives.plan(
@@ -271,6 +274,8 @@ class DenseBucket(Bucket):
             postscale=postscale,
             process_set=self._options.process_set,
             device=self.location.engines_device,
+            residues=residues,
+            keep=keep,
         )
 
     def finish(self) -> None:
