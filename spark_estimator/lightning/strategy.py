@@ -20,6 +20,8 @@ from spark_estimator.lightning.lockstep import LightningLockstep, even, lengths_
 from spark_estimator.lightning.metrics import SyncedMetrics
 from spark_estimator.lightning.strategy_collectives import HorovodCollectives
 from spark_estimator.torch.compression.compressors import UNCHOSEN
+from spark_estimator.torch.local_steps import LocalStepsMethods
+from spark_estimator.torch.local_steps.optimizer import unwrap as make_lone
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods, unwrap
 
 if TYPE_CHECKING:
@@ -28,6 +30,13 @@ else:
     _Base = object
 
 _log = log.logger(__name__)
+
+#: What makes an optimizer exchange what `sync` names.
+_WRAPPERS: dict[str, Callable[..., Any]] = {
+    "allreduce": hvd.DistributedOptimizer,
+    "local_sgd": hvd.LocalSGD,
+    "diloco": hvd.DiLoCo,
+}
 
 
 class HorovodMethods(HorovodCollectives, _Base):
@@ -60,6 +69,10 @@ class HorovodMethods(HorovodCollectives, _Base):
             with an old spelling (`old_spellings`).
         compression: what gradients travel as; `hvd.Compression`.
         gradient_predivide_factor, groups, sparse_as_dense, shard_state: as for `hvd.DistributedOptimizer`.
+        sync: "allreduce": gradients are averaged in each step; "local_sgd" or "diloco": each rank steps by itself, see
+            `hvd.LocalSGD` and `hvd.DiLoCo`. Ranks have the same parameters when a validation begins, a checkpoint is
+            made, and training ends. Learning rates are not multiplied.
+        sync_options: for these two, such as ``{"inner_steps": 32}``.
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for Lightning's own
             strategies; usually the Trainer sets them.
     """
@@ -84,6 +97,8 @@ class HorovodMethods(HorovodCollectives, _Base):
         groups: int | None = None,
         sparse_as_dense: bool = False,
         shard_state: bool = False,
+        sync: str = "allreduce",
+        sync_options: dict[str, Any] | None = None,
         accelerator: Any = None,
         parallel_devices: list[torch.device] | None = None,
         cluster_environment: Any = None,
@@ -99,7 +114,15 @@ class HorovodMethods(HorovodCollectives, _Base):
         )
         if scale_lr not in (None, True, False):
             raise TypeError(f"scale_lr={scale_lr!r} must be True, False or None.")
+        if sync not in _WRAPPERS:
+            raise ValueError(f"sync={sync!r} must be one of {', '.join(map(repr, _WRAPPERS))}.")
+        self._steps_locally = sync != "allreduce"
+        if sync_options and not self._steps_locally:
+            raise ValueError(f"sync_options={sync_options!r} are for sync='local_sgd' and sync='diloco'.")
+        if self._steps_locally and scale_lr:
+            raise ValueError(f"scale_lr=True and sync={sync!r}: each rank steps with the learning rate of one process.")
         self.scale_lr = scale_lr
+        self._wrap = _WRAPPERS[sync]
         self._optimizer_options = {
             "compression": compression,
             "gradient_predivide_factor": gradient_predivide_factor,
@@ -107,6 +130,8 @@ class HorovodMethods(HorovodCollectives, _Base):
             "sparse_as_dense": sparse_as_dense,
             "shard_state": shard_state,
         }
+        if self._steps_locally:
+            self._optimizer_options = dict(sync_options or {})
         self._metrics = SyncedMetrics()
         self._lockstep: LightningLockstep | None = None
         self._epoch_outputs: EpochOutputs | None = None
@@ -239,14 +264,15 @@ class HorovodMethods(HorovodCollectives, _Base):
             self.log_rates(rates.scale(self.optimizers, self._schedules(), self.world_size))
         names = {id(param): name for name, param in self.lightning_module.named_parameters()}
         for optimizer in self.optimizers:
-            if not isinstance(optimizer, DistributedMethods):
+            if not isinstance(optimizer, (DistributedMethods, LocalStepsMethods)):
                 params = [param for group in optimizer.param_groups for param in group["params"]]
                 named = (
                     [(names[id(param)], param) for param in params] if names.keys() >= set(map(id, params)) else None
                 )
-                hvd.DistributedOptimizer(optimizer, named, **self._optimizer_options)
+                self._wrap(optimizer, named, **self._optimizer_options)
                 self._made_distributed.append(optimizer)
-                optimizer.set_backward_passes_per_step(None)
+                if isinstance(optimizer, DistributedMethods):
+                    optimizer.set_backward_passes_per_step(None)
         self.optimizers = (
             self.optimizers
         )  # Lightning's own wrappers are made again: the optimizers' classes have changed
@@ -255,7 +281,26 @@ class HorovodMethods(HorovodCollectives, _Base):
         """Metrics that hooks have made are synced, too."""
         self._metrics.adopt(self.lightning_module)
 
-    on_validation_start = on_test_start = on_predict_start = on_train_start
+    on_test_start = on_predict_start = on_train_start
+
+    def on_validation_start(self) -> None:
+        """The same; and ranks that step by themselves come together."""
+        self._metrics.adopt(self.lightning_module)
+        self._come_together()
+
+    def on_train_end(self) -> None:
+        """Ranks that step by themselves come together."""
+        self._come_together()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """As Lightning's, for a checkpoint, which all ranks make; ranks that step by themselves come together first."""
+        self._come_together()
+        return dict(super().lightning_module_state_dict())
+
+    def _come_together(self) -> None:
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, LocalStepsMethods):
+                optimizer.synchronize()
 
     def teardown(self) -> None:
         """Leaves trainer, module and optimizers as they were; the rank stays in the job. Not collective.
@@ -267,7 +312,9 @@ class HorovodMethods(HorovodCollectives, _Base):
         if self._epoch_outputs is not None:
             self._epoch_outputs.release()
         for optimizer in self._made_distributed:
-            if not getattr(optimizer, "state_is_divided", False):
+            if isinstance(optimizer, LocalStepsMethods):
+                make_lone(optimizer)
+            elif not getattr(optimizer, "state_is_divided", False):
                 unwrap(optimizer)
         self._made_distributed.clear()
         self._metrics.release()
@@ -349,7 +396,8 @@ class HorovodMethods(HorovodCollectives, _Base):
         """In it gradients add up on this rank; Lightning enters it for all batches of a step but the last."""
         with contextlib.ExitStack() as stack:
             for optimizer in self.optimizers:
-                stack.enter_context(optimizer.accumulating())
+                if not isinstance(optimizer, LocalStepsMethods):
+                    stack.enter_context(optimizer.accumulating())
             yield
 
     # --- checkpoints ---

@@ -84,6 +84,7 @@ from spark_estimator.torch.collectives.ops import (
     synchronize,
 )
 from spark_estimator.torch.compression.choices import Compression
+from spark_estimator.torch.local_steps import DiLoCo, LocalSGD
 from spark_estimator.torch.optimizer.optimizer import DistributedOptimizer
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 from spark_estimator.torch.sync_batch_norm import SyncBatchNorm
@@ -92,8 +93,10 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DiLoCo",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "LocalSGD",
     "Max",
     "Min",
     "ProcessSet",

@@ -45,6 +45,33 @@ def test_two_ranks_are_one_process_with_twice_the_batch(two_ranks: RankPool, fla
     assert first == pytest.approx(trained_alone([[numbers] for numbers in JOINT]), abs=1e-5)
 
 
+def test_ranks_that_step_by_themselves_come_together(two_ranks: RankPool, tmp_path: Path) -> None:
+    def check(rank: int) -> list[float]:
+        from spark_estimator.lightning import HorovodStrategy
+
+        saved: list[Any] = []
+
+        def configure_optimizers(self: Any) -> Any:
+            saved.append(torch.optim.SGD(self.parameters(), lr=0.01))
+            return saved[0]
+
+        strategy = HorovodStrategy(sync="diloco", sync_options={"inner_steps": 3})
+        module = module_of(configure_optimizers=configure_optimizers)
+        trainer = trainer_of(strategy=strategy, max_epochs=1)
+        trainer.fit(module, loader())
+        assert type(saved[0]) is torch.optim.SGD  # again
+        trainer.save_checkpoint(tmp_path / "end.ckpt")
+        with pytest.raises(ValueError, match=r"sync='ddp' must be one of 'allreduce', 'local_sgd', 'diloco'"):
+            HorovodStrategy(sync="ddp")
+        with pytest.raises(ValueError, match=r"scale_lr=True and sync='diloco'"):
+            HorovodStrategy(sync="diloco", scale_lr=True)
+        return weights(module)
+
+    first, second = two_ranks.run(check)
+    assert first == second
+    assert first != weights(module_of("lightning.pytorch"))
+
+
 @pytest.mark.parametrize("shard_state", [False, True])
 def test_after_a_run_a_backward_is_the_rank_s_own(two_ranks: RankPool, tmp_path: Path, shard_state: bool) -> None:
     def check(rank: int) -> list[float]:

@@ -40,6 +40,8 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
     loss_constructors: Param[list[Callable[..., Any]] | None]
     callbacks: Param[list[Any]]
     train_minibatch_fn: Param[Callable[..., Any] | None]
+    sync: Param[str]
+    inner_steps: Param[int]
     data_module: Param[Any]
     mixed_precision: Param[str | None]
 
@@ -102,6 +104,8 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         callbacks: Any = [],
         train_minibatch_fn: Callable[..., Any] | None = None,
+        sync: str = "allreduce",
+        inner_steps: int = 32,
         data_module: type | None = None,
         mixed_precision: str | None = None,
     ) -> None:
@@ -166,6 +170,8 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         callbacks: Any = [],
         train_minibatch_fn: Callable[..., Any] | None = None,
+        sync: str = "allreduce",
+        inner_steps: int = 32,
         data_module: type | None = None,
         mixed_precision: str | None = None,
     ) -> Self:
@@ -265,6 +271,30 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         sample_weights) -> (outputs, loss); None: the built-in step.
         """
         return self._get(self.train_minibatch_fn)
+
+    def setSync(self, value: str) -> Self:
+        """Sets sync: what the processes exchange: 'allreduce': the gradients of each step; 'local_sgd' and 'diloco':
+        parameters, every inner_steps steps, as spark_estimator.torch.LocalSGD and DiLoCo do, with the learning
+        rate of one process. Returns self.
+        """
+        return self._set(sync=value)
+
+    def getSync(self) -> str:
+        """sync: what the processes exchange: 'allreduce': the gradients of each step; 'local_sgd' and 'diloco':
+        parameters, every inner_steps steps, as spark_estimator.torch.LocalSGD and DiLoCo do, with the learning
+        rate of one process.
+        """
+        return self._get(self.sync)
+
+    def setInnerSteps(self, value: int) -> Self:
+        """Sets inner_steps: with sync='local_sgd' or 'diloco': the number of steps between two exchanges. Returns
+        self.
+        """
+        return self._set(inner_steps=value)
+
+    def getInnerSteps(self) -> int:
+        """inner_steps: with sync='local_sgd' or 'diloco': the number of steps between two exchanges."""
+        return self._get(self.inner_steps)
 
     def setDataModule(self, value: type | None) -> Self:
         """Sets data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks'

@@ -54,6 +54,8 @@ class TorchParts:
         rate_is_joint: the learning rate is that of a step of all ranks; False: of one process, and it is multiplied.
         settings: what else tells the training from another.
         returns_optimizer: the driver gets the optimizer's state, too.
+        sync: "allreduce", or "local_sgd" or "diloco": what the ranks exchange.
+        inner_steps: between two exchanges of the latter.
     """
 
     model: nn.Module
@@ -73,6 +75,13 @@ class TorchParts:
     rate_is_joint: bool = False
     settings: Sequence[str] = ()
     returns_optimizer: bool = True
+    sync: str = "allreduce"
+    inner_steps: int = 32
+
+    @property
+    def steps_locally(self) -> bool:
+        """Whether each rank steps by its own gradients."""
+        return self.sync != "allreduce"
 
     def __post_init__(self) -> None:
         if not self.metric_names:

@@ -66,6 +66,22 @@ ESTIMATOR = (
         f"{_LOSS} | None",
     ),
     Row(
+        "sync",
+        "allreduce",
+        checks.one_of("allreduce", "local_sgd", "diloco"),
+        "what the processes exchange: 'allreduce': the gradients of each step; 'local_sgd' and 'diloco': parameters, "
+        "every inner_steps steps, as spark_estimator.torch.LocalSGD and DiLoCo do, with the learning rate of one "
+        "process",
+        "str",
+    ),
+    Row(
+        "inner_steps",
+        32,
+        checks.whole(1),
+        "with sync='local_sgd' or 'diloco': the number of steps between two exchanges",
+        "int",
+    ),
+    Row(
         "data_module",
         None,
         data_modules.checked,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from spark_estimator.estimators.checks import labels_of
+from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.estimators.torch.losses import TorchParts, divides_by_class, known, reduction_of
 from spark_estimator.estimators.torch.metric_names import grouped
 
@@ -158,7 +159,12 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
         callbacks=value("callbacks"),
         minibatch=minibatch,
         metric_names=metric_names,
+        rate_is_joint=value("sync") != "allreduce",
+        settings=() if value("sync") == "allreduce" else (f"sync={value('sync')}, inner_steps={value('inner_steps')}",),
+        sync=value("sync"),
+        inner_steps=value("inner_steps"),
     )
+    check_exchange(parts)
     return parts, labels
 
 

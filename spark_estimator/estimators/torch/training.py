@@ -31,6 +31,7 @@ from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, che
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.epoch_log import epoch_log
+from spark_estimator.estimators.torch.exchange import exchanging
 from spark_estimator.estimators.torch.identity import identity_of
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, joint_loss, leaves_out, loss_of, shaped
 from spark_estimator.estimators.torch.metric_names import by_group, by_name
@@ -89,6 +90,8 @@ def _trained(
         callbacks.call("on_epoch_begin", epoch)
         steps, cursor = 0 if cursor is None else cursor.steps, None
         entry: dict[str, Any] = {"epoch": epoch, "train": training.train(rows, epoch, steps, save_within)}
+        if held is not None or spec.checkpoint_path is not None or spec.restore_best:
+            training.synchronize()
         if held is not None:
             entry["validation"] = training.evaluate(held)
         training.meter.end_epoch(averages_of(entry))
@@ -101,6 +104,7 @@ def _trained(
         if hvd.rank() == 0 and spec.verbose:
             log_to_driver(line_of(entry, spec.epochs))
         ended = callbacks.ends_after(epoch, entry)
+    training.synchronize()
     callbacks.call("on_train_end")
     if hvd.rank() != 0:
         return None
@@ -156,12 +160,8 @@ class _Training:
         )
         self.model = self._parts.model.to(self._device)
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
-        self._optimizer = hvd.DistributedOptimizer(
-            self._parts.optimizer,
-            named_parameters=list(self.model.named_parameters()),
-            compression=self._parts.compression or hvd.Compression.none,
-            backward_passes_per_step=spec.backward_passes_per_step,
-        )
+        self._optimizer: Any = exchanging(self._parts, self.model, spec.backward_passes_per_step)
+        self._total = list if self._parts.steps_locally else total
         self._stepping = _Stepping(self._optimizer, self.step)
 
     def step(self) -> None:
@@ -172,6 +172,11 @@ class _Training:
         with joint_rate(self._optimizer, 1 if self._parts.rate_is_joint else hvd.size()):
             self._optimizer.step()
         self._optimizer.zero_grad()
+
+    def synchronize(self) -> None:
+        """Gives all ranks the same parameters. A collective."""
+        if self._parts.steps_locally:
+            self._optimizer.synchronize()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: Horovod's `model` and `optimizer`, and the scheduler."""
@@ -190,7 +195,8 @@ class _Training:
         """
         numbers = best or self.model.state_dict()
         if self._parts.returns_optimizer:
-            state = packed({"model": numbers, "optimizer": self._optimizer.state_dict()})
+            optimizer = {key: value for key, value in self._optimizer.state_dict().items() if key != "outer"}
+            state = packed({"model": numbers, "optimizer": optimizer})
             if self._spec.store is not None or len(state) <= self._spec.large:
                 return state
         return packed({"model": numbers})
@@ -268,6 +274,7 @@ class _Training:
             is_due = is_due or (schedule is not None and schedule.is_due())
             # Gradients that wait for their step are in no checkpoint; after the last batch comes that of the epoch.
             if schedule is not None and is_due and not pending and done < plan.steps:
+                self.synchronize()
                 save(done, plan.done(done), self.of_ranks(sums.sums))
                 schedule.made()
                 is_due = False
@@ -302,7 +309,7 @@ class _Training:
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
         inputs, labels, weights = self._tensors(batch)
-        return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, total)
+        return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, self._total)
 
     def _user_step(
         self, minibatch: Callable[..., Any], batch: Batch, number: int
@@ -322,7 +329,7 @@ class _Training:
             return result, last[0]
 
         def loss_fn(outputs: Tensors, labels: Tensors, sample_weights: torch.Tensor | None) -> torch.Tensor:
-            return joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, total) * batch.factor
+            return joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, self._total) * batch.factor
 
         more = (self._spec.backward_passes_per_step, number) if accumulates(minibatch) else ()
         self._stepping.pending += len(more) // 2

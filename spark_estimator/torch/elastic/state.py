@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.elastic.state import ObjectState
 from spark_estimator.torch.elastic.sampler import ElasticSampler
+from spark_estimator.torch.local_steps import LocalStepsMethods
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 
@@ -98,6 +100,27 @@ class OptimizerStateHandler(StateDictHandler):
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
+class LocalStepsHandler(OptimizerStateHandler):
+    """For optimizers of `DiLoCo` and `LocalSGD`, whose ranks go on with what each of them has done."""
+
+    value: LocalStepsMethods
+
+    def restore(self) -> None:
+        """Forgets the exchange that has failed; the next one has what it would have brought."""
+        self.value.drop_exchange()
+
+    def sync(self) -> None:
+        """Gives a rank that has just come rank 0's state; others keep theirs, but for learning rates."""
+        own, keeps = self.value.state, self.value.has_begun and context.rank() != 0
+        if keeps:
+            self.value.state = defaultdict(dict)
+        try:
+            super().sync()
+        finally:
+            if keeps:
+                self.value.state = own
+
+
 class SamplerStateHandler(StateDictHandler):
     """For `ElasticSampler`. Its place in the epoch is rank 0's, as is the model that has seen so much of it."""
 
@@ -106,6 +129,7 @@ class SamplerStateHandler(StateDictHandler):
 
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
+    (LocalStepsMethods, LocalStepsHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (torch.optim.lr_scheduler.LRScheduler, StateDictHandler),
@@ -128,6 +152,10 @@ class TorchState(ObjectState):
 
     Modules, optimizers, learning-rate schedulers and `ElasticSampler` are saved in their own way (see
     `get_handler_registry`), all else as plain objects. Each is an attribute of the state.
+
+    With an optimizer of `DiLoCo` or `LocalSGD` nothing goes back to a commit when a rank is lost: the others go on with
+    the parameters and the attributes that they have. A rank that has just come takes over rank 0's attributes and the
+    parameters that all had after the last exchange.
 
     Args:
         model, optimizer: optional; more of them may be given by other names.
@@ -164,16 +192,27 @@ class TorchState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Goes back to what was saved last; with local steps it forgets only the exchange that has failed."""
+        if local := self._local_steps():
+            for optimizer in local:
+                optimizer.restore()
+            return
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
         """Takes over all of rank 0's values, then saves them: a failure half way leaves the last commit whole."""
+        keeps = any(handler.value.has_begun for handler in self._local_steps()) and context.rank() != 0
         for handler in self._handlers.values():
+            own = host_copy(handler.value.state_dict()) if keeps and isinstance(handler, ModelStateHandler) else None
             handler.sync()
+            if own is not None:
+                handler.value.load_state_dict(own)
         super().sync()
+
+    def _local_steps(self) -> list[LocalStepsHandler]:
+        return [handler for handler in self._handlers.values() if isinstance(handler, LocalStepsHandler)]
 
     def checkpoint_parts(self) -> dict[str, Any]:
         """The state's objects by name, for ``Checkpointer(folder, **state.checkpoint_parts())``: a commit on disk.

@@ -8,7 +8,6 @@ own function in the instance, past any subclass; the optimizer's step hooks are 
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +35,7 @@ from spark_estimator.torch.optimizer.arguments import (
     ranks_of,
 )
 from spark_estimator.torch.optimizer.bucket import Options
+from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
 from spark_estimator.torch.optimizer.exchange import GradientExchange
 from spark_estimator.torch.optimizer.horovod_names import HorovodNames, Synchronization, warn_of_second_exchange
 from spark_estimator.torch.optimizer.sharded_state import ShardedState, check_can_shard
@@ -123,6 +123,11 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
+    if hasattr(optimizer, "_local_steps"):  # see ``local_steps``
+        raise ValueError(
+            f"{where('DistributedOptimizer')}: the optimizer is one of DiLoCo or LocalSGD, which average the "
+            "parameters by themselves. Wrap a new optimizer."
+        )
     operation = checked_op(op)
     check_predivide(gradient_predivide_factor, operation)
     check_passes(backward_passes_per_step)
@@ -165,7 +170,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
                 distributed.shards = ShardedState(optimizer, over)
                 distributed.hooks.append(optimizer.register_step_pre_hook(_enter_pieces))
                 exchange.before_backward = distributed.shards.restore
-    optimizer.__class__ = _distributed_class(type(optimizer))  # type: ignore[assignment]  # which is a subclass of it
+    optimizer.__class__ = wrapped_class(DistributedMethods, type(optimizer))  # type: ignore[assignment]  # which is a subclass of it
     setattr(optimizer, _ATTRIBUTE, distributed)
     return optimizer
 
@@ -342,33 +347,13 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
                 "An optimizer whose state is divided among ranks (shard_state=True) cannot be copied or pickled; use "
                 "consolidate_state_dict() and state_dict()."
             )
-        state = self.__getstate__()
-        if isinstance(state, dict):
-            added = {_ATTRIBUTE, TAKES_SCALE} if self._distributed.options.op is ReduceOp.ADASUM else {_ATTRIBUTE}
-            state = {key: value for key, value in state.items() if key not in added}
-        # Made by the standard library alone, so that it can be loaded where this package is not installed.
-        return copyreg._reconstructor, (_user_class(self), object, None), state  # type: ignore[attr-defined]  # no stub
+        added = {_ATTRIBUTE, TAKES_SCALE} if self._distributed.options.op is ReduceOp.ADASUM else {_ATTRIBUTE}
+        return reduced_to_user_class(self, added)
 
 
 def user_class_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     """The class that the user made the optimizer with, wrapped or not."""
-    return _user_class(optimizer) if isinstance(optimizer, DistributedMethods) else type(optimizer)
-
-
-def _distributed_class(user_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    if user_class not in _distributed_classes:
-        names = {name: getattr(user_class, name) for name in ("__module__", "__qualname__", "__doc__")}
-        _distributed_classes[user_class] = type(user_class.__name__, (DistributedMethods, user_class), names)
-    return _distributed_classes[user_class]
-
-
-def _user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    user_class: type[torch.optim.Optimizer] = type(optimizer).__bases__[1]
-    return user_class
-
-
-#: The user's class -> its distributed subclass, so that two optimizers of one class stay of one class.
-_distributed_classes: dict[type[torch.optim.Optimizer], type[torch.optim.Optimizer]] = {}
+    return wrapped_user_class(optimizer) if isinstance(optimizer, DistributedMethods) else type(optimizer)
 
 
 def unwrap(optimizer: torch.optim.Optimizer) -> None:
@@ -379,7 +364,7 @@ def unwrap(optimizer: torch.optim.Optimizer) -> None:
             hook.remove()
         if distributed.exchange is not None:
             distributed.exchange.close()
-        optimizer.__class__ = _user_class(optimizer)  # type: ignore[assignment]  # which is what it was
+        optimizer.__class__ = wrapped_user_class(optimizer)  # type: ignore[assignment]  # which is what it was
         delattr(optimizer, _ATTRIBUTE)
 
 

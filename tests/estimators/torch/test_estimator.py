@@ -54,6 +54,21 @@ def weights(model: TorchModel) -> list[float]:
     return [*net.weight.detach().ravel().tolist(), *net.bias.detach().tolist()]  # type: ignore[union-attr, operator]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["local_sgd", "diloco"])
+def test_ranks_that_step_by_themselves_learn_and_resume(
+    line: DataFrame, estimator: Make, tmp_path: Path, sync: str
+) -> None:
+    made = estimator(epochs=16, sync=sync, inner_steps=4, validation=0.2)
+    model = made.fit(line)
+    assert numpy.allclose(weights(model), [*TRUTH, 0.25], atol=0.05)
+    stored = {"sync": sync, "inner_steps": 4, "store": str(tmp_path), "run_id": "again"}
+    first = estimator(epochs=2, **stored).fit(line)
+    more = estimator(epochs=4, **stored).fit(line)
+    assert len(first.getHistory()) == 2 and len(more.getHistory()) == 4
+    assert more.getHistory()[:2] == first.getHistory()
+
+
 def test_it_learns_and_repeats_itself(line: DataFrame, estimator: Make) -> None:
     made = estimator(epochs=12)
     model = made.fit(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import spark_estimator.torch as hvd
 from spark_estimator import TorchEstimator
 from spark_estimator.estimators.torch.parts import check_numbers
 from spark_estimator.spark import SparkBackend
@@ -37,6 +38,12 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         ({"loss": None}, ValueError, "loss is required"),
         ({"loss": torch.nn.MSELoss}, TypeError, r"loss contains the class MSELoss; pass an instance: MSELoss\(\)"),
         ({"metrics": ["accuracy"]}, TypeError, "metrics must contain functions of .*; got 'accuracy'"),
+        ({"sync": "ddp"}, ValueError, r"sync must be one of \('allreduce', 'local_sgd', 'diloco'\); got 'ddp'"),
+        (
+            {"sync": "diloco", "gradient_compression": hvd.Compression.fp16},
+            ValueError,
+            "and sync='diloco' were both given: no gradients are sent",
+        ),
         ({"loss_weights": [1, 2]}, ValueError, "got 2 loss_weights for 1 losses"),
         (
             {"model": torch.nn.LazyLinear(1)},

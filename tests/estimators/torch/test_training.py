@@ -90,6 +90,19 @@ def test_one_rank_trains_as_a_loop_of_torch_does(tmp_path: Path) -> None:
     limited = train(spec_of(source=source, shuffle=False, batch_size=10, framework=parts(), limits=limits))
     assert limited is not None and limited.history == result.history and limited.state == result.state
 
+    local = train(
+        spec_of(
+            source=source,
+            shuffle=False,
+            batch_size=10,
+            framework=parts(sync="local_sgd", inner_steps=3, rate_is_joint=True),
+        )
+    )
+    assert local is not None
+    state = torch.load(io.BytesIO(local.state), weights_only=True)
+    assert "outer" not in state["optimizer"]
+    assert torch.allclose(state["model"]["weight"], plain.model.weight, atol=1e-6)  # type: ignore[arg-type]
+
     endless = parts(losses=[lambda output, label: output.mean() / 0])
     with pytest.raises(DataError, match="the loss of epoch 1 was"):
         train(spec_of(source=source, framework=endless))

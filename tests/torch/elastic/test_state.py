@@ -307,6 +307,38 @@ def test_a_training_that_loses_a_rank_ends_as_one_from_that_commit_on(tmp_path: 
     assert undisturbed[0]["seen"] == lossy[0]["seen"]
 
 
+@pytest.mark.slow
+def test_ranks_that_step_by_themselves_lose_nothing_with_another(tmp_path: Path) -> None:
+    """One of three is killed between two exchanges: the others go on at the step at which they were."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, sys, torch\nimport spark_estimator.torch as hvd\nhvd.init()\n"
+        "torch.manual_seed(hvd.rank())\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = hvd.DiLoCo(torch.optim.SGD(model.parameters(), lr=0.05), inner_steps=8)\n"
+        "dies = hvd.rank() == 1\n"
+        "steps = []\n"
+        "@hvd.elastic.run\n"
+        "def train(state):\n"
+        "    while state.step < 40:\n"
+        "        if dies and state.step == 20:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        inputs = torch.randn(16, 4)\n"
+        "        optimizer.zero_grad()\n"
+        "        (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()\n"
+        "        state.step += 1\n"
+        "        steps.append(state.step)\n"
+        "        optimizer.step()\n"
+        "    optimizer.synchronize()\n"
+        "train(hvd.elastic.TorchState(model, optimizer, step=0))\n"
+        "print('weights', model.weight.tolist(), 'steps', steps == list(range(1, 41)), optimizer.outer_steps)\n"
+    )
+    done = horovodrun("-np", "3", "--min-np", "2", sys.executable, str(script))
+    assert done.returncode == 0, done.stderr
+    ends = re.findall(r"weights (.*)", done.stdout)
+    assert len(ends) == 2 and ends[0] == ends[1] and "steps True 4" in ends[0], done.stdout
+
+
 def test_optimizers_are_numbered_alike_by_a_survivor_and_by_one_that_has_come(tmp_path: Path) -> None:
     """One of two dies; the other goes on alone until a new one has come, which makes its two optimizers anew."""
     script = tmp_path / "train.py"

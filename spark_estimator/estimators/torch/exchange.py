@@ -1,0 +1,44 @@
+"""What the ranks of a `TorchEstimator` exchange: the gradients of each step, or parameters now and then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+import spark_estimator.torch as hvd
+from spark_estimator.estimators.torch.losses import TorchParts
+
+
+def check_exchange(parts: TorchParts) -> None:
+    """Raises ValueError for a compression of gradients where none are sent."""
+    allowed = (None, hvd.Compression.none, hvd.Compression.int8)
+    if parts.steps_locally and not any(parts.compression is choice for choice in allowed):
+        raise ValueError(
+            f"gradient_compression={parts.compression!r} and sync={parts.sync!r} were both given: no gradients are "
+            "sent. Use Compression.int8, Compression.none, or leave it out."
+        )
+
+
+def exchanging(parts: TorchParts, model: nn.Module, passes: int) -> Any:
+    """The optimizer, made to exchange what `parts` say.
+
+    Args:
+        model: whose parameters it has.
+        passes: backward passes per step, where gradients are sent; else the caller counts them.
+    """
+    named = list(model.named_parameters())
+    if not parts.steps_locally:
+        return hvd.DistributedOptimizer(
+            parts.optimizer,
+            named_parameters=named,
+            compression=parts.compression or hvd.Compression.none,
+            backward_passes_per_step=passes,
+        )
+    options: dict[str, Any] = {"inner_steps": parts.inner_steps}
+    if parts.compression is not None:
+        # A pickle of Compression.int8 is another object.
+        none = parts.compression is hvd.Compression.none
+        options["compression"] = hvd.Compression.none if none else hvd.Compression.int8
+    wrap = hvd.DiLoCo if parts.sync == "diloco" else hvd.LocalSGD
+    return wrap(parts.optimizer, named, **options)

@@ -1,0 +1,78 @@
+"""How the ranks of a new membership come to the same anchors: at the start, and when a job has lost or gained ranks.
+
+Nothing goes back: ranks that have made equally many outer steps keep what they have done since then. One that missed
+the last of them, since the job broke in the middle of it, takes what came of it, in which its own part is counted; a
+rank that has just come takes over everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.consistency import check_identical
+from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.torch.collectives.ops import broadcast_async_, synchronize
+from spark_estimator.torch.local_steps.fragment import Fragment
+
+
+def check_settings(lines: Sequence[str], name: str, process_set: ProcessSet | None) -> None:
+    """Has the ranks compare settings and parameters. Collective. Raises MismatchError for the first difference."""
+    check_identical(lines, name=f"{name}.agreement", subject="the parameters of DiLoCo", process_set=process_set)
+
+
+@torch.no_grad()
+def meet(fragments: Sequence[Fragment], steps: int, name: str, process_set: ProcessSet | None) -> int:
+    """Gives all ranks the anchors of those that have made most outer steps. Collective.
+
+    Args:
+        fragments: at rest; alike on all ranks, but for what they hold.
+        steps: of the schedule, which this rank has made.
+        name: of the requests.
+        process_set: whose ranks meet; None: all.
+
+    Returns:
+        The steps of the schedule, the same on all ranks.
+
+    Raises:
+        HorovodInternalError: a rank is lost.
+    """
+    own = [(fragment.version, _digest(fragment)) for fragment in fragments]
+    members = process_set or global_process_set
+    everybody: list[tuple[list[tuple[int, str]], int]] = allgather_object((own, steps), f"{name}.meeting", members)
+    ranks = context.engine(process_set).ranks
+    for number, fragment in enumerate(fragments):
+        held = [of_rank[number] for of_rank, _ in everybody]
+        latest = max(held)[0]
+        if len(set(held)) > 1:
+            root = next(rank for rank, (version, _) in zip(ranks, held, strict=True) if version == latest)
+            _take_over(fragment, latest, root, f"{name}.anchors.{number}", members)
+    return max((sum(version for version, _ in of_rank), of_steps) for of_rank, of_steps in everybody)[1]
+
+
+def _digest(fragment: Fragment) -> str:
+    digest = hashlib.sha256()
+    for tensor in (*fragment.anchors, *fragment.momenta):
+        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _take_over(fragment: Fragment, version: int, root: int, name: str, process_set: ProcessSet) -> None:
+    before = [anchor.clone() for anchor in fragment.anchors]
+    held = [*fragment.anchors, *fragment.momenta]
+    handles = [
+        broadcast_async_(tensor, root, f"{name}.{number}", process_set=process_set)
+        for number, tensor in enumerate(held)
+    ]
+    for handle in handles:
+        synchronize(handle)
+    for param, anchor, own in zip(fragment.params, fragment.anchors, before, strict=True):
+        if fragment.version == version:
+            param.add_((anchor - own).to(param.dtype))
+        else:
+            param.copy_(anchor)
+    fragment.version = version

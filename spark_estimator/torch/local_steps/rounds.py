@@ -1,0 +1,204 @@
+"""The exchanges of one optimizer, step by step: which fragments are sent, and when what came of them is taken."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.torch.local_steps.fragment import Fragment, FragmentState, OuterStep
+from spark_estimator.torch.local_steps.meeting import check_settings, meet
+from spark_estimator.torch.local_steps.schedule import Schedule, fragments_of
+
+
+class Rounds:
+    """What one optimizer exchanges, and when.
+
+    Args:
+        optimizer: whose parameters.
+        names: of its parameters, by id, for messages.
+        schedule: when fragments travel.
+        outer: how they do, and what comes of them.
+
+    Attributes:
+        schedule, outer: see above.
+        fragments: made when the first step begins: all ranks have their parameters by then.
+        steps: of the schedule.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, names: Mapping[int, str], schedule: Schedule, outer: OuterStep
+    ) -> None:
+        self.schedule = schedule
+        self.outer = outer
+        self.fragments: list[Fragment] = []
+        self.steps = 0
+        self._inner: list[int] = []  # steps of each fragment that no outer step has seen
+        self._optimizer = weakref.ref(optimizer)
+        self._names = dict(names)
+        self._engine: weakref.ref[Engine] | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._name = ""
+        self._named_in: weakref.ref[Engine] | None = None
+        self._take_name(context.engine(outer.process_set))
+        _in_order.append(weakref.ref(self))
+
+    @property
+    def bytes_given(self) -> int:
+        """In the last exchange of all fragments, in the form in which they travel between hosts."""
+        return sum(fragment.bytes_given for fragment in self.fragments)
+
+    def before_step(self) -> None:
+        """The optimizer is about to step."""
+        if not self.fragments:
+            self._make()
+
+    def after_step(self) -> None:
+        """The optimizer has stepped. Collective where the schedule has something for this step.
+
+        Raises:
+            MismatchError: in the first step of a job: the ranks' parameters or settings differ.
+            HorovodInternalError: a rank is lost. The parameters are what the steps have made of them.
+        """
+        self._meet_if_new()
+        self.steps += 1
+        self._inner = [count + 1 for count in self._inner]
+        numbers = range(len(self.fragments))
+        for number in self.schedule.taken_after(self.steps):
+            if number in numbers and self.fragments[number].state is FragmentState.IN_FLIGHT:
+                self._take(number, late=True)
+        for number in self.schedule.sent_after(self.steps):
+            if number in numbers:
+                self.fragments[number].send()
+                if not self.schedule.delay:
+                    self._take(number, late=False)
+
+    def synchronize(self) -> None:
+        """Exchanges everything that the ranks have done since their last outer steps. Collective.
+
+        Raises:
+            HorovodInternalError: a rank is lost.
+        """
+        if not self.fragments:
+            return
+        self._meet_if_new()
+        for number, fragment in enumerate(self.fragments):
+            if fragment.state is FragmentState.IN_FLIGHT:
+                self._take(number, late=True)
+        waiting = [number for number, count in enumerate(self._inner) if count]
+        for number in waiting:
+            self.fragments[number].send()
+        for number in waiting:
+            self._take(number, late=False)
+        self.steps = 0
+
+    def drop(self) -> None:
+        """Forgets what is on its way, after the job has failed: the next exchange has it all."""
+        for fragment in self.fragments:
+            fragment.drop()
+
+    def close(self) -> None:
+        """Takes no part in any job any more."""
+        self.drop()
+        _in_order[:] = [other for other in _in_order if other() not in (self, None)]
+
+    def forget(self) -> None:
+        """Begins again at the parameters as they are before the next step."""
+        self.drop()
+        self.fragments = []
+        self.steps = 0
+        self._engine = None
+
+    def state(self) -> dict[str, Any] | None:
+        """What `load` takes: anchors and momenta by parameter, and outer steps; None before the first step."""
+        if not self.fragments:
+            return self._loaded
+        return {
+            "anchors": [anchor for fragment in self.fragments for anchor in fragment.anchors],
+            "momenta": [momentum for fragment in self.fragments for momentum in fragment.momenta],
+            "version": max(fragment.version for fragment in self.fragments),
+        }
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Goes on from a `state`, at the next step; None: from the parameters as they are then."""
+        self.forget()
+        self._loaded = state
+
+    def _make(self) -> None:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+        parts = fragments_of([param.numel() for param in params], self.schedule.fragments)
+        self.fragments = [
+            Fragment(self._name_of(number), [params[position] for position in part], self.outer)
+            for number, part in enumerate(parts)
+        ]
+        self._inner = [0] * len(parts)
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            self._restore(loaded)
+
+    @torch.no_grad()
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        for what in ("anchors", "momenta"):
+            own = [tensor for fragment in self.fragments for tensor in getattr(fragment, what)]
+            held = state[what]
+            if what == "momenta" and not (own and held):
+                continue  # with and without momentum
+            if [tensor.shape for tensor in own] != [tensor.shape for tensor in held]:
+                raise ValueError("the outer state of a DiLoCo optimizer is that of other parameters.")
+            for tensor, value in zip(own, held, strict=True):
+                tensor.copy_(value)
+        for fragment in self.fragments:
+            fragment.version = state["version"]
+
+    def _take(self, number: int, *, late: bool) -> None:
+        self.fragments[number].take(late=late)
+        self._inner[number] = self.schedule.delay if late else 0
+
+    def _meet_if_new(self) -> None:
+        """In a membership that this optimizer has not been in, all ranks come to the same anchors first."""
+        process_set = self.outer.process_set
+        engine = context.engine(process_set)
+        if self._engine is not None and self._engine() is engine:
+            return
+        self.drop()
+        _name_all_in(engine, process_set)
+        check_settings(self._lines(), self._name, process_set)
+        self.steps = meet(self.fragments, self.steps, self._name, process_set)
+        self._engine = weakref.ref(engine)
+
+    def _take_name(self, engine: Engine) -> None:
+        self._name = f"DiLoCo.{context.next_number(f'DiLoCo {engine.process_set}')}"
+        self._named_in = weakref.ref(engine)
+        for number, fragment in enumerate(self.fragments):
+            fragment.name = self._name_of(number)
+
+    def _name_of(self, number: int) -> str:
+        return f"{self._name}.fragment.{number}"
+
+    def _lines(self) -> list[str]:
+        params = [param for fragment in self.fragments for param in fragment.params]
+        return [
+            f"{self.schedule}, outer step {self.outer.learning_rate} with momentum {self.outer.momentum}, "
+            f"mixing {self.outer.mixing}, {'int8' if self.outer.as_int8 else 'float32'}",
+            *(f"{self._names.get(id(param), '')}: shape {tuple(param.shape)}, {param.dtype}" for param in params),
+        ]
+
+
+#: All that there are, in the order in which they were made, which is the same on all ranks.
+_in_order: list[weakref.ref[Rounds]] = []
+
+
+def _name_all_in(engine: Engine, process_set: ProcessSet | None) -> None:
+    """Gives those that were made in an earlier job their numbers in this one, in which a rank may have just come."""
+    gc.collect()  # what nobody uses any more takes no number, as on a rank that has never had it
+    for rounds in [rounds for reference in _in_order if (rounds := reference()) is not None]:
+        if rounds.outer.process_set is process_set and (rounds._named_in is None or rounds._named_in() is not engine):
+            rounds._take_name(engine)
