@@ -146,6 +146,8 @@ PROGRAMS = (
     Program("docs/how-to/keras.md", (0,), has_equal_losses, TWO, needs="keras", slow=True),
     Program("docs/how-to/keras.md", (2,), fits_and_predicts, needs="keras", slow=True),
     Program("docs/how-to/gpus.md", (0,), prints_on_both_ranks(r" on \w+: \[0\.0, 0\.5\]"), TWO, slow=True),
+    Program("docs/how-to/fewer-bytes.md", (0,), prints(r"\[0\]<stdout>:bytes 41\d\d\d$"), TWO, slow=True),
+    Program("docs/how-to/fewer-bytes.md", (1,), prints(r"\[0\]<stdout>:exchanges 3$"), TWO, slow=True),
     Program("docs/how-to/checkpoints.md", (0,), prints("the last attempt began after step (10|20)$"), slow=True),
     Program(
         "docs/how-to/debug-a-hang.md",
