@@ -106,11 +106,11 @@ def optimizer_of(variant: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def trained(name: str, variant: str, seed: int) -> tuple[float, float]:
-    """The score after a training, and the bytes that this rank has given in it. Runs on each rank."""
+    """The score after a training, and the bytes that this rank has sent in it. Runs on each rank."""
     task = task_of(name, seed)
     optimizer: Any = optimizer_of(variant, task.model)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=task.steps)
-    generator, given, exchanged = torch.Generator().manual_seed(seed), 0, 0
+    generator, sent_bytes, exchanged = torch.Generator().manual_seed(seed), 0, 0
     local = variant not in ("float32", "int8")
     for _ in range(task.steps):
         rows = torch.randint(len(task.targets), (BATCH * hvd.size(),), generator=generator)[hvd.rank() :: hvd.size()]
@@ -120,15 +120,15 @@ def trained(name: str, variant: str, seed: int) -> tuple[float, float]:
         schedule.step()
         if not local or optimizer.outer_steps > exchanged:
             exchanged = optimizer.outer_steps if local else 0
-            given += optimizer.bytes_given
+            sent_bytes += optimizer.bytes_given
     if local:
         optimizer.synchronize()
-        given += optimizer.bytes_given if optimizer.outer_steps > exchanged else 0
+        sent_bytes += optimizer.bytes_given if optimizer.outer_steps > exchanged else 0
     with torch.no_grad():
         scores = task.model(task.held_inputs)
         if name == "transformer":
-            return cross_entropy(scores, task.held_targets).item(), given
-        return 100 * (scores.argmax(1) == task.held_targets).double().mean().item(), given
+            return cross_entropy(scores, task.held_targets).item(), sent_bytes
+        return 100 * (scores.argmax(1) == task.held_targets).double().mean().item(), sent_bytes
 
 
 def train_all(tasks: Sequence[str], variants: Sequence[str], seeds: int) -> dict[tuple[str, str], list[Any]]:
@@ -156,10 +156,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for task in tasks:
         base, base_bytes = (statistics.mean(values) for values in zip(*results[task, variants[0]], strict=True))
         for variant in variants:
-            scores, given = zip(*results[task, variant], strict=True)
-            mean = statistics.mean(scores)
+            scores, sent_bytes = zip(*results[task, variant], strict=True)
+            mean, fewer = statistics.mean(scores), base_bytes / sent_bytes[0]
             print(
-                f"{task:14} {variant:17} {mean:8.3f}   {mean - base:+7.3f}   bytes / {base_bytes / given[0]:6.1f}   "
+                f"{task:14} {variant:17} {mean:8.3f}   {mean - base:+7.3f}   bytes / {fewer:6.1f}   "
                 f"({min(scores):.2f} to {max(scores):.2f})"
             )
 

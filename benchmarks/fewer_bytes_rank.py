@@ -71,9 +71,8 @@ def check(trainings: dict[str, Training]) -> None:
         for _ in range(training.steps or 3):
             training.step()
         training.synchronize()
-        own = training.parameters()
-        total = hvd.allreduce(own.double().sum(), op=hvd.Max)
-        if total != -hvd.allreduce(-own.double().sum(), op=hvd.Max):
+        total = training.parameters().double().sum()
+        if hvd.allreduce(total, op=hvd.Max) != -hvd.allreduce(-total, op=hvd.Max):
             raise SystemExit(f"{variant}: the ranks' parameters differ")
     if "float32" in trainings and "int8" in trainings:
         start = Training("none", next(iter(trainings.values())).name).parameters()
@@ -88,8 +87,8 @@ def block(training: Training, steps: int) -> float:
     start = time.perf_counter()
     for _ in range(training.steps or steps):
         training.step()
-    own = torch.tensor((time.perf_counter() - start) / (training.steps or steps) * 1e3)
-    return float(hvd.allreduce(own, op=hvd.Max))
+    milliseconds = torch.tensor((time.perf_counter() - start) / (training.steps or steps) * 1e3)
+    return float(hvd.allreduce(milliseconds, op=hvd.Max))
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ def test_the_family(two_ranks: RankPool) -> None:
         import keras
 
         from spark_estimator.keras import compression
-        from tests.support.compression_family import check_family
+        from tests.support.compression_family import check_family, check_int8
 
         check_family(
             compression,
@@ -22,6 +22,7 @@ def test_the_family(two_ranks: RankPool) -> None:
             lambda tensor: keras.backend.standardize_dtype(tensor.dtype),
             keras.ops.convert_to_numpy,
         )
+        check_int8(compression, keras.ops.convert_to_tensor([1.0, -0.5]))
         assert compression.checked_compression(None) is compression.Compression.none  # by the environment
 
     two_ranks.run(check)

@@ -26,7 +26,7 @@ def test_gradients_as_int8(two_ranks: RankPool) -> None:
 
         with by_sockets():
             plain, rounded = trained(hvd.Compression.none), trained(hvd.Compression.int8)
-            moved = max(numpy.abs(one - other).max() for one, other in zip(plain, rounded, strict=True))
+            moved = max(numpy.abs(exact - near).max() for exact, near in zip(plain, rounded, strict=True))
             assert 0 < moved < 0.01, moved
             every = hvd.allgather(numpy.concatenate([value.ravel() for value in rounded])[None])
             every = numpy.asarray(every)

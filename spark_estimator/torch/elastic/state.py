@@ -101,7 +101,7 @@ class OptimizerStateHandler(StateDictHandler):
 
 
 class LocalStepsHandler(OptimizerStateHandler):
-    """For optimizers of `DiLoCo` and `LocalSGD`, whose ranks go on with what each of them has done."""
+    """For optimizers of `DiLoCo` and `LocalSGD`, whose ranks continue with what each of them has done."""
 
     value: LocalStepsMethods
 
@@ -111,14 +111,14 @@ class LocalStepsHandler(OptimizerStateHandler):
 
     def sync(self) -> None:
         """Gives a rank that has just come rank 0's state; others keep theirs, but for learning rates."""
-        own, keeps = self.value.state, self.value.has_begun and context.rank() != 0
+        state_here, keeps = self.value.state, self.value.has_begun and context.rank() != 0
         if keeps:
             self.value.state = defaultdict(dict)
         try:
             super().sync()
         finally:
             if keeps:
-                self.value.state = own
+                self.value.state = state_here
 
 
 class SamplerStateHandler(StateDictHandler):
@@ -153,9 +153,9 @@ class TorchState(ObjectState):
     Modules, optimizers, learning-rate schedulers and `ElasticSampler` are saved in their own way (see
     `get_handler_registry`), all else as plain objects. Each is an attribute of the state.
 
-    With an optimizer of `DiLoCo` or `LocalSGD` nothing goes back to a commit when a rank is lost: the others go on with
-    the parameters and the attributes that they have. A rank that has just come takes over rank 0's attributes and the
-    parameters that all had after the last exchange.
+    With an optimizer of `DiLoCo` or `LocalSGD` nothing goes back to a commit when a rank is lost: the others
+    continue with the parameters and the attributes that they have. A rank that has just come takes over rank 0's
+    attributes, and the parameters that all had after the last exchange.
 
     Args:
         model, optimizer: optional; more of them may be given by other names.
@@ -205,10 +205,11 @@ class TorchState(ObjectState):
         """Takes over all of rank 0's values, then saves them: a failure half way leaves the last commit whole."""
         keeps = any(handler.value.has_begun for handler in self._local_steps()) and context.rank() != 0
         for handler in self._handlers.values():
-            own = host_copy(handler.value.state_dict()) if keeps and isinstance(handler, ModelStateHandler) else None
+            is_kept = keeps and isinstance(handler, ModelStateHandler)
+            parameters = host_copy(handler.value.state_dict()) if is_kept else None
             handler.sync()
-            if own is not None:
-                handler.value.load_state_dict(own)
+            if parameters is not None:
+                handler.value.load_state_dict(parameters)
         super().sync()
 
     def _local_steps(self) -> list[LocalStepsHandler]:

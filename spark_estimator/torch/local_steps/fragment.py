@@ -141,7 +141,7 @@ class Fragment:
                 param.copy_(anchor)
 
     def drop(self) -> None:
-        """Forgets what is on its way. The memory stays the engine's until it is through."""
+        """Forgets what is on its way. The engine uses the memory until the request has ended."""
         if self._handle is not None and not self._handle.done():
             self._wires = []
         self._handle = None

@@ -41,9 +41,9 @@ def meet(fragments: Sequence[Fragment], steps: int, name: str, process_set: Proc
     Raises:
         HorovodInternalError: a rank is lost.
     """
-    own = [(fragment.version, _digest(fragment)) for fragment in fragments]
+    contents = [(fragment.version, _digest(fragment)) for fragment in fragments]
     members = process_set or global_process_set
-    everybody: list[tuple[list[tuple[int, str]], int]] = allgather_object((own, steps), f"{name}.meeting", members)
+    everybody: list[tuple[list[tuple[int, str]], int]] = allgather_object((contents, steps), f"{name}.meeting", members)
     ranks = context.engine(process_set).ranks
     for number, fragment in enumerate(fragments):
         held = [of_rank[number] for of_rank, _ in everybody]
@@ -70,9 +70,9 @@ def _take_over(fragment: Fragment, version: int, root: int, name: str, process_s
     ]
     for handle in handles:
         synchronize(handle)
-    for param, anchor, own in zip(fragment.params, fragment.anchors, before, strict=True):
+    for param, anchor, former in zip(fragment.params, fragment.anchors, before, strict=True):
         if fragment.version == version:
-            param.add_((anchor - own).to(param.dtype))
+            param.add_((anchor - former).to(param.dtype))
         else:
             param.copy_(anchor)
     fragment.version = version

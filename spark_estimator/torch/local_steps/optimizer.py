@@ -18,7 +18,7 @@ from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.compression.int8 import Int8
 from spark_estimator.torch.local_steps.fragment import OuterStep
 from spark_estimator.torch.local_steps.rounds import Rounds
-from spark_estimator.torch.local_steps.schedule import Schedule
+from spark_estimator.torch.local_steps.schedule import ExchangeSchedule
 from spark_estimator.torch.optimizer.arguments import checked_names, ranks_of
 from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods
@@ -80,7 +80,7 @@ def DiLoCo(  # a function that is used like a class, as DistributedOptimizer
     _check_number(kind, "outer_lr", outer_lr, 0, math.inf)
     _check_number(kind, "outer_momentum", outer_momentum, 0, 1, least=True)
     _check_number(kind, "mixing", mixing, 0, 1, least=True)
-    schedule = Schedule(inner_steps, fragments, delay)
+    schedule = ExchangeSchedule(inner_steps, fragments, delay)
     return _wrapped(
         kind, optimizer, named_parameters, schedule, (outer_lr, outer_momentum, mixing), compression, process_set
     )
@@ -99,7 +99,7 @@ def LocalSGD(
     It is `DiLoCo` with an outer learning rate of 1, no momentum and no overlap; see there for arguments, errors, and
     when to call ``synchronize()``.
     """
-    schedule = Schedule(inner_steps)
+    schedule = ExchangeSchedule(inner_steps)
     return _wrapped("LocalSGD", optimizer, named_parameters, schedule, (1.0, 0.0, 0.0), compression, process_set)
 
 
@@ -207,7 +207,7 @@ def _wrapped(
     kind: str,
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-    schedule: Schedule,
+    schedule: ExchangeSchedule,
     step: tuple[float, float, float],
     compression: Any,
     process_set: ProcessSet,

@@ -14,7 +14,7 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.torch.local_steps.fragment import Fragment, FragmentState, OuterStep
 from spark_estimator.torch.local_steps.meeting import check_settings, meet
-from spark_estimator.torch.local_steps.schedule import Schedule, fragments_of
+from spark_estimator.torch.local_steps.schedule import ExchangeSchedule, fragments_of
 
 
 class Rounds:
@@ -33,7 +33,7 @@ class Rounds:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, names: Mapping[int, str], schedule: Schedule, outer: OuterStep
+        self, optimizer: torch.optim.Optimizer, names: Mapping[int, str], schedule: ExchangeSchedule, outer: OuterStep
     ) -> None:
         self.schedule = schedule
         self.outer = outer
@@ -126,7 +126,7 @@ class Rounds:
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Goes on from a `state`, at the next step; None: from the parameters as they are then."""
+        """Continues from a `state`, at the next step; None: from the parameters as they are then."""
         self.forget()
         self._loaded = state
 
@@ -147,13 +147,13 @@ class Rounds:
     @torch.no_grad()
     def _restore(self, state: Mapping[str, Any]) -> None:
         for what in ("anchors", "momenta"):
-            own = [tensor for fragment in self.fragments for tensor in getattr(fragment, what)]
+            tensors = [tensor for fragment in self.fragments for tensor in getattr(fragment, what)]
             held = state[what]
-            if what == "momenta" and not (own and held):
+            if what == "momenta" and not (tensors and held):
                 continue  # with and without momentum
-            if [tensor.shape for tensor in own] != [tensor.shape for tensor in held]:
+            if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in held]:
                 raise ValueError("the outer state of a DiLoCo optimizer is that of other parameters.")
-            for tensor, value in zip(own, held, strict=True):
+            for tensor, value in zip(tensors, held, strict=True):
                 tensor.copy_(value)
         for fragment in self.fragments:
             fragment.version = state["version"]

@@ -9,7 +9,7 @@ from spark_estimator.torch.compression.feedback_bucket import check_whole
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ExchangeSchedule:
     """When each fragment is sent, and when what came of it is taken. Steps count from 1.
 
     Each fragment is sent every `inner_steps` steps. Where there are several, their turns are spread over these steps,

@@ -26,23 +26,23 @@ def wrapped(param: nn.Parameter, **options: Any) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("factor", [1.0, 4.0])
 def test_nothing_is_lost(pools: Callable[[int], RankPool], dtype: torch.dtype, factor: float) -> None:
-    """Over some steps, what all ranks have received and what they owe is what they have given."""
+    """Over some steps, what all ranks have received and what they owe is what they have sent."""
 
     def check(rank: int) -> None:
         with by_sockets():
             param = nn.Parameter(torch.zeros(200, 100, dtype=dtype))
             optimizer = wrapped(param, gradient_predivide_factor=factor)
-            received = given = torch.zeros(200, 100, dtype=torch.float64)
+            received = sent = torch.zeros(200, 100, dtype=torch.float64)
             for step in range(4):
                 optimizer.zero_grad()
                 gradient = torch.randn(200, 100, generator=torch.Generator().manual_seed(10 * step + rank)).to(dtype)
                 (param * gradient).sum().backward()
                 assert param.grad is not None
                 received = received + param.grad
-                given = given + gradient
+                sent = sent + gradient
             owed = owed_by(optimizer, param) * factor
             assert 0 < owed.abs().max() < 0.1
-            balance = sum(from_all_ranks(given - owed)) / hvd.size()
+            balance = sum(from_all_ranks(sent - owed)) / hvd.size()
             # What comes back is rounded to the parameter's own type.
             torch.testing.assert_close(received, balance, rtol=0, atol=0.05 if dtype is torch.bfloat16 else 1e-5)
             assert len({tensor.numpy().tobytes() for tensor in from_all_ranks(received)}) == 1
@@ -115,11 +115,11 @@ def test_what_is_not_finite_reaches_all_and_spoils_nothing(two_ranks: RankPool) 
 
 
 def test_optimizers_owe_by_themselves() -> None:
-    one, other = (hvd.Compression.int8.for_one_optimizer() for _ in range(2))
-    assert isinstance(one, Int8) and isinstance(other, Int8)
-    assert one == other and one.memory is not other.memory
+    first, second = (hvd.Compression.int8.for_one_optimizer() for _ in range(2))
+    assert isinstance(first, Int8) and isinstance(second, Int8)
+    assert first == second and first.memory is not second.memory
     assert repr(pickle.loads(pickle.dumps(hvd.Compression.int8))) == "Compression.int8"
-    assert copy.deepcopy(one) == one
+    assert copy.deepcopy(first) == first
 
 
 def test_only_sums_of_gradients(job_of_one: None) -> None:

@@ -43,14 +43,14 @@ def test_a_loss_between_two_exchanges_costs_no_rollback(three_ranks: RankPool) -
         state.commit()
         for state.batch in range(1, 6):  # the first three are exchanged, and two more are not
             step(model, optimizer, float(rank))
-        own, momentum = model.weight.detach().clone(), optimizer.state[model.weight]["momentum_buffer"].clone()
+        weight, momentum = model.weight.detach().clone(), optimizer.state[model.weight]["momentum_buffer"].clone()
         if rank == 2:
             model, optimizer = made(7.0)
             state = TorchState(model, optimizer, batch=0)
         next_round(state)
         assert state.batch == 5
         if rank < 2:
-            assert torch.equal(model.weight, own)
+            assert torch.equal(model.weight, weight)
             assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], momentum)
         step(model, optimizer, 0.0)  # the third step of the round: an exchange
         assert_same_on_all_ranks(model)

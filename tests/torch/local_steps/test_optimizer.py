@@ -56,8 +56,8 @@ class Simulated:
 
 
 def compare(model: nn.Module, expected: nn.Module) -> None:
-    for own, reference in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(own, reference, rtol=0, atol=2e-5)
+    for param, reference in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(param, reference, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", ["diloco", "local_sgd"])
@@ -148,8 +148,8 @@ def test_int8_between_hosts(two_ranks: RankPool) -> None:
                 generator = torch.Generator().manual_seed(2 * step + rank)
                 step_on(model, optimizer, torch.randn(8, 100, generator=generator), torch.zeros(8, 100))
             assert_same_on_all_ranks(model)
-            given: int = optimizer.bytes_given  # type: ignore[attr-defined]
-            return given
+            count: int = optimizer.bytes_given  # type: ignore[attr-defined]
+            return count
 
     # The matrix as int8, biases and the number of ranks as float32.
     assert two_ranks.run(check) == [10000 + 4 * 40 + 400 + 4] * 2

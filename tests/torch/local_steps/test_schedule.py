@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from spark_estimator.torch.local_steps.schedule import Schedule, fragments_of
+from spark_estimator.torch.local_steps.schedule import ExchangeSchedule, fragments_of
 
 
 def test_one_fragment_is_sent_after_the_inner_steps() -> None:
-    schedule = Schedule(inner_steps=3)
+    schedule = ExchangeSchedule(inner_steps=3)
     assert [step for step in range(1, 10) if schedule.sent_after(step) == [0]] == [3, 6, 9]
 
 
 def test_fragments_take_turns_and_are_taken_later() -> None:
-    schedule = Schedule(inner_steps=8, fragments=4, delay=3)
+    schedule = ExchangeSchedule(inner_steps=8, fragments=4, delay=3)
     sent = {step: schedule.sent_after(step) for step in range(1, 17)}
     assert sent == {step: [(step // 2 - 1) % 4] if step % 2 == 0 else [] for step in range(1, 17)}
     for step, numbers in sent.items():
@@ -22,7 +22,7 @@ def test_fragments_take_turns_and_are_taken_later() -> None:
 
 @pytest.mark.parametrize(("inner_steps", "fragments"), [(7, 3), (5, 5), (32, 6), (1, 1)])
 def test_each_fragment_has_one_turn_in_the_inner_steps(inner_steps: int, fragments: int) -> None:
-    schedule = Schedule(inner_steps, fragments)
+    schedule = ExchangeSchedule(inner_steps, fragments)
     for start in range(1, 2 * inner_steps):
         sent = [number for step in range(start, start + inner_steps) for number in schedule.sent_after(step)]
         assert sorted(sent) == list(range(fragments))
@@ -49,4 +49,4 @@ def test_fragments_are_nearly_equal_and_in_order() -> None:
 )
 def test_numbers_out_of_range(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Schedule(**arguments)
+        ExchangeSchedule(**arguments)
