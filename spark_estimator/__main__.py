@@ -1,4 +1,4 @@
-"""``python -m spark_estimator``: doctor, demo, env, run, timeline, compat."""
+"""``python -m spark_estimator``: doctor, explain, demo, env, run, timeline, compat."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from spark_estimator.console import ends_with_its_reader
 USAGE = """usage: python -m spark_estimator COMMAND [ARGUMENTS]
 
   doctor   check what a job needs on this machine, and show how to fix each problem
+  explain  the cause and the remedy of an error, by the code at the end of its message
   demo     train on handwritten digits with two ranks in a local Spark session
   env      show every environment variable: current value and its source, default, unit and effect
   run      run a program on several ranks; same as horovodrun
@@ -24,6 +25,7 @@ USAGE = """usage: python -m spark_estimator COMMAND [ARGUMENTS]
 # The module of each command has main(argv) -> exit status; it is imported when the command runs.
 COMMANDS = {
     "doctor": "spark_estimator.doctor",
+    "explain": "spark_estimator.explain",
     "demo": "spark_estimator.demo",
     "run": "spark_estimator.launch.cli.main",
     "timeline": "spark_estimator.observe.timeline",

@@ -31,24 +31,49 @@
             ├── PeerLostError          a peer died or its connection broke; this engine can't be used again
             └── ShutDownError          this rank or a peer left normally; this engine can't be used again
 
-A message names what failed, the rank and host, the value, and what to do. ``docs/errors.md`` has a
-section on each class.
+A message names what failed, the rank and host, the value, and what to do. Its last line begins with ``more:`` and shows
+where the cause and the remedy are explained: ``errors.md`` in this folder has a section on each class, from which
+``python -m spark_estimator explain CODE`` and the documentation's page on errors are made.
 """
 
 from __future__ import annotations
 
-#: The address of the published documentation, without a slash at its end. If it is set, messages end with a link to the
-#: section on their class; empty: the documentation is not published, and messages have no link.
+import re
+
+#: The address of the published documentation, without a slash at its end. If it is set, messages end with the address
+#: of the section on their class; empty: the documentation is not published, and messages end with a command.
 DOCUMENTATION_URL = ""
+_LINK = re.compile(r"(?:^|\n)more: (?:python -m spark_estimator explain [A-Z_]+|\S+/errors\.html#[a-z]+)")
 
 
-def with_link(message: str, kind: type[BaseException]) -> str:
-    """The message, followed by the address of the section on the error's class, if the documentation has an address."""
-    return f"{message}\nSee {DOCUMENTATION_URL}/errors.html#{kind.__name__.lower()}" if DOCUMENTATION_URL else message
+def code_of(kind: type[BaseException]) -> str:
+    """The code of an error class, such as ``WORKER_FAILED``. A class that is derived elsewhere has its base's code."""
+    name = _documented(kind).__name__.removesuffix("Error").removesuffix("Interrupt")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
+
+
+def _documented(kind: type[BaseException]) -> type[BaseException]:
+    return next(base for base in kind.__mro__ if base.__module__ == __name__)
+
+
+def without_links(text: str) -> str:
+    """The text without the lines that begin with ``more:``, to make it a part of another text."""
+    return _LINK.sub("", text)
+
+
+def _with_link(self: BaseException) -> str:
+    """The message, and where its error is explained. Messages of other errors inside of it lose their last lines."""
+    kind = _documented(type(self))
+    where = f"python -m spark_estimator explain {code_of(kind)}"
+    if DOCUMENTATION_URL:
+        where = f"{DOCUMENTATION_URL}/errors.html#{kind.__name__.lower()}"
+    return f"{without_links(BaseException.__str__(self))}\nmore: {where}"
 
 
 class NotInitializedError(ValueError):
     """A function that needs a running job was called before ``init()`` or after ``shutdown()``."""
+
+    __str__ = _with_link
 
     def __init__(self) -> None:
         super().__init__("Horovod has not been initialized; use hvd.init().")
@@ -57,12 +82,13 @@ class NotInitializedError(ValueError):
 class DuplicateNameError(ValueError):
     """A request was submitted under the name of a request that is still in progress on this rank. Use another name."""
 
+    __str__ = _with_link
+
 
 class HorovodInternalError(RuntimeError):
     """A collective operation failed. In an elastic job, ``elastic.run`` recovers from it."""
 
-    def __str__(self) -> str:
-        return with_link(super().__str__(), type(self))
+    __str__ = _with_link
 
 
 class MismatchError(HorovodInternalError):
@@ -84,6 +110,8 @@ class HostsUpdatedInterrupt(RuntimeError):
         skip_sync: True if ranks only leave and none joins, so that the remaining ranks don't have to synchronize.
     """
 
+    __str__ = _with_link
+
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the set of ranks of this job is about to change")
         self.skip_sync = skip_sync
@@ -92,8 +120,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 class SparkEstimatorError(RuntimeError):
     """Base class of the errors that Horovod doesn't have."""
 
-    def __str__(self) -> str:
-        return with_link(super().__str__(), type(self))
+    __str__ = _with_link
 
 
 class DataError(SparkEstimatorError, ValueError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from spark_estimator.errors import without_links
+
 ROOT = "spark_estimator"
 
 # Horovod's names of the levels, least to most severe; Python has no TRACE, and its name for fatal is CRITICAL.
@@ -27,6 +29,13 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     @property
     def stream(self) -> object:
         return sys.stderr
+
+
+class _Formatter(logging.Formatter):
+    """Leaves out the lines with which error messages end: a log line that quotes an error stays one line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return without_links(super().formatMessage(record))
 
 
 def logger(name: str = ROOT) -> logging.Logger:
@@ -55,4 +64,4 @@ def configure(level: str, rank: int | None = None, *, times: bool = False) -> No
         root.propagate = False
     who = "" if rank is None else f"[{rank}] "
     when = "%(asctime)s " if times else ""
-    ours.setFormatter(logging.Formatter(f"{when}{who}spark_estimator %(levelname)s: %(message)s"))
+    ours.setFormatter(_Formatter(f"{when}{who}spark_estimator %(levelname)s: %(message)s"))

@@ -102,7 +102,7 @@ def test_a_file_that_is_no_library_gives_the_remedy(tmp_path: Path) -> None:
 def test_each_status_has_its_error(status: int, kind: type[Exception]) -> None:
     error = _native.error_of(status, "the sentence")
     assert type(error) is kind
-    assert str(error) == "the sentence"
+    assert error.args == ("the sentence",)
 
 
 def test_a_failed_call_raises_the_engines_sentence() -> None:

@@ -51,7 +51,7 @@ def test_a_failed_job_has_its_earlier_attempts() -> None:
     last = errors.JobFailedError("last", earlier=(first,))
     assert (last.rank, last.kind, last.host, last.traceback) == (-1, "", "", "")
     copy = pickle.loads(pickle.dumps(last))
-    assert str(copy) == "last" and copy.earlier[0].rank == 2 and copy.earlier[0].log_tail == "bye"
+    assert copy.args == ("last",) and copy.earlier[0].rank == 2 and copy.earlier[0].log_tail == "bye"
 
 
 def test_a_remote_traceback_is_printed_as_it_was() -> None:
@@ -67,11 +67,29 @@ def test_an_interrupt_tells_whether_a_synchronization_is_needed() -> None:
     assert errors.HostsUpdatedInterrupt(skip_sync=True).skip_sync
 
 
-def test_a_message_links_to_the_documentation_where_that_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert str(errors.NotEnoughSlotsError("4 ranks need 4 slots")) == "4 ranks need 4 slots"
+def test_a_message_ends_with_the_command_that_explains_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = errors.NotEnoughSlotsError("4 ranks need 4 slots")
+    assert str(error) == "4 ranks need 4 slots\nmore: python -m spark_estimator explain NOT_ENOUGH_SLOTS"
+    assert str(errors.NotInitializedError()).endswith("\nmore: python -m spark_estimator explain NOT_INITIALIZED")
+    assert error.args == ("4 ranks need 4 slots",) and str(pickle.loads(pickle.dumps(error))) == str(error)
     monkeypatch.setattr(errors, "DOCUMENTATION_URL", "https://docs.example")
-    assert str(errors.NotEnoughSlotsError("4 ranks need 4 slots")).splitlines() == [
-        "4 ranks need 4 slots",
-        "See https://docs.example/errors.html#notenoughslotserror",
-    ]
-    assert str(errors.PeerLostError("gone")).endswith("errors.html#peerlosterror")
+    assert str(error) == "4 ranks need 4 slots\nmore: https://docs.example/errors.html#notenoughslotserror"
+
+
+@pytest.mark.parametrize("url", ["", "https://docs.example"])
+def test_a_message_inside_another_one_has_no_such_line(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(errors, "DOCUMENTATION_URL", url)
+    inner = errors.DataError("column 'x' is empty")
+    outer = errors.WorkerFailedError(f"rank 1 raised DataError: {inner}. Other ranks: none")
+    assert str(outer).splitlines()[0] == "rank 1 raised DataError: column 'x' is empty. Other ranks: none"
+    assert str(outer).count("more: ") == 1
+    assert errors.without_links(f"{inner}; restarting") == "column 'x' is empty; restarting"
+    last_line = str(inner).splitlines()[-1]
+    assert errors.without_links(last_line) == ""
+
+
+def test_a_class_of_another_module_has_the_code_of_its_base() -> None:
+    class Refused(errors.DataError):
+        pass
+
+    assert errors.code_of(Refused) == "DATA" and str(Refused("x")).endswith("explain DATA")

@@ -67,7 +67,7 @@ def test_values_are_code(tables, text: str, shown: str) -> None:  # type: ignore
 def test_every_flag_is_described_once(tables) -> None:  # type: ignore[no-untyped-def]
     sections = re.split(r"^## ", tables.command_line(), flags=re.MULTILINE)[1:]
     commands = {section.partition("\n")[0]: section for section in sections}
-    assert len(commands) == 7 and commands.keys() == tables.parsers().keys()
+    assert len(commands) == 8 and commands.keys() == tables.parsers().keys()
     for command, parser in tables.parsers().items():
         flags = {flag for action in parser._actions for flag in action.option_strings}
         spelled = re.findall(r"^:::\{option\} (.+)$", commands[command], re.MULTILINE)
@@ -135,14 +135,16 @@ def error_types() -> list[type]:
 
 
 def test_every_error_has_an_entry_and_a_section(tables) -> None:  # type: ignore[no-untyped-def]
-    rows = re.findall(r"^\[`(\w+)`\]\(\.\./errors\.md#(\w+)\), a `\w+`\n: \S", tables.errors(), re.MULTILINE)
+    entry = r"^\[`(\w+)`\]\(\.\./errors\.md#(\w+)\) \(`[A-Z_]+`\), a `\w+`\n: \S"
+    rows = re.findall(entry, tables.errors(), re.MULTILINE)
     names = [kind.__name__ for kind in error_types()]
     assert rows == [(name, name.lower()) for name in names]
-    sections = re.split(r"^### ", (DOCS / "errors.md").read_text(), flags=re.MULTILINE)[1:]
+    page = (ROOT / "spark_estimator/errors.md").read_text()
+    sections = re.findall(r"^### (.*?)(?=^##|\Z)", page.replace("\n#### ", "\n"), re.MULTILINE | re.DOTALL)
     assert Counter(section.split("\n")[0] for section in sections) == dict.fromkeys(names, 1)
     for section in sections:
         parts = re.findall(r"^\*\*(.+?)\.\*\*", section, re.MULTILINE)
-        assert parts == ["Cause", "What you see", "Remedy"], section.split("\n")[0]
+        assert parts == ["Code", "Cause", "What you see", "Remedy"], section.split("\n")[0]
 
 
 def test_every_kind_of_failure_has_a_section() -> None:
@@ -150,7 +152,7 @@ def test_every_kind_of_failure_has_a_section() -> None:
 
     kinds = re.search(r"kind: (.*?); ''", errors.JobFailedError.__doc__ or "", re.DOTALL)
     assert kinds
-    text = (DOCS / "errors.md").read_text()
+    text = (ROOT / "spark_estimator/errors.md").read_text()
     names = re.findall(r'"([\w ]+)"', kinds[1])
     assert len(names) == 7
     for name in names:

@@ -15,6 +15,7 @@ from typing import Any
 from matrix import cells
 from spark_estimator import env
 from spark_estimator.__main__ import COMMANDS
+from spark_estimator.errors import code_of
 from spark_estimator.launch.job.spark_settings import SETTINGS
 from sphinx_reference import api
 
@@ -212,7 +213,7 @@ def _parameter(key: str, row: object) -> str:
 
 
 def errors() -> str:
-    """The error types, with the first sentence of each."""
+    """The error types, with the code and the first sentence of each."""
     from spark_estimator import errors as module
 
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
@@ -221,7 +222,7 @@ def errors() -> str:
 
 def _error(kind: type[BaseException]) -> str:
     link = f"[`{kind.__name__}`](../errors.md#{kind.__name__.lower()})"
-    return f"{link}, a `{kind.__bases__[0].__name__}`\n: {_summary(kind)}\n"
+    return f"{link} (`{code_of(kind)}`), a `{kind.__bases__[0].__name__}`\n: {_summary(kind)}\n"
 
 
 def _summary(kind: type) -> str:

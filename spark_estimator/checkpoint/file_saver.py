@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.writer_link import Report, WriterLink
+from spark_estimator.errors import without_links
 from spark_estimator.store import FilesystemStore, Store
 from spark_estimator.store.digests import seal_of
 
@@ -74,7 +75,7 @@ class DirectSaver:
             self._write(path, text + seal_of(text))
         except Exception as error:  # as the writer does
             name = type(error).__name__
-            self._reports.append(Report(0, path, f"{name}: {error}", name, bytes=len(text)))
+            self._reports.append(Report(0, path, f"{name}: {without_links(str(error))}", name, bytes=len(text)))
         else:
             self._reports.append(Report(0, path, bytes=len(text)))
         return False

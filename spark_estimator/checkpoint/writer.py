@@ -23,6 +23,7 @@ from typing import Any
 from spark_estimator.checkpoint import folders, part_file
 from spark_estimator.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
 from spark_estimator.checkpoint.shared_control import CopySlot, SharedControl, SlotState
+from spark_estimator.errors import without_links
 from spark_estimator.store import FilesystemStore, Store
 from spark_estimator.store.digests import seal_of
 from spark_estimator.store.replacement import make_folders
@@ -115,7 +116,7 @@ class Writer:
             error = str(given_up)
         except Exception as failure:  # its class depends on the store
             raised = type(failure).__name__
-            error = f"{raised}: {failure}"
+            error = f"{raised}: {without_links(str(failure))}"
         seconds = time.monotonic() - began
         with self._control.locked():
             done = {"failed": slot.ticket} if error else {"completed": slot.ticket}

@@ -30,7 +30,7 @@ from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
 from spark_estimator.collectives.torch_variables import torch_variables
 from spark_estimator.env import become_another_rank
-from spark_estimator.errors import JobFailedError
+from spark_estimator.errors import JobFailedError, without_links
 
 READY, UPDATED, OVER, ROUND = "ready", "updated", "over", "round"
 
@@ -193,7 +193,8 @@ class LauncherLink:
 
     def leaves_because(self, error: BaseException) -> None:
         """Has the launcher hear, when this process asks it for the next round, what ended this one."""
-        self.silent, self.why = silent_ranks(str(error)), str(error)
+        self.why = without_links(str(error))
+        self.silent = silent_ranks(self.why)
 
     def next_round(self, former: Rendezvous) -> Rendezvous:
         """Waits until the launcher has gathered the ranks of the next round. ``init()`` then joins that one.

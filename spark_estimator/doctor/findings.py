@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spark_estimator.errors import SparkEstimatorError
+from spark_estimator.errors import SparkEstimatorError, without_links
 
 
 class Severity(enum.Enum):
@@ -35,6 +35,9 @@ class Finding:
     fix: str = ""
     executor: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", without_links(self.text))
+
     def __str__(self) -> str:
         fix = f"\n{'':27}-> {self.fix}" if self.fix else ""
         return f"{self.state.value:>8}  {self.name:<16} {self.text}{fix}"
@@ -46,6 +49,6 @@ def attempt(name: str, look: Callable[[], str], *, state: Severity = Severity.MI
         return Finding(name, Severity.OK, look())
     except SparkEstimatorError as error:
         # Ours tell the remedy themselves.
-        return Finding(name, state, f"{error}")
+        return Finding(name, state, str(error))
     except Exception as error:
         return Finding(name, state, f"{type(error).__name__}: {error}", fix)

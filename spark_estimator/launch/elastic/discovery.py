@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from spark_estimator.errors import PreflightError
+from spark_estimator.errors import PreflightError, without_links
 from spark_estimator.launch.job.hosts import Host, merged, read_line
 from spark_estimator.launch.worker.child_process import describe_end
 from spark_estimator.observe.driver_log import printable
@@ -178,7 +178,8 @@ class HostWatch:
                 hosts = self._script.ask()
             except PreflightError as error:
                 if not fails and not self._over.is_set():
-                    report(f"{str(error).rstrip('.')}: the hosts remain {_named(self.hosts)} until it succeeds again")
+                    why = without_links(str(error)).rstrip(".")
+                    report(f"{why}: the hosts remain {_named(self.hosts)} until it succeeds again")
                 fails = True
                 continue
             fails = False

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import IO
 
+from spark_estimator.errors import without_links
 from spark_estimator.launch.job.outcome import Relay
 from spark_estimator.launch.log_relay.lines import LastLines, LineSplitter
 from spark_estimator.observe.driver_log import printable
@@ -93,7 +94,7 @@ class WorkerOutput:
     @property
     def python_error(self) -> str:
         """The last line of the traceback at the end of stderr, safe to print; '' if stderr doesn't end with one."""
-        lines = [line for line in self._stderr_tail if line.strip()]
+        lines = [line for line in self._stderr_tail if without_links(line).strip()]
         above, last = ["", "", *lines][-2:]
         return printable(last) if above.startswith("  ") and re.match(r"[\w.]+(:|$)", last) else ""
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
-from spark_estimator.errors import PreflightError, PythonEnvironmentError
+from spark_estimator.errors import PreflightError, PythonEnvironmentError, without_links
 from spark_estimator.launch.agent.agent import address_of
 from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
 from spark_estimator.launch.job.hosts import is_here
@@ -120,8 +120,9 @@ class Hosts:
         except BaseException as error:
             self._disconnect(host)
             # It is the only one that is reached now, and the last line is about it.
-            is_preflight = isinstance(error, PreflightError)
-            joined.set_exception(PreflightError(str(error).splitlines()[-1].strip()) if is_preflight else error)
+            if isinstance(error, PreflightError):
+                error = PreflightError(without_links(str(error)).splitlines()[-1].strip())
+            joined.set_exception(error)
         else:
             joined.set_result(None)
 

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from spark_estimator.compat.importer import autoload_path
-from spark_estimator.errors import NativeLibraryError, PeerLostError, ShutDownError
+from spark_estimator.errors import NativeLibraryError, PeerLostError, ShutDownError, without_links
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import forget_malloc
 from spark_estimator.launch.job.failures import FailureReport
@@ -281,7 +281,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _named(error: BaseException) -> str:
     """Type and message, as the last line of a traceback has them."""
     try:
-        return "".join(traceback.format_exception_only(type(error), error)).strip()
+        return without_links("".join(traceback.format_exception_only(type(error), error))).strip()
     except Exception:  # a user's __str__ may fail
         return type(error).__name__
 

@@ -21,7 +21,14 @@ import pytest
 from spark_estimator import HorovodRunner
 from spark_estimator.collectives.rendezvous import new_job_id
 from spark_estimator.elastic.rounds import Terms
-from spark_estimator.errors import JobFailedError, JobTimeoutError, NotEnoughSlotsError, ResultError, WorkerFailedError
+from spark_estimator.errors import (
+    JobFailedError,
+    JobTimeoutError,
+    NotEnoughSlotsError,
+    ResultError,
+    WorkerFailedError,
+    without_links,
+)
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.attempts import Attempt, Limits, duration, run_attempts
 from spark_estimator.launch.job.options import JobOptions
@@ -87,7 +94,7 @@ def test_the_last_failure_is_raised_with_the_earlier_ones() -> None:
         HorovodRunner(np=-1, max_restarts=1).run(work)
     error = caught.value
     assert error.exitcode == 3
-    text = str(error).splitlines()
+    text = without_links(str(error)).splitlines()
     assert "ended with exit status 3" in text[0] and text[-2] == "This was attempt 2 of 2. Earlier attempts:"
     assert text[-1].startswith("  attempt 1: rank 0 (host ") and text[-1].endswith(" raised ValueError: boom")
     assert [(failure.kind, failure.earlier) for failure in error.earlier] == [("raised", ())]
@@ -119,7 +126,7 @@ def test_no_room_for_the_next_attempt() -> None:
 
     with pytest.raises(NotEnoughSlotsError) as caught:
         run_attempts(run, Limits(2, timedelta(seconds=60)), "train()", recover=recover)
-    assert str(caught.value).splitlines() == [
+    assert without_links(str(caught.value)).splitlines() == [
         "2 ranks need 2 slots",
         "This was attempt 2 of 3. Earlier attempts:",
         "  attempt 1: rank 0 (host a) was lost",

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.errors import PythonEnvironmentError, RemoteTraceback, ResultError, WorkerFailedError
+from spark_estimator.errors import (
+    PythonEnvironmentError,
+    RemoteTraceback,
+    ResultError,
+    WorkerFailedError,
+    without_links,
+)
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
 from spark_estimator.observe import frames
@@ -44,7 +50,7 @@ def test_the_error_tells_the_cause_first_and_then_the_others() -> None:
     error = job_error(cause, [report(0, failures.STOPPED), cause, report(2, secondary=True)], 5, "train()")
     assert isinstance(error, WorkerFailedError)
     assert (error.rank, error.host, error.exitcode) == (1, "host1", None)
-    assert str(error).splitlines() == [
+    assert without_links(str(error)).splitlines() == [
         "rank 1 (host host1, pid 101) did raised",
         "The other ranks of train():",
         "  rank 0 (host host0, pid 100) did stopped",

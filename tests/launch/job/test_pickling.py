@@ -55,7 +55,7 @@ def test_a_global() -> None:
 
     text = refusal(train)
     assert text.startswith("train() uses the global 'lock' (type _thread.lock), which cannot be pickled (TypeError: ")
-    assert text.endswith("To fix it: create it inside train().")
+    assert text.splitlines()[0].endswith("To fix it: create it inside train().")
 
 
 def test_a_global_of_an_inner_function() -> None:

@@ -1,0 +1,79 @@
+"""``python -m spark_estimator explain CODE``: the cause and the remedy of an error, from the page on errors.
+
+The page is ``errors.md`` beside this file. The documentation shows the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+from spark_estimator import errors
+
+_PAGE = Path(__file__).with_name("errors.md")
+
+
+def sections() -> dict[str, str]:
+    """Code -> the section on it, as Markdown with its heading, in the order of the page."""
+    parts = re.split(r"^(?=#{2,3} )", _PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    codes = [re.search(r"^\*\*Code\.\*\* `(\w+)`$", part, re.MULTILINE) for part in parts]
+    return {code[1]: part for code, part in zip(codes, parts, strict=True) if code}
+
+
+def as_terminal_text(section: str) -> str:
+    """The section without Markdown's marks for labels, links and emphasis; programs' output is indented."""
+    text = re.sub(r"^\([\w-]+\)=\n|^#+ ", "", section, flags=re.MULTILINE)
+    text = re.sub(r"```text\n(.*?)\n```", lambda block: textwrap.indent(block[1], "    "), text, flags=re.DOTALL)
+    text = re.sub(r"\{\w+\}`([^`]+)`", r"\1", text)
+    text = re.sub(r"\[([^\]\n]*)\]\(([^)]+)\)", _as_reference, text)
+    return text.replace("**", "").strip()
+
+
+def _as_reference(link: re.Match[str]) -> str:
+    """A link as text: sections of this page by their name, other pages by their path or address."""
+    text, target = link.groups()
+    if target.startswith("#"):
+        return text
+    place = target.removeprefix("../")
+    if errors.DOCUMENTATION_URL:
+        place = f"{errors.DOCUMENTATION_URL}/{place.removeprefix('docs/').replace('.md', '.html')}"
+    return f"{text} ({place})" if text else place
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of ``explain``."""
+    result = argparse.ArgumentParser(
+        prog="python -m spark_estimator explain",
+        description="Print the cause of an error, what it looks like, and what to do about it.",
+    )
+    result.add_argument(
+        "code",
+        nargs="?",
+        metavar="CODE",
+        help="the code at the end of the message, such as WORKER_FAILED, or the name of the error's class; STALL "
+        "explains the reports of a stalled job; without it, the command lists all codes",
+    )
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints one section, or the list of codes; returns the exit status, 2 for an unknown code."""
+    known = sections()
+    code = parser().parse_args(arguments).code
+    if code is None:
+        width = max(map(len, known))
+        for name, section in known.items():
+            print(f"{name:<{width}}  {section.splitlines()[0].lstrip('# ')}")
+        return 0
+    kind = getattr(errors, code, None)
+    name = errors.code_of(kind) if isinstance(kind, type) else code.upper()
+    if name not in known:
+        similar = difflib.get_close_matches(name, known, n=3) or known
+        print(f"{code!r} is not the code of an error. Codes are {', '.join(similar)}.", file=sys.stderr)
+        return 2
+    print(as_terminal_text(known[name]))
+    return 0

@@ -1,0 +1,52 @@
+"""``python -m spark_estimator explain``: every error has a section, and it prints as plain text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from spark_estimator import errors, explain
+
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == errors.__name__
+]
+
+
+def test_every_error_has_the_code_of_its_section() -> None:
+    headings = {code: re.match("#+ (.*)", text)[1] for code, text in explain.sections().items()}  # type: ignore[index]
+    assert headings == {**{errors.code_of(kind): kind.__name__ for kind in KINDS}, "STALL": "Stalls"}
+
+
+@pytest.mark.parametrize("name", ["WORKER_FAILED", "worker_failed", "WorkerFailedError"])
+def test_the_command_prints_cause_and_remedy(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain.main([name]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("WorkerFailedError\n\nCode. `WORKER_FAILED`\n\nCause. A rank failed.")
+    assert "\n    rank 1 (host vm, pid 32558) was killed by signal 9" in text
+    assert "how to run an elastic job (docs/how-to/elastic-jobs.md)" in text
+    assert "StartTimeoutError" not in text, "that is the next section"
+
+
+def test_links_lead_to_the_published_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "DOCUMENTATION_URL", "https://docs.example")
+    text = explain.as_terminal_text("See [](../docs/how-to/ssh-hosts.md) and [Stalls](#stalls).")
+    assert text == "See https://docs.example/how-to/ssh-hosts.html and Stalls."
+
+
+def test_no_marks_of_markdown_are_left() -> None:
+    for section in explain.sections().values():
+        assert not re.search(r"\]\(|```|\{\w+\}`|^#|^\(kind", explain.as_terminal_text(section), re.MULTILINE)
+
+
+def test_without_a_code_it_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(KINDS) + 1 and "PEER_LOST               PeerLostError" in lines
+
+
+def test_an_unknown_code_gets_similar_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain.main(["worker_faild"]) == 2
+    assert "'worker_faild' is not the code of an error. Codes are WORKER_FAILED" in capsys.readouterr().err
