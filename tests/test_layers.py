@@ -34,7 +34,7 @@ class Table:
                 self.types |= {(a, b) for a, b in (pair.split("->") for pair in rest.split())}
             elif key == "only":
                 library, places = rest.split("=")
-                self.only[library.strip()] = places.split()
+                self.only.setdefault(library.strip(), []).extend(places.split())
             else:
                 raise AssertionError(f"the table's line {line!r} is none of a level, 'within:', 'types:' and 'only:'")
 

@@ -61,3 +61,15 @@ def test_the_bundle_names_what_is_there() -> None:
     assert re.findall(r"^ +job_cluster_key: (\S+)$", bundle, re.MULTILINE) == [keys["job_cluster_key"]]
     declared = set(re.findall(r"^  (\w+):\n    description", bundle, re.MULTILINE))
     assert set(re.findall(r"\$\{var\.(\w+)\}", bundle)) == declared
+
+
+@pytest.mark.parametrize("page", ["spark_estimator/README.md", "native/README.md", "CONTRIBUTING.md"])
+def test_files_that_a_contributors_page_names_exist(page: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`((?!build/)(?:[\w-]+/)+[\w-]*(?:\.\w+)?)`", text))  # build/ is made by a build
+    assert len(named) > 5
+    folder = (ROOT / page).parent
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if ".venv" not in path.parts}
+    known = "\n".join(f"/{name}\n/{Path(name).with_suffix('')}\n/{name}/" for name in files) + "\n"
+    missing = {name for name in named if f"/{name}\n" not in known and not (ROOT / name).exists()}
+    assert not missing
