@@ -436,7 +436,7 @@ WITHOUT_EFFECT = {
             "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
             "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         ),
-        "no parameters are tuned: the defaults were as fast on every network that was measured",
+        "no parameters are tuned: the engine chooses algorithms by size and hosts",
     ),
     "HOROVOD_NUM_NCCL_STREAMS": "the engine uses one stream of its own",
     **dict.fromkeys(
