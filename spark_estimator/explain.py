@@ -29,7 +29,7 @@ def as_terminal_text(section: str) -> str:
     text = re.sub(r"^\([\w-]+\)=\n|^#+ ", "", section, flags=re.MULTILINE)
     text = re.sub(r"```text\n(.*?)\n```", lambda block: textwrap.indent(block[1], "    "), text, flags=re.DOTALL)
     text = re.sub(r"\{\w+\}`([^`]+)`", r"\1", text)
-    text = re.sub(r"\[([^\]\n]*)\]\(([^)]+)\)", _as_reference, text)
+    text = re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", _as_reference, text)
     return text.replace("**", "").strip()
 
 
