@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spark_estimator import PythonEnvironmentError, TorchEstimator, TorchModel, WorkerFailedError
+from spark_estimator import PreflightError, TorchEstimator, TorchModel, WorkerFailedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +23,7 @@ SIGNALS = ("train_loss", "validation_loss")
 
 @pytest.mark.skipif(THERE, reason="MLflow is installed")
 def test_that_it_is_missing_is_said_before_the_training() -> None:
-    with pytest.raises(PythonEnvironmentError, match="pip install mlflow"):
+    with pytest.raises(PreflightError, match="pip install mlflow"):
         TorchEstimator(mlflow=True)._fit(None)  # type: ignore[arg-type]  # it is not looked at
 
 
