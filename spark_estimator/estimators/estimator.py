@@ -147,7 +147,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         check_installed()
         known = dict(options) if isinstance(options, Mapping) else {}
         # Other threads, in which the models may be trained, have other active runs.
-        informed = self.copy({self.mlflow: {**known, "parent_run_id": known.get("parent_run_id") or active_run_id()}})
+        nested = {**known, "parent_run_id": known.get("parent_run_id") or active_run_id()}
+        informed = self.copy({self.getParam("mlflow"): nested})
         return Estimator.fitMultiple(informed, dataset, paramMaps)
 
     def fit_on_parquet(self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None) -> _Model:

@@ -155,7 +155,7 @@ class TrackedRun:
             model_bytes: about how large the model is.
         """
         self._add(self._metrics.of_epochs(entries))
-        pictures = plots.pictures_of(model.getHistory())
+        pictures = plots.pictures_of(model._value("history"))
         if pictures:
             self._submit("log the plots", lambda: self._log_pictures(pictures))
         if self._options.log_model:
