@@ -116,7 +116,7 @@ def _recorded(spec: TrainSpec, kept: Checkpoint | None) -> Checkpoint | None:
 
 
 def record_epoch(spec: TrainSpec, entry: Mapping[str, Any]) -> None:
-    """Sends an entry of the history to the driver while the training goes on, where the driver wants that; by rank 0.
+    """Sends an entry of the history to the driver during the training, if the driver wants it; by rank 0.
 
     The driver takes the first record of each epoch: epochs that a restart repeats are the same again.
     """

@@ -40,7 +40,7 @@ class PyfuncModel:
         """The columns that `transform` adds, as a pandas frame.
 
         Args:
-            model_input: a pandas frame with the feature columns; NaN in a column of numbers stands for null.
+            model_input: a pandas frame with the feature columns; NaN in a column of numbers means null.
             params: ignored.
         """
         return self._predictor.frame(model_input)
