@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload
 
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
@@ -123,6 +123,10 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     def _write_files(self, folder: Path) -> None:
         """Puts the estimator's files into a new folder."""
 
+    @overload
+    def fit(self, dataset: DataFrame, params: Mapping[Param[Any], Any] | None = None) -> _Model: ...
+    @overload
+    def fit(self, dataset: DataFrame, params: Sequence[Mapping[Param[Any], Any]]) -> list[_Model]: ...
     def fit(self, dataset: DataFrame, params: Any = None) -> Any:
         """Trains on the rows of a DataFrame. Returns the model; with a list of `params`, a list of models.
 

@@ -40,7 +40,7 @@ class PyfuncModel:
         """The columns that `transform` adds, as a pandas frame.
 
         Args:
-            model_input: a pandas frame with the feature columns; NaN in a column of numbers means null.
+            model_input: a pandas frame with the feature columns; NaN in a column of numbers is read as null.
             params: ignored.
         """
         return self._predictor.frame(model_input)
@@ -59,7 +59,7 @@ def _load_pyfunc(path: str) -> PyfuncModel:  # MLflow's name
 
 
 def log_model(model: TableModel, features: Features, options: MlflowOptions) -> None:
-    """Logs a model in MLflow's active run, and registers it where the options say so."""
+    """Logs a model in MLflow's active run, and registers it where the options name one."""
     import mlflow
 
     columns = model._prediction_columns()

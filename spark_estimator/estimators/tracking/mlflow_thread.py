@@ -1,7 +1,7 @@
-"""Makes the calls of MLflow in order, in one thread, so that a training never waits for a tracking server.
+"""Calls of MLflow in a thread of their own, one after the other, so that a training never waits for a tracking server.
 
-A call that fails because the server does not answer is repeated until it succeeds or no caller waits for it. A call that
-MLflow refuses is reported and left out.
+A call that fails because the server is away, or has not answered, is made again until it succeeds or
+the process ends. One that MLflow refuses is reported and left out.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MlflowThread:
             limit: without a call that succeeds.
 
         Returns:
-            Whether it has ended; False: no call succeeded within `limit`.
+            Whether it has ended; False: MLflow has not answered within the limit.
         """
         began = time.monotonic()
         while not call.over.wait(0.05):

@@ -1,7 +1,7 @@
-"""One MLflow run for one training: starts before the ranks, gets their metrics, ends with the model or an error.
+"""One MLflow run for one training: begun before the ranks, fed while they train, ended with the model or an error.
 
-Only the driver calls MLflow. Ranks send their records to the driver, so there is one run for any number of ranks. If
-MLflow does not answer, the training continues; `fit` waits for it at the end, for a limited time.
+The driver alone makes the run, in a thread of its own: ranks send their records to the driver, so that there is one run
+for any number of them. If MLflow is away, the training continues; `fit` waits for it at the end, for a limited time.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class TrackedRun:
     def finish(
         self, model: TableModel, features: Features, entries: Sequence[Mapping[str, Any]], model_bytes: int
     ) -> None:
-        """Logs what is left and the model, and ends the run. If MLflow does not answer, a line names what is missing.
+        """Logs what is left and the model, and ends the run. If MLflow is away, a line names what is missing.
 
         Args:
             entries: of the history.

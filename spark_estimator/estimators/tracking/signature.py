@@ -134,7 +134,8 @@ def _type(kind: str) -> Any:
         texts = [Property(name, DataType.string) for name in ("content", "role")]
         return Array(Object(texts))
     if kind.startswith("array<"):
-        return Array(_type(kind[len("array<") : -1]))
+        inside = kind[len("array<") : -1]
+        return Array(_type("double" if inside == "float" else inside))  # lists of Python's numbers are doubles
     if kind not in _TYPES:
         raise DataError(f"MLflow has no type for {kind}.")
     return DataType[_TYPES[kind]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
 from spark_estimator.estimators.inference.row_function import RowFunction, row_udf
 from spark_estimator.estimators.torch.predictor import TorchPredictor
 
@@ -32,6 +34,8 @@ def test_outputs_are_arrays_of_numbers() -> None:
 
 def test_a_row_of_another_width_is_an_error(spark: SparkSession) -> None:
     made = function_of(lambda model, row: numpy.zeros(row["n"]))
+    columns = (PredictionColumn("y", 0, 1, Role.LABEL, "double"),)
+    made = replace(made, predictor=replace(made.predictor, columns=columns))
     frame = spark.createDataFrame([(1,), (2,)], "n int")
     with pytest.raises(Exception, match=r"returned \[2\] values for a row; \[1\] were expected"):
         frame.select(row_udf(made, frame)).collect()
