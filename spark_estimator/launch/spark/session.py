@@ -83,8 +83,10 @@ def existing_session() -> SparkSession | None:
         session = _active(connect.SparkSession)
         if session is not None:
             return session
-        if getattr(connect.SparkSession, "_default_session", None) is not None:
-            return SparkSession.builder.getOrCreate()
+        # Another thread has made it; the builder would want its address once more.
+        session = getattr(connect.SparkSession, "_default_session", None)
+        if session is not None and not getattr(session, "is_stopped", False):
+            return cast("SparkSession", session)
     core = sys.modules.get("pyspark.core.context") or sys.modules.get("pyspark.context")
     if core is not None and core.SparkContext._active_spark_context is not None:
         return SparkSession.builder.getOrCreate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -42,3 +43,24 @@ def test_the_sessions_of_spark_connect_3_4_cannot_be_asked_for(monkeypatch: pyte
     monkeypatch.setenv("SPARK_REMOTE", "sc://host")
     with pytest.raises(PreflightError, match=r"before Spark 3\.5"):
         session._active(Kind)
+
+
+def test_a_connect_session_is_that_of_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its active session is the thread's that made it."""
+
+    class Kind:
+        is_stopped = False
+        _default_session: object = None
+
+        @staticmethod
+        def getActiveSession() -> None:
+            return None
+
+    module = types.ModuleType("pyspark.sql.connect.session")
+    module.SparkSession = Kind  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(session, "_active", lambda kind: None)
+    made = Kind._default_session = Kind()
+    assert session.existing_session() is made  # type: ignore[comparison-overlap]
+    monkeypatch.setattr(made, "is_stopped", True)
+    assert session.existing_session() is not made  # type: ignore[comparison-overlap]
