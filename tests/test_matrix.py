@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def test_the_extras_allow_the_versions_of_a_cell(name: str) -> None:
         if requirement.name in cell.pins:
             assert requirement.specifier.contains(cell.pins[requirement.name]), requirement
     assert any("connect" in each.extras for each in wanted) == cell.connect
+
+
+def test_each_python_of_the_classifiers_has_a_cell() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    named = set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text))
+    assert named == {cell.python for cell in CELLS.values()}
 
 
 def test_each_cell_has_its_day() -> None:
