@@ -12,7 +12,7 @@
 #include "algorithms/buffer_list.h"
 #include "algorithms/choose.h"
 #include "algorithms/hosts.h"
-#include "algorithms/int8_parts.h"
+#include "algorithms/int8/parts.h"
 #include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/shared_group.h"
@@ -27,7 +27,7 @@ namespace spark_estimator {
 // summed in float32 and rounded once; the sums of hosts travel as float32, the results as they are.
 Status HierarchicalAllreduce(SharedGroup& local, StreamGroup& all, const Hosts& hosts, const BufferList& buffers,
                              int32_t dtype, int32_t reduce_op, Finish finish, const Tuning& tuning = {});
-// The same of float32 in int8 between hosts, see stream_int8.h; inside hosts the values are summed as they are.
+// The same of float32 in int8 between hosts, see int8/stream.h; inside hosts the values are summed as they are.
 Status HierarchicalInt8Allreduce(SharedGroup& local, StreamGroup& all, const Hosts& hosts,
                                  std::span<const Int8Part> parts, float prescale, Finish finish,
                                  const Tuning& tuning = {});

@@ -6,9 +6,9 @@
 
 #include "algorithms/adasum.h"
 #include "algorithms/hierarchical.h"
+#include "algorithms/int8/stream.h"
 #include "algorithms/shared.h"
 #include "algorithms/stream.h"
-#include "algorithms/stream_int8.h"
 #include "base/dtype.h"
 #include "base/rows.h"
 

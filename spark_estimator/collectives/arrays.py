@@ -14,7 +14,8 @@ import numpy
 from numpy.typing import DTypeLike, NDArray
 
 from spark_estimator._native import DType, Op, ReduceOp
-from spark_estimator.collectives import context, int8
+from spark_estimator.collectives import context
+from spark_estimator.collectives.compression import int8
 from spark_estimator.collectives.handle import Gathered, Handle
 from spark_estimator.collectives.ops import Tensor, barrier, join, kind_of_unnamed, run, submit
 from spark_estimator.collectives.process_set import ProcessSet

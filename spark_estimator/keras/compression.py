@@ -1,11 +1,11 @@
-"""Smaller wire types for gradients, on any backend of Keras; see ``collectives.compression``."""
+"""Smaller wire types for gradients, on any backend of Keras; see ``collectives.compression.casts``."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from spark_estimator.collectives import context
-from spark_estimator.collectives.compression import (
+from spark_estimator.collectives.compression.casts import (
     CastCompressor,
     Compressor,
     Int8Compressor,

@@ -17,10 +17,10 @@ import numpy
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context, launcher_link
-from spark_estimator.collectives.compression import is_int8
+from spark_estimator.collectives.compression.casts import is_int8
+from spark_estimator.collectives.compression.int8 import key_of
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.collectives.int8 import key_of
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.keras.variables import lines_of
 

@@ -1,4 +1,4 @@
-"""Smaller wire types for TensorFlow's tensors; see ``collectives.compression``."""
+"""Smaller wire types for TensorFlow's tensors; see ``collectives.compression.casts``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from spark_estimator.collectives.compression import (
+from spark_estimator.collectives.compression.casts import (
     CastCompressor,
     Compressor,
     Int8Compressor,

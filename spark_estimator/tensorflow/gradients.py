@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
-from spark_estimator.collectives.compression import is_int8
-from spark_estimator.collectives.int8 import key_of
+from spark_estimator.collectives.compression.casts import is_int8
+from spark_estimator.collectives.compression.int8 import key_of
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import Adasum, Average, Sum, where
 from spark_estimator.tensorflow.compression import Compression, checked_compressor

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from spark_estimator import _native
 from spark_estimator._native import DType, Op, ReduceOp, Status
-from spark_estimator.collectives import arrays, context, int8, ops
+from spark_estimator.collectives import arrays, context, ops
+from spark_estimator.collectives.compression import int8
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
@@ -51,7 +52,7 @@ class GraphCollective(NamedTuple):
         root_rank: broadcasts: whose values all get; its number in the job.
         text: of a question: what is asked; of an agreement: what the ranks compare (see `agreement`).
         residues: of an allreduce that travels as int8: a key for each tensor, with commas between them; see
-            ``collectives.int8``. Else "".
+            ``collectives.compression.int8``. Else "".
     """
 
     op: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.collectives.compression import NoneCompressor
+from spark_estimator.collectives.compression.casts import NoneCompressor
 
 
 def check_family(module: Any, floats: Any, integers: Any, name_of: Any, values: Any) -> None:

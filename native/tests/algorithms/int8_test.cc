@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "algorithms/stream_int8.h"
+#include "algorithms/int8/stream.h"
 #include "base/kernels/int8_block.h"
 #include "stream_ranks.h"
 

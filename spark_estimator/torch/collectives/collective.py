@@ -14,8 +14,9 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from spark_estimator._native import Op, ReduceOp
-from spark_estimator.collectives import context, int8
+from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
+from spark_estimator.collectives.compression import int8
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Tensor
@@ -120,7 +121,7 @@ def allreduce_of(
         op, prescale, postscale, process_set: as in `allreduce`.
         in_place: whether the results go where the tensors are.
         residues: a key for each tensor, which then travel as int8 between hosts, unless they are on a GPU; see
-            ``collectives.int8``.
+            ``collectives.compression.int8``.
     """
     wire = writable_wire_form if in_place else wire_form
     location = location_of(tensors, kind, process_set)

@@ -1,4 +1,4 @@
-"""Smaller wire types for gradients, by a cast (see ``collectives.compression``) or for a bucket as a whole."""
+"""Smaller wire types for gradients, by a cast (see ``collectives.compression.casts``) or for a bucket as a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spark_estimator.collectives.compression import CastCompressor, Compressor, NoneCompressor, check_compressor
+from spark_estimator.collectives.compression.casts import CastCompressor, Compressor, NoneCompressor, check_compressor
 from spark_estimator.torch.collectives.memory import where
 
 if TYPE_CHECKING:

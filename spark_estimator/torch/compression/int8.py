@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spark_estimator.collectives.compression.int8 import LEAST_ELEMENTS, wire_bytes
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.collectives.int8 import LEAST_ELEMENTS, wire_bytes
 from spark_estimator.collectives.ops import Plan
 from spark_estimator.torch.collectives.device import location_of_all, warn_of_int8
 from spark_estimator.torch.compression.compressors import BucketCompression, FP32Compressor, NoneCompressor

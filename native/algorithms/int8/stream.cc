@@ -1,5 +1,5 @@
 // A piece is encoded when the stream has room for it, and worked on when it has come: the wire is busy meanwhile.
-#include "algorithms/stream_int8.h"
+#include "algorithms/int8/stream.h"
 
 #include <array>
 #include <vector>
@@ -57,8 +57,7 @@ class Exchange {
     if (added_ == pieces_.count()) return Status::Ok();
     if (!Whole()) {
       size_t moved = 0;
-      SE_RETURN_IF_ERROR(
-          group_.TryReceive(peer_, receiving_ + received_, pieces_.bytes(added_) - received_, &moved));
+      SE_RETURN_IF_ERROR(group_.TryReceive(peer_, receiving_ + received_, pieces_.bytes(added_) - received_, &moved));
       received_ += moved;
       *progress |= moved > 0;
     }

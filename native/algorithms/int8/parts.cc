@@ -1,4 +1,4 @@
-#include "algorithms/int8_parts.h"
+#include "algorithms/int8/parts.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,13 +1,14 @@
 // An allreduce over streams whose values travel as int8, with a scale for each block of 256.
 //
 // What rounding leaves out stays in the residues and is added the next time, on the rank that has left it out: nothing
-// is lost, it comes late (Seide et al. 2014; Tang et al. 2019, "DoubleSqueeze", for what the owner of a sum leaves out).
+// is lost, it comes late (Seide et al. 2014; Tang et al. 2019, "DoubleSqueeze", for what the owner of a sum leaves
+// out).
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_INT8_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_STREAM_INT8_H_
 
 #include <span>
 
-#include "algorithms/int8_parts.h"
+#include "algorithms/int8/parts.h"
 #include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/stream_group.h"

@@ -1,12 +1,13 @@
 // Vectors are worked through in blocks: summed inside hosts, reduced across them in int8, gathered inside hosts.
+#include "algorithms/hierarchical.h"
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "algorithms/hierarchical.h"
+#include "algorithms/int8/stream.h"
 #include "algorithms/shared.h"
-#include "algorithms/stream_int8.h"
 #include "algorithms/stream_shares.h"
 
 namespace spark_estimator {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from spark_estimator.collectives.compression import CastCompressor, check_compressor
+from spark_estimator.collectives.compression.casts import CastCompressor, check_compressor
 
 
 class Half(CastCompressor):
