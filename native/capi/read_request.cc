@@ -147,8 +147,8 @@ Status ReadRequest(const Engine& engine, const se_request* request, Signature* s
   for (int32_t i = 0; i < request->num_tensors; ++i) {
     const se_tensor& tensor = request->tensors[i];
     SE_RETURN_IF_ERROR(CheckMemory(engine, *signature, static_cast<size_t>(i), tensor.input, tensor.output));
-    memory->push_back({tensor.input, tensor.output, tensor.output != nullptr ? tensor.output_bytes : 0,
-                       tensor.residue});
+    memory->push_back(
+        {tensor.input, tensor.output, tensor.output != nullptr ? tensor.output_bytes : 0, tensor.residue});
   }
   return Status::Ok();
 }

@@ -36,13 +36,14 @@ struct Kernels {
   void (*widen)(int32_t narrow, int64_t* destination, const void* source, size_t count);
   void (*narrow)(int32_t narrow, void* destination, const int64_t* source, size_t count);
   // x = values * factor + addend goes to blocks of int8, see int8_block.h; what rounding has left out of x, to
-  // `residue`; what the blocks will be decoded to, to `decoded`. `addend`, `residue` and `decoded` may be null, and each
-  // of them one of the others or `values` exactly; else nothing overlaps. In a block with a value that is not finite
-  // nothing is left out.
+  // `residue`; what the blocks will be decoded to, to `decoded`. `addend`, `residue` and `decoded` may be null, and
+  // each of them one of the others or `values` exactly; else nothing overlaps. In a block with a value that is not
+  // finite nothing is left out.
   void (*encode_int8)(const float* values, const float* addend, float factor, float* residue, float* decoded,
                       uint8_t* blocks, size_t count);
-  // to = (addend + what the blocks hold) * factor; no `addend`: null. It may be `to` exactly. `residue`, where it is not
-  // null, becomes zero in blocks that are not finite: their gradients are lost, and so is what was left out of them.
+  // to = (addend + what the blocks hold) * factor; no `addend`: null. It may be `to` exactly. `residue`, where it is
+  // not null, becomes zero in blocks that are not finite: their gradients are lost, and so is what was left out of
+  // them.
   void (*decode_int8)(float* to, const float* addend, float* residue, const uint8_t* blocks, size_t count,
                       float factor);
 };

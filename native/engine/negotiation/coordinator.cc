@@ -54,7 +54,8 @@ std::vector<int64_t> Compared(const Signature& signature, const Part& part) {
 bool SamePart(const Signature& a, const Signature& b, size_t index) {
   const Part& mine = a.parts[index];
   const Part& other = b.parts[index];
-  return mine.dtype == other.dtype && mine.int8 == other.int8 && mine.dims.size() == other.dims.size() && Compared(a, mine) == Compared(b, other);
+  return mine.dtype == other.dtype && mine.int8 == other.int8 && mine.dims.size() == other.dims.size() &&
+         Compared(a, mine) == Compared(b, other);
 }
 
 // A part's type, and what it travels as where that is another one.

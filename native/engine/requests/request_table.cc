@@ -93,8 +93,7 @@ RequestPtr RequestTable::NextOf(Plan& plan, const void* const* inputs, void* con
   request.bytes = plan.bytes;
   request.memory.resize(parts);
   for (size_t i = 0; i < parts; ++i) {
-    request.memory[i] = {inputs[i], outputs != nullptr ? outputs[i] : nullptr, plan.output_bytes[i],
-                         plan.residues[i]};
+    request.memory[i] = {inputs[i], outputs != nullptr ? outputs[i] : nullptr, plan.output_bytes[i], plan.residues[i]};
   }
   request.gathered.clear();
   request.gpu = GpuWork();
