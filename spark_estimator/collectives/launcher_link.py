@@ -54,6 +54,7 @@ class Ready:
         silent: ranks of the round that it left which sent it no heartbeat, or did not connect.
         why: why it left, for people; '' for one that has been in no round yet.
         commits: how often it has committed in the round that it left.
+        keeps_ranks: processes that stay are to keep their ranks, and new ones to have those of lost ones.
     """
 
     facts: PeerFacts
@@ -61,6 +62,7 @@ class Ready:
     silent: tuple[int, ...] = ()
     why: str = ""
     commits: int = 0
+    keeps_ranks: bool = False
 
     def to_message(self) -> dict[str, Any]:
         """The frame."""
@@ -154,7 +156,7 @@ class LauncherLink:
     """A rank's end.
 
     Attributes:
-        holds_state, silent, why, commits: as in `Ready`; the caller sets them before `next_round`.
+        holds_state, silent, why, commits, keeps_ranks: as in `Ready`; the caller sets them before `next_round`.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -165,6 +167,7 @@ class LauncherLink:
         self.silent: tuple[int, ...] = ()
         self.why = ""
         self.commits = 0
+        self.keeps_ranks = False
         self._updates = 0
         self._over = False
 
@@ -211,7 +214,8 @@ class LauncherLink:
             facts = own_facts if endpoint is None else endpoint.facts(own_facts.rank)
             facts = replace(facts, pid=os.getpid())
             try:
-                self._link.send(Ready(facts, self.holds_state, self.silent, self.why, self.commits).to_message())
+                ready = Ready(facts, self.holds_state, self.silent, self.why, self.commits, self.keeps_ranks)
+                self._link.send(ready.to_message())
                 # What was announced before the round concerns those who are in it by now.
                 while (message := self._link.receive(wait=True)) is not None and message.get("kind") != ROUND:
                     pass

@@ -107,6 +107,7 @@ class RoundPlanner:
     _newcomer_failed: bool = False  # no other is started before the next round, or before there is another room
     _room_then: int | None = None
     _fruitless: int = 0  # rounds in a row before the present one that had no commit; -1: the present one has one
+    _keeps_ranks: bool = False  # the state comes from any rank that has it, and not from rank 0
     _over: bool = False
 
     def __post_init__(self) -> None:
@@ -121,7 +122,14 @@ class RoundPlanner:
         self._processes[process] = _Process(Phase.STARTING)
 
     def ready(
-        self, process: int, now: float, *, holds_state: bool = False, silent: tuple[int, ...] = (), commits: int = 0
+        self,
+        process: int,
+        now: float,
+        *,
+        holds_state: bool = False,
+        silent: tuple[int, ...] = (),
+        commits: int = 0,
+        keeps_ranks: bool = False,
     ) -> None:
         """A process waits for its next round.
 
@@ -130,6 +138,7 @@ class RoundPlanner:
             holds_state: it has taken over the job's state once.
             silent: ranks of the round that it left which it found silent.
             commits: how often it has committed in that round.
+            keeps_ranks: those who stay are to keep their ranks, and new ones to have those of lost ones.
         """
         known = self._processes.get(process)
         if known is None:
@@ -139,6 +148,7 @@ class RoundPlanner:
             return
         known.phase = Phase.READY
         known.holds_state |= holds_state
+        self._keeps_ranks |= keeps_ranks
         if commits:
             self._fruitless = -1
         self._gather(now)
@@ -238,6 +248,8 @@ class RoundPlanner:
         coming.sort(key=self._in_the_next_round)
         if not self._processes[coming[0]].holds_state:
             return [Fail("no process that has its state is left: all others are new")]
+        if self._keeps_ranks:
+            coming = self._in_their_places(coming)
         self.round += 1
         self._ranks = tuple(coming)
         for rank, process in enumerate(coming):
@@ -247,6 +259,13 @@ class RoundPlanner:
         self._found_silent.clear()
         self._broken = self._dissolved = self._announced = self._newcomer_failed = False
         return [*self._released([process for process in ready if process not in coming]), Begin(self._ranks)]
+
+    def _in_their_places(self, processes: list[int]) -> list[int]:
+        """Those whose rank there still is have it, and the others have the free ones, in their order."""
+        places = {self._processes[process].rank: process for process in processes}
+        kept = {rank: process for rank, process in places.items() if 0 <= rank < len(processes)}
+        others = iter([process for process in processes if process not in kept.values()])
+        return [kept[rank] if rank in kept else next(others) for rank in range(len(processes))]
 
     def _can_be_a_round(self, processes: list[int]) -> bool:
         there_is_state = any(self._processes[process].holds_state for process in processes)

@@ -25,7 +25,7 @@ SAME_FAILURES = 3
 _log = logger(__name__)
 
 
-def run_fn(func: Callable[..., ValueT], reset: Callable[[], object]) -> Callable[..., ValueT]:
+def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str = "commit") -> Callable[..., ValueT]:
     """Makes ``func(state, *args, **kwargs)`` continue in the next round, whenever a round ends.
 
     A rank is lost: the state goes back to the last commit. The job is about to be made of other ranks: it stays as it
@@ -35,19 +35,27 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object]) -> Callable
         func: the training. Its first argument is a `State`, from which it takes up its work.
         reset: leaves the round and joins the next one, as `rejoin` does; it may raise HorovodInternalError when that
             round ends before it has begun.
+        mode: "commit": a loss costs the work since the last commit. "step": it costs the step in progress, and a new
+            process takes the rank of the lost one; the state has to support that, as ``TorchState`` does.
 
     Returns:
         A function that is called like `func` and returns what that returns.
 
     Raises:
         HorovodInternalError: a failure that repeats itself (see `SAME_FAILURES`), or one in a job that is not elastic.
+        ValueError: another mode.
     """
+    if mode not in ("commit", "step"):
+        raise ValueError(f"mode must be 'commit' or 'step'; got {mode!r}.")
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> ValueT:
         why: HorovodInternalError | HostsUpdatedInterrupt | None = None
         skip_sync = False
         failures: list[tuple[str, int]] = []
+        if mode == "step":
+            state.keep_steps()
+            _keep_ranks()
         while True:
             try:
                 if why is not None:
@@ -63,7 +71,7 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object]) -> Callable
                     failures.append((str(error), getattr(state, "_commits", 0)))
                     if failures[-SAME_FAILURES:] == [failures[-1]] * SAME_FAILURES:
                         raise
-                _log.warning("restoring the last commit: %s", error)
+                _log.warning("restoring the last %s: %s", mode, error)
                 state.restore()
                 why, skip_sync = error, False
             except HostsUpdatedInterrupt as interrupt:
@@ -95,6 +103,13 @@ def rejoin() -> None:
     context.shutdown()
     link.next_round(former)
     context.init()
+
+
+def _keep_ranks() -> None:
+    """Has the launcher give new processes the ranks of lost ones."""
+    link = launcher_link.link()
+    if link is not None:
+        link.keeps_ranks = True
 
 
 def _tell_why(error: Exception) -> None:

@@ -74,6 +74,14 @@ class State:
             link.commits += 1
         self.check_host_updates()
 
+    def keep_steps(self) -> None:
+        """Prepares the state for ``mode="step"``.
+
+        Raises:
+            TypeError: states of this class go back to the last commit.
+        """
+        raise TypeError(f'{type(self).__name__} does not support mode="step": use TorchState, or commit often.')
+
     def check_host_updates(self) -> None:
         """Lets ranks come and go, if they want to. All ranks call it at the same step.
 

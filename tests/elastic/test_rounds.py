@@ -51,6 +51,20 @@ class Job:
         return self.decide()
 
 
+def test_where_ranks_are_kept_a_new_process_has_the_lost_one_s() -> None:
+    job = Job(3, 3, replace=True)
+    assert job.lost(0) == [Start(1)]
+    job.ready(1, keeps_ranks=True)
+    job.ready(2, keeps_ranks=True)
+    assert job.ready(3) == [Begin((3, 1, 2))], "rank 0 is new: the state comes from another one"
+    # Smaller, then larger again.
+    job = Job(4, 2)
+    job.lost(1)
+    job.ready(0, keeps_ranks=True)
+    job.ready(3, keeps_ranks=True)
+    assert job.ready(2) == [Begin((0, 3, 2))]
+
+
 def test_survivors_keep_their_order_and_the_lowest_becomes_0() -> None:
     job = Job()
     assert job.lost(0) == []

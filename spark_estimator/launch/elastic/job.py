@@ -174,7 +174,12 @@ class ElasticJob:
                 return
             ready = process.ready
             self._planner.ready(
-                event.process, now, holds_state=ready.holds_state, silent=ready.silent, commits=ready.commits
+                event.process,
+                now,
+                holds_state=ready.holds_state,
+                silent=ready.silent,
+                commits=ready.commits,
+                keeps_ranks=ready.keeps_ranks,
             )
         elif isinstance(event, Ended):
             self._note_end(event, now)

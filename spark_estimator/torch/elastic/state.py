@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from spark_estimator.collectives import context
-from spark_estimator.collectives.objects import broadcast_object
+from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.elastic.state import ObjectState
 from spark_estimator.torch.elastic.sampler import ElasticSampler
+from spark_estimator.torch.elastic.steps import StepKeeper, resumption
 from spark_estimator.torch.local_steps import LocalStepsMethods
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
@@ -22,7 +23,10 @@ class StateHandler:
 
     Attributes:
         value: what is handled.
+        root: the rank whose value `sync` takes over. Rank 0, but for ``hvd.elastic.run(mode="step")``.
     """
+
+    root = 0
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -36,7 +40,7 @@ class StateHandler:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Takes over rank 0's value as it is now. Collective. It is saved when all of the state is here."""
+        """Takes over the root's value as it is now. Collective. It is saved when all of the state is here."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
@@ -61,7 +65,7 @@ class StateDictHandler(StateHandler):
         self.value.load_state_dict(host_copy(self._saved))
 
     def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), self.root))
 
 
 class ModelStateHandler(StateDictHandler):
@@ -76,7 +80,7 @@ class ModelStateHandler(StateDictHandler):
             parameter.grad = None
 
     def sync(self) -> None:
-        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        broadcast_parameters(self.value.state_dict(), root_rank=self.root)
 
 
 class OptimizerStateHandler(StateDictHandler):
@@ -97,7 +101,7 @@ class OptimizerStateHandler(StateDictHandler):
         super().__init__(value)
 
     def sync(self) -> None:
-        broadcast_optimizer_state(self.value, root_rank=0)
+        broadcast_optimizer_state(self.value, root_rank=self.root)
 
 
 class LocalStepsHandler(OptimizerStateHandler):
@@ -171,6 +175,9 @@ class TorchState(ObjectState):
         values = {"model": model, "optimizer": optimizer, **kwargs}
         handlers = {name: handler for name, value in values.items() if (handler := _handler_of(value)) is not None}
         self._handlers: dict[str, StateHandler] = {}
+        self._keeper: StepKeeper | None = None
+        self._groups: list[dict[str, Any]] = []
+        self._full: tuple[dict[str, StateHandler], dict[str, Any]] | None = None
         plain = {name: value for name, value in values.items() if name not in handlers}
         super().__init__(broadcast_object, context.rank, **plain)
         for name, handler in handlers.items():
@@ -185,14 +192,45 @@ class TorchState(ObjectState):
             handler.set_value(value)
         super().__setattr__(name, value)
 
+    def keep_steps(self) -> None:
+        """From now on a loss costs the step in progress; see `steps`. ``hvd.elastic.run(mode="step")`` calls it.
+
+        Raises:
+            ValueError: the state has no optimizer, several, or one of `DiLoCo` or `LocalSGD`.
+        """
+        if self._keeper is not None:
+            return
+        if self._local_steps():
+            raise ValueError('mode="step" does not apply to DiLoCo and LocalSGD, whose ranks step alone.')
+        optimizer = self._one_optimizer()
+        models = [each.value for each in self._handlers.values() if isinstance(each, ModelStateHandler)]
+        self._keeper = StepKeeper(models)
+        optimizer.register_step_pre_hook(self._keeper.agree)
+
+    def _one_optimizer(self) -> torch.optim.Optimizer:
+        optimizers = [each.value for each in self._handlers.values() if isinstance(each, OptimizerStateHandler)]
+        if len(optimizers) != 1:
+            raise ValueError(
+                f'mode="step" needs a state with one optimizer, whose step() ends each step; this one has '
+                f"{len(optimizers)}."
+            )
+        result: torch.optim.Optimizer = optimizers[0]
+        return result
+
     def save(self) -> None:
-        """Copies everything into host memory."""
+        """Copies everything into host memory; where steps are kept, what the last step has not left in place."""
+        if self._keeper is not None:
+            self._note(full=self._keeper.committed())
+            return
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
         """Goes back to what was saved last; with local steps it forgets only the exchange that has failed."""
+        if self._keeper is not None:
+            self._discard_step(self._keeper)
+            return
         if local := self._local_steps():
             for optimizer in local:
                 optimizer.restore()
@@ -201,8 +239,62 @@ class TorchState(ObjectState):
             handler.restore()
         super().restore()
 
+    def _note(self, *, full: bool) -> None:
+        """Keeps what a step does not leave in place, and where `full` is true everything."""
+        for handler in self._handlers.values():
+            if not isinstance(handler, (ModelStateHandler, OptimizerStateHandler)):
+                handler.save()
+        groups = self._one_optimizer().param_groups
+        self._groups = [
+            copy.deepcopy({key: value for key, value in group.items() if key != "params"}) for group in groups
+        ]
+        super().save()
+        if full:
+            copies = {name: type(handler)(handler.value) for name, handler in self._handlers.items()}
+            for each in copies.values():
+                each.save()
+            self._full = copies, copy.deepcopy(self._saved_state)
+
+    def _discard_step(self, keeper: StepKeeper) -> None:
+        optimizer = self._one_optimizer()
+        if keeper.lost():
+            for handler in self._handlers.values():
+                if not isinstance(handler, (ModelStateHandler, OptimizerStateHandler)):
+                    handler.restore()
+            for group, options in zip(optimizer.param_groups, copy.deepcopy(self._groups), strict=True):
+                group.update(options)
+            super().restore()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _sync_steps(self, keeper: StepKeeper) -> None:
+        """Takes over the state of a rank that has the last step, where a rank lacks it. Collective."""
+        facts = allgather_object(keeper.facts(), name="elastic.step.facts")
+        at = resumption(facts)
+        if at.from_full and context.rank() == at.root:
+            assert self._full is not None
+            handlers, plain = self._full
+            for each in handlers.values():
+                each.restore()
+            for name, value in copy.deepcopy(plain).items():
+                setattr(self, name, value)
+        if at.spread:
+            keeper.receives(at)
+            for handler in self._handlers.values():
+                handler.root = at.root
+                handler.sync()
+            received = broadcast_object({name: getattr(self, name) for name in self._names}, at.root)
+            for name, value in received.items():
+                setattr(self, name, value)
+        keeper.resume(facts, at)
+        self._note(full=True)
+
     def sync(self) -> None:
         """Takes over all of rank 0's values, then saves them: a failure half way leaves the last commit whole."""
+        if self._keeper is not None:
+            self._sync_steps(self._keeper)
+            return
         keeps = any(handler.value.has_begun for handler in self._local_steps()) and context.rank() != 0
         for handler in self._handlers.values():
             is_kept = keeps and isinstance(handler, ModelStateHandler)
