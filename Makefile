@@ -157,10 +157,12 @@ test-native: build
 
 empty :=
 LABELS := $(subst $(empty) $(empty),|,$(strip $(AREAS)))
+# -O1 with line numbers compiles twice as fast as -O2 with all of -g.
 test-native-sanitized: $(VENV)/.tools
 	@set -e; failed=0; for sanitizer in $(SANITIZERS); do \
 	  $(BIN)/cmake -S native -B build/$$sanitizer -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
-	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSPARK_ESTIMATOR_BUILD_TESTS=ON -DSPARK_ESTIMATOR_SANITIZER=$$sanitizer; \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG' \
+	    -DSPARK_ESTIMATOR_BUILD_TESTS=ON -DSPARK_ESTIMATOR_SANITIZER=$$sanitizer; \
 	  selected="$(if $(LABELS),-L ^($(LABELS))$$)"; \
 	  targets="$(if $(LABELS),$$($(BIN)/ctest --test-dir build/$$sanitizer -N $$selected | sed -n 's/.*Test *#[0-9]*: \([a-z_]*_test\).*/\1/p'))"; \
 	  $(BIN)/cmake --build build/$$sanitizer $${targets:+--target $$targets}; \

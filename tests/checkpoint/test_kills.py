@@ -82,6 +82,7 @@ def kill_and_compare(folder: Path, victims: list[str], seed: int) -> None:
         assert all(torch.equal(numbers[name], other[name]) for name in numbers), f"seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_kills_cost_no_bit(tmp_path: Path) -> None:
     kill_and_compare(tmp_path, ["rank", "writer"], seed=7)

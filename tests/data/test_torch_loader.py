@@ -192,6 +192,7 @@ def read_some(rank: int, folder: str, state: Any, steps: int) -> tuple[list[floa
     return rows, loader.state_dict()
 
 
+@pytest.mark.slow
 def test_other_ranks_read_what_is_left_of_an_epoch_once(tmp_path: Path) -> None:
     # The rows without a number are all in the first rank's stretch.
     values = [None if number < 30 and number % 2 else float(number) for number in range(100)]

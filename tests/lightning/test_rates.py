@@ -142,6 +142,7 @@ def trajectory(trainer: Any, flavour: str, configure: Callable[[Any], Any], **fi
     return recorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_each_step_has_the_rate_of_one_process_times_the_ranks(three_ranks: RankPool, flavour: str) -> None:
     def check(rank: int) -> dict[str, tuple[Recorded, Recorded, list[str]]]:

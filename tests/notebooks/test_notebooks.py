@@ -13,8 +13,8 @@ from tests.launch.clusters import ROOT, connect_server
 from tests.notebooks.execute import NOTEBOOKS, code_cells, environment, executed, kinds, mark, text_of
 
 ids = [path.stem for path in NOTEBOOKS]
-# `make test` runs these; each of the others takes as long, and runs with the slow tests.
-FAST = {"01_horovod_runner", "02_torch_estimator"}
+# `make test` runs it; each of the others takes longer, and runs with the slow tests.
+FAST = {"01_horovod_runner"}
 LARGEST_BYTES = 200_000
 _PRIVATE = re.compile(rf"{re.escape(str(ROOT))}|/(?:root|home)/|/tmp/(?!notebook)|pid (?!10\d\d\b)\d|Warning:|\bWARN\b")
 

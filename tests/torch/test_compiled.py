@@ -91,6 +91,7 @@ def test_sync_batch_norm(two_ranks: RankPool) -> None:
     two_ranks.run(check, timeout=150)
 
 
+@pytest.mark.slow
 def test_a_whole_training_step(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         def trained(wrap: Callable[[Callable[[torch.Tensor], None]], Callable[[torch.Tensor], None]]) -> nn.Module:

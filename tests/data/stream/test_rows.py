@@ -206,6 +206,7 @@ def read_some(rank: int, folder: str, state: Any, steps: int) -> tuple[list[list
     return rows, loader.state_dict(), len(loader)
 
 
+@pytest.mark.slow
 def test_four_ranks_three_ranks_four_ranks(folder: str) -> None:
     rows: list[float] = []
     state = None

@@ -16,7 +16,7 @@ from tests.estimators import keras_ranks
 from tests.keras.conftest import RankPool
 
 
-@pytest.fixture(scope="module", params=["torch", "jax", "tensorflow"])
+@pytest.fixture(scope="module", params=["torch", pytest.param("jax", marks=pytest.mark.slow), "tensorflow"])
 def ranks(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     if importlib.util.find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed here")

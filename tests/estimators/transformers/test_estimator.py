@@ -71,6 +71,7 @@ def test_its_folder_is_one_of_transformers(reviewer: TransformersModel, tmp_path
         TransformersModel.load(path)
 
 
+@pytest.mark.slow
 def test_an_adapter_learns_to_answer_and_loads_in_plain_peft(
     causal_folder: str, chats: DataFrame, spark: SparkSession, tmp_path: Path
 ) -> None:

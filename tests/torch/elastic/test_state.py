@@ -339,6 +339,7 @@ def test_ranks_that_step_by_themselves_lose_nothing_with_another(tmp_path: Path)
     assert len(ends) == 2 and ends[0] == ends[1] and "steps True 4" in ends[0], done.stdout
 
 
+@pytest.mark.slow
 def test_optimizers_are_numbered_alike_by_a_survivor_and_by_one_that_has_come(tmp_path: Path) -> None:
     """One of two dies; the other goes on alone until a new one has come, which makes its two optimizers anew."""
     script = tmp_path / "train.py"

@@ -15,6 +15,7 @@ from tests.ranks import run_ranks
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 
 
+@pytest.mark.slow
 def test_lightnings_own_strategy_trains() -> None:
     def train(rank: int) -> dict[str, Any]:
         import lightning.pytorch as lightning
