@@ -149,7 +149,12 @@ class Alone:
 
 
 @pytest.mark.parametrize(
-    "backend", [Mine(2, {"A": "1"}), LocalBackend(2, {"B": "of run"}), Alone()], ids=["Mine", "LocalBackend", "Alone"]
+    "backend",
+    [
+        pytest.param(Mine(2, {"A": "1"}), id="Mine"),
+        pytest.param(LocalBackend(2, {"B": "of run"}), id="LocalBackend", marks=pytest.mark.slow),
+        pytest.param(Alone(), id="Alone", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_of_its_own_is_called(
     line: DataFrame, estimator: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str], backend: Any

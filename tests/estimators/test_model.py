@@ -38,6 +38,7 @@ def test_an_output_column_that_is_there_already(line: DataFrame) -> None:
         model_of(linear()).setOutputCols(["y"]).transform(line)
 
 
+@pytest.mark.slow
 def test_in_a_pipeline_that_is_saved(line: DataFrame, spark: SparkSession, tmp_path: Path, estimator: Any) -> None:
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.feature import VectorAssembler

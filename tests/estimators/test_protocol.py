@@ -282,6 +282,7 @@ def test_a_minibatch_function_of_nine_arguments(
         estimator(train_minibatch_fn=lambda *seven: None, backward_passes_per_step=2).fit(line)
 
 
+@pytest.mark.slow
 def test_a_transformation_of_rows_runs_in_each_epoch(
     spark: SparkSession, estimator: Callable[..., TorchEstimator], tmp_path: Path
 ) -> None:

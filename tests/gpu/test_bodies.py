@@ -56,7 +56,7 @@ def problems(results: list[jobs.Result]) -> list[jobs.Result]:
     return [result for result in results if result.state is not jobs.State.OK]
 
 
-@pytest.mark.parametrize("name", [ONE, SHARED, OWN])
+@pytest.mark.parametrize("name", [ONE, SHARED, pytest.param(OWN, marks=pytest.mark.slow)])
 def test_checks(fakes: dict[str, str], name: str) -> None:
     way = pretended(name, fakes)
     tasks: dict[str, Task] = {
@@ -72,7 +72,7 @@ def test_checks(fakes: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [ONE, SHARED, OWN])
+@pytest.mark.parametrize("name", [ONE, SHARED, pytest.param(OWN, marks=pytest.mark.slow)])
 def test_figures(fakes: dict[str, str], name: str) -> None:
     way = pretended(name, fakes)
     start = functools.partial(begin_small, own_gpus=way.own_gpus)

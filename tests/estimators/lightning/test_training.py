@@ -382,6 +382,7 @@ def plain_rates(rank: int, folder: str) -> tuple[list[float], list[float], list[
     return rates_of_epochs(rank, folder, 2, scale_lr=False)
 
 
+@pytest.mark.slow
 def test_the_learning_rate_stays_if_that_is_wanted(folder: Path) -> None:
     for result in run_ranks(2, plain_rates, 120, args=(str(folder),)):
         assert result == (pytest.approx([0.05, 0.025]), [0.05, 0.05], [])
