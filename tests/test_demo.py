@@ -12,7 +12,7 @@ import pytest
 
 import spark_estimator
 from spark_estimator import demo
-from spark_estimator.errors import JavaNotFoundError
+from spark_estimator.errors import JavaNotFoundError, without_links
 
 ROOT = Path(spark_estimator.__file__).resolve().parents[1]
 
@@ -60,7 +60,10 @@ def test_what_spark_lacks_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.setattr(demo, "run", refuse)
     assert demo.main([]) == 1
-    assert capsys.readouterr().err == "The demo cannot run here: Spark needs Java 17 or later, and none was found.\n"
+    assert (
+        without_links(capsys.readouterr().err)
+        == "The demo cannot run here: Spark needs Java 17 or later, and none was found.\n"
+    )
 
 
 def test_a_network_that_did_not_learn_is_a_failure(

@@ -11,7 +11,7 @@ from tests.ranks import run_ranks
 def test_differences_are_named_by_all_ranks() -> None:
     def check(rank: int) -> list[str]:
         from spark_estimator.collectives import consistency, context
-        from spark_estimator.errors import MismatchError
+        from spark_estimator.errors import MismatchError, without_links
 
         context.init()
         consistency.check_identical(["a", "b"], name="equal", subject="the gradients")
@@ -20,7 +20,7 @@ def test_differences_are_named_by_all_ranks() -> None:
             try:
                 consistency.check_identical(lines, name="different", subject="the gradients")
             except MismatchError as error:
-                messages.append(str(error))
+                messages.append(without_links(str(error)))
         return messages
 
     different, extra = "Rank 0 has: b0. Rank 2 has: b1.", "Only rank 0 has: c. (Rank 0 has 3 such lines, rank 2 2.)"

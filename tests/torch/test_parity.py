@@ -99,6 +99,8 @@ def _signature_difference(arguments: str, served: inspect.Signature) -> str:
             return ""
         if local is None or (local.name, local.kind) != (expected.name, expected.kind):
             return f"argument {position} is `{local}`, not `{expected}`"
+        if expected.default is expected.empty:
+            continue  # an argument that may be left out here has to be given there
         if local.default is not expected.default and local.default != expected.default:
             return f"`{local.name}` is {local.default!r} by default, not {expected.default!r}"
     extra = [each for each in ours[len(theirs) :] if each.default is each.empty and each.kind in _POSITIONAL]
@@ -111,7 +113,8 @@ def test_it_is_served(item: Item) -> None:
 
 
 def test_everything_that_is_exported_is_in_the_file() -> None:
-    assert not set(hvd.__all__) - {item.name.partition(".")[0] for item in items()}
+    additions = {"DiLoCo", "LocalSGD"}  # not in Horovod
+    assert set(hvd.__all__) - {item.name.partition(".")[0] for item in items()} == additions
 
 
 def test_a_difference_is_seen() -> None:

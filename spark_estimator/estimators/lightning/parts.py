@@ -148,8 +148,9 @@ def flavour_of(item: Any) -> str | None:
 
 def _of_torch(name: str, value: Callable[[str], Any]) -> Any:
     """The parameters as `torch_parts` asks for them: those that Lightning's estimator does not have are left alone."""
-    if name == "callbacks":
-        return []
+    fixed = {"callbacks": [], "sync": "allreduce", "inner_steps": 1}
+    if name in fixed:
+        return fixed[name]
     absent = ("lr_scheduler", "learning_rate", "train_minibatch_fn", "mixed_precision")
     return None if name in absent else value(name)
 

@@ -48,7 +48,7 @@ def test_a_broken_spark_estimator_json_names_the_key(tmp_path: Path) -> None:
     for key, value, words in (
         ("uid", 3, "must be a text; it is 3"),
         ("params", 3, "must be an object; it is 3"),
-        ("params", {"nope": 1}, r"does not fit: TorchModel has no parameter 'nope'.*[^.]\.$"),
+        ("params", {"nope": 1}, r"does not fit: TorchModel has no parameter 'nope'.*[^.]\.\n"),
         ("params", {"batch_size": "<b>"}, "does not fit: .*batch_size"),
         ("params", {"history": "<b>"}, "does not fit: .*history"),
         ("inputs", [], "must be a list of objects, with one"),

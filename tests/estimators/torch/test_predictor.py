@@ -42,5 +42,5 @@ def test_outputs_lose_no_digits(dtype: str, wanted: str) -> None:
 def test_other_outputs_than_in_training() -> None:
     with pytest.raises(DataError, match="the model returned 1 tensors; 2 were expected"):
         TorchPredictor.of(nn.Linear(3, 2), (X,), (2, 2), 5).outputs_for([ROWS])
-    with pytest.raises(DataError, match=r"the model returned \[5, 2\] for 5 rows; 7 values a row were expected"):
+    with pytest.raises(DataError, match=r"the model returned \[8, 2\] for 8 rows; 7 values a row were expected"):
         TorchPredictor.of(nn.Linear(3, 2), (X,), (7,), 5).outputs_for([ROWS])

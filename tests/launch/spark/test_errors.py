@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.errors import JobFailedError, NotEnoughSlotsError, PythonEnvironmentError, ResultError
+from spark_estimator.errors import (
+    JobFailedError,
+    NotEnoughSlotsError,
+    PythonEnvironmentError,
+    ResultError,
+    without_links,
+)
 from spark_estimator.launch.spark import errors as spark_errors
 from tests.launch import clusters
 
@@ -25,7 +31,7 @@ def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
         "of the running tasks) Reason: Command exited with code 137"
     )
     assert spark_errors.lost_executor(text) == (1, "Command exited with code 137")
-    assert str(spark_errors.ended_by_spark(RuntimeError(text), "train()")) == (
+    assert without_links(str(spark_errors.ended_by_spark(RuntimeError(text), "train()"))) == (
         "a Spark executor that had ranks of train() has died or was cut off: Command exited with code 137; see its log"
     )
     often = (
@@ -77,7 +83,7 @@ def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
 def test_known_troubles_become_one_sentence(text: str, kind: type[Exception], says: str) -> None:
     error = spark_errors.explain(JAVA.format(text))
     assert type(error) is kind and says in str(error)
-    assert "\n" not in str(error)
+    assert "\n" not in without_links(str(error))
     if kind is PythonEnvironmentError:
         assert f"PYSPARK_PYTHON={sys.executable}" in str(error)
 

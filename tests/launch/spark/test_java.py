@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.errors import JavaNotFoundError
+from spark_estimator.errors import JavaNotFoundError, without_links
 from spark_estimator.launch.spark import java
 from spark_estimator.launch.spark.java_environment import java_environment
 
@@ -87,7 +87,7 @@ def test_no_java_at_all_is_one_sentence_with_the_remedy(tmp_path: Path) -> None:
     environ = {"JAVA_HOME": "/nowhere", "PATH": str(old / "bin")}
     with pytest.raises(JavaNotFoundError) as caught:
         java_environment(environ)
-    text = str(caught.value)
+    text = without_links(str(caught.value))
     assert "Spark needs Java 17 or later" in text
     assert "/nowhere/bin/java (JAVA_HOME) does not exist" in text
     assert f"{old}/bin/java (PATH) is Java 11.0.22, too old" in text
