@@ -20,6 +20,7 @@ class ByteWriter {
     static_assert(std::is_arithmetic_v<T>);
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
   }
+  void Flag(bool value) { Number(static_cast<uint8_t>(value)); }
   void Text(std::string_view text) {
     Number(static_cast<uint32_t>(text.size()));
     bytes_.append(text);
@@ -48,6 +49,12 @@ class ByteReader {
       position_ += sizeof(T);
     }
     return value;
+  }
+  // Fails for anything but 0 and 1: no two encodings mean the same.
+  bool Flag() {
+    const auto value = Number<uint8_t>();
+    if (value > 1) Fail();
+    return value == 1;
   }
   std::string Text() {
     const auto length = Number<uint32_t>();

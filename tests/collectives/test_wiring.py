@@ -313,6 +313,14 @@ def open_descriptors() -> set[str]:
     return result
 
 
+def await_closed(before: set[str]) -> None:
+    """Waits until no more is open than before: the thread that serves a connection closes its end a moment later."""
+    deadline = time.monotonic() + 60
+    while not open_descriptors() <= before:
+        assert time.monotonic() < deadline, open_descriptors() - before
+        time.sleep(0.01)
+
+
 def failing_at(call: int, function: Callable[..., object]) -> Callable[..., object]:
     """`function`, whose call of that number fails: as many as there are sockets of the peers before."""
     calls = itertools.count(1)
@@ -344,7 +352,7 @@ def test_a_peer_that_cannot_be_set_up_leaves_nothing_of_the_others(call: int, mo
             with socket.socket(fileno=os.dup(member.peers[0].control_fd)) as sock:
                 assert sock.recv(1) == b""
             member.close()
-        assert open_descriptors() <= before
+        await_closed(before)
 
 
 @pytest.mark.parametrize("failing", ["memfd", "names"])
@@ -364,7 +372,7 @@ def test_whatever_fails_of_a_set_up_leaves_nothing_open(failing: str, monkeypatc
         for future in others:
             with suppress(OSError, PeerLostError):
                 future.result(60).close()
-        assert open_descriptors() <= before
+        await_closed(before)
 
 
 def test_a_peer_that_has_died_leaves_nothing_of_the_others_open() -> None:
@@ -373,11 +381,7 @@ def test_a_peer_that_has_died_leaves_nothing_of_the_others_open() -> None:
         boards[2].close()
         with pytest.raises(PeerLostError, match="its process has ended"):
             boards[0].connect_all(1, PATIENT)
-    # The connection with rank 1 may have been on its way: the thread that made it closes it.
-    deadline = time.monotonic() + 60
-    while not open_descriptors() <= before:
-        assert time.monotonic() < deadline, open_descriptors() - before
-        time.sleep(0.01)
+    await_closed(before)
 
 
 def test_nothing_is_left_open() -> None:

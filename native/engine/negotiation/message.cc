@@ -30,7 +30,7 @@ void Write(ByteWriter& writer, const Signature& signature) {
   for (const Part& part : signature.parts) {
     writer.Number(part.dtype);
     writer.Numbers(part.dims);
-    writer.Number(static_cast<uint8_t>(part.int8));
+    writer.Flag(part.int8);
   }
   writer.Numbers(signature.splits);
 }
@@ -50,7 +50,7 @@ Signature ReadSignature(ByteReader& reader, size_t bytes) {
     Part part;
     part.dtype = reader.Number<int32_t>();
     part.dims = reader.Numbers();
-    part.int8 = reader.Number<uint8_t>() != 0;
+    part.int8 = reader.Flag();
     signature.parts.push_back(std::move(part));
   }
   signature.splits = reader.Numbers();

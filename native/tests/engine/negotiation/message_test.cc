@@ -1,0 +1,54 @@
+// The messages of negotiation: what is written is read as the same, and nothing else is read.
+#include "engine/negotiation/message.h"
+
+#include <string>
+
+#include "check.h"
+#include "spark_estimator/engine.h"
+
+namespace {
+
+using namespace spark_estimator;
+using spark_estimator::testing::RunTests;
+
+Requests OneRequest(bool int8) {
+  Part part;
+  part.dtype = SE_FLOAT32;
+  part.dims = {3, 4};
+  part.int8 = int8;
+  Signature signature;
+  signature.name = "gradients";
+  signature.op = SE_ALLREDUCE;
+  signature.parts = {part};
+  Requests requests;
+  requests.signatures = {signature};
+  return requests;
+}
+
+void APartSaysWhetherItTravelsAsInt8() {
+  for (const bool int8 : {false, true}) {
+    Requests read;
+    CHECK(Decode(Encode(OneRequest(int8)), &read));
+    CHECK_EQ(read.signatures.at(0).parts.at(0).int8, int8);
+    CHECK(read.signatures[0].parts[0].dims == OneRequest(int8).signatures[0].parts[0].dims);
+  }
+}
+
+// Of 256 values of the byte two mean something: the others are refused, not taken for one of these.
+void AFlagIsZeroOrOne() {
+  std::string bytes = Encode(OneRequest(true));
+  const size_t place = bytes.size() - sizeof(uint32_t) - 1;  // the count of splits comes last
+  CHECK_EQ(bytes.at(place), 1);
+  Requests read;
+  for (const int value : {2, 0x80, 0xff}) {
+    bytes[place] = static_cast<char>(value);
+    CHECK(!Decode(bytes, &read));
+  }
+}
+
+}  // namespace
+
+int main() {
+  return RunTests({{"a part says whether it travels as int8", APartSaysWhetherItTravelsAsInt8},
+                   {"a flag is zero or one", AFlagIsZeroOrOne}});
+}
