@@ -19,10 +19,11 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 import spark_estimator.spark
-from spark_estimator import HorovodRunner, TorchDistributor, TorchEstimator
+from spark_estimator import HorovodRunner, TorchDistributor
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context, objects
 from tests.launch import clusters
+from tests.launch.drivers.line_fit import fit_and_transform
 
 folder = Path(tempfile.mkdtemp(dir=".")).absolute()
 
@@ -226,30 +227,6 @@ def cancelled(spark):
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     nothing_is_left()
     return text
-
-
-def fit_and_transform(spark):
-    """How far off a model is that was fitted to a line, on all rows."""
-    import torch
-
-    frame = spark.range(0, 400, 1, 3).selectExpr("cast(id % 20 as float) / 10 - 1 as x")
-    frame = frame.selectExpr("x", "2 * x - 1 as y")
-    torch.manual_seed(1)
-    model = torch.nn.Linear(1, 1)
-    estimator = TorchEstimator(
-        num_proc=2,
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        loss=torch.nn.MSELoss(),
-        feature_cols=["x"],
-        label_cols=["y"],
-        batch_size=20,
-        epochs=8,
-        random_seed=1,
-        verbose=0,
-    )
-    rows = estimator.fit(frame).transform(frame).collect()
-    return {"rows": len(rows), "furthest off": max(abs(row["y"] - row["y__output"]) for row in rows)}
 
 
 def without_channel():

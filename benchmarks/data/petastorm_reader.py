@@ -1,4 +1,4 @@
-"""Petastorm's side of ``benchmarks/reader.py``: a program for an environment in which petastorm works.
+"""Petastorm's side of ``benchmarks/data/reader.py``: a program for an environment in which petastorm works.
 
 It is run by its path, and reads commands from standard input, one JSON object per line:
 ``{"mode": "horovod", "folder": "...", "columns": [...], "batch": 1024, "rows": 2000000, "check": false}``. With

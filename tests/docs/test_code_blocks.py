@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.launch.spark.java_environment import java_environment
-from tests.page_blocks import LANGUAGES, ROOT, blocks_of, pages
+from tests.docs.page_blocks import LANGUAGES, ROOT, blocks_of, pages
 
 
 @dataclass(frozen=True)

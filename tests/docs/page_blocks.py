@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 #: Languages of blocks that a reader runs. Others, such as ``text``, show an output.
 LANGUAGES = ("python", "sh")
 

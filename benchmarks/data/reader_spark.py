@@ -1,4 +1,4 @@
-"""The backends of ``benchmarks/reader.py`` that start from a DataFrame: two Spark tasks represent two ranks."""
+"""The backends of ``benchmarks/data/reader.py`` that start from a DataFrame: two Spark tasks represent two ranks."""
 
 from __future__ import annotations
 

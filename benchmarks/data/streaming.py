@@ -33,7 +33,7 @@ from spark_estimator.console import ends_with_its_reader
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.torch_loader import TorchLoader
 
-_MODULE = "benchmarks.streaming"
+_MODULE = "benchmarks.data.streaming"
 _BATCH = 256
 _FILES = 4
 _GOAL = 0.9

@@ -1,7 +1,7 @@
 """Times what an identity `TransformSpec` costs the petastorm-compatible loaders and readers.
 
-``python -m benchmarks.petastorm_transform [--rows 500000] [--rounds 7]`` prints, for each kind of data, the rows per
-second without and with ``TransformSpec(lambda frame: frame)``, and the cost of it in percent: of the time that passed,
+``python -m benchmarks.data.petastorm_transform [--rows 500000] [--rounds 7]`` prints, for each kind of data, the rows
+per second without and with ``TransformSpec(lambda frame: frame)``, and the cost of it in percent: of the time passed,
 and of the processor time of all threads, which other programs on the machine disturb less. Both are the medians of the
 ratios of interleaved rounds.
 
@@ -32,7 +32,7 @@ from benchmarks.backends import Backend, time_interleaved
 from benchmarks.command_line import ended_by_signals, positive
 from spark_estimator.data.petastorm import DataLoader, TransformSpec, make_batch_reader
 
-_MODULE = "benchmarks.petastorm_transform"
+_MODULE = "benchmarks.data.petastorm_transform"
 _BATCH = 1024
 _FILES = 4
 _GROUP_ROWS = 50_000

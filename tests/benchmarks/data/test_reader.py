@@ -17,7 +17,7 @@ pytest.importorskip("pyspark")
 
 import torch
 
-from benchmarks import petastorm_reader, reader, reader_spark
+from benchmarks.data import petastorm_reader, reader, reader_spark
 from benchmarks.interleaved import BenchmarkError
 
 pytestmark = pytest.mark.slow

@@ -1,6 +1,6 @@
 """Times the reader of shuffled batches, and compares it with petastorm, an in-memory gather and Spark.
 
-``python -m benchmarks.reader [--rows 2000000] [--rounds 5] [--petastorm PYTHON]`` prints a line for
+``python -m benchmarks.data.reader [--rows 2000000] [--rounds 5] [--petastorm PYTHON]`` prints a line for
 each backend: rows per second (the median of interleaved rounds), how many times faster than this backend ours is, and
 the spread; then the goals.
 
@@ -47,16 +47,17 @@ import pyarrow
 import pyarrow.parquet
 import torch
 
-from benchmarks import petastorm_reader, programs, reader_spark, tables
+from benchmarks import programs, tables
 from benchmarks.backends import Backend, time_interleaved
 from benchmarks.command_line import ended_by_signals, positive
+from benchmarks.data import petastorm_reader, reader_spark
 from benchmarks.interleaved import BenchmarkError
 from benchmarks.launch import session
 from spark_estimator.console import ends_with_its_reader
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.petastorm import DataLoader, make_reader
 
-_MODULE = "benchmarks.reader"
+_MODULE = "benchmarks.data.reader"
 _BATCH = 1024
 _WIDTHS = (20, 784)
 _PARTS = ("epochs", "first epochs", "vectors")

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import petastorm_transform
+from benchmarks.data import petastorm_transform
 
 pytestmark = pytest.mark.slow
 
