@@ -31,7 +31,7 @@ def size_of(backend: Any, num_proc: int | None) -> Any:
 
 
 def takes_rows(backend: Any) -> bool:
-    """Whether Spark's tasks start the ranks, and can give them rows; a backend with a run() of its own starts them."""
+    """Whether Spark's tasks start the ranks and can send them rows; a backend with its own run() starts them itself."""
     return backend is None or getattr(backend.run, "__func__", None) is SparkBackend.run
 
 
@@ -39,7 +39,7 @@ def check_restarts(backend: Any, max_restarts: int) -> None:
     """Refuses the estimator's max_restarts where the backend has others, or starts the ranks itself.
 
     Raises:
-        ValueError: the backend has another number of restarts, or has a run() of its own.
+        ValueError: the backend has another number of restarts, or has its own run().
     """
     if not max_restarts or backend is None:
         return
@@ -64,14 +64,14 @@ def launched(
     max_restarts: int,
     take_record: TakeRecord | None = None,
 ) -> TrainResult:
-    """Runs a training. Returns what rank 0 brings back.
+    """Runs a training. Returns rank 0's result.
 
     Args:
         size: as `size_of` gave it.
-        rows: that Spark's tasks bring; None: the ranks read files. A backend with a run() of its own gets none.
+        rows: that Spark's tasks bring; None: the ranks read files. A backend that has its own run() gets none.
         caller: how messages call what the user has called.
         max_restarts: of the estimator.
-        take_record: is given the ranks' records while they train; by a user's own backend it is not.
+        take_record: receives the ranks' records while they train; by a user's own backend it is not.
 
     Raises:
         TypeError: the backend's run() did not return the ranks' values.

@@ -1,4 +1,4 @@
-"""What the parameters of estimators may be: each check takes a name and a value, and returns the value as it is kept.
+"""Checks of estimators' parameters: each takes a name and a value, and returns the value to store.
 
 It raises TypeError or ValueError, with a sentence that has the value.
 """
@@ -222,13 +222,13 @@ def objects(name: str, value: Any) -> dict[str, Any]:
 
 
 def spark_frame(what: str, frame: Any) -> None:
-    """Refuses what is no DataFrame of Spark's, or one whose session has ended.
+    """Refuses a value that is not a Spark DataFrame, or a DataFrame whose session has ended.
 
     Raises:
-        TypeError: it is something else; the message explains how to convert pandas and NumPy data.
+        TypeError: it is not a DataFrame; the message explains how to convert pandas and NumPy data.
         PreflightError: its session has been stopped.
     """
-    # Of the class: to have a schema may ask a session that is gone.
+    # Look `schema` up on the class: on the object it may query a session that has ended.
     if not all(hasattr(type(frame), name) for name in ("sparkSession", "schema", "selectExpr")):
         kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
         raise TypeError(
@@ -278,7 +278,7 @@ def labels_of(value: Callable[[str], Any]) -> list[str]:
         raise ValueError(f"label_shapes has {len(shapes)} shapes for {len(labels)} label columns; give one per column.")
     store = value("store")
     if store is not None and value("run_id"):
-        store.get_run_path(value("run_id"))  # which refuses what names no folder of its own
+        store.get_run_path(value("run_id"))  # which refuses a name that is not a single folder
     for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
         if store is None and value(name) is not None:
             raise ValueError(f"{name} needs a store, for example store=Store.create('/path').")

@@ -1,4 +1,4 @@
-"""``data_module=`` with Horovod's keywords: a class of the user's reads a rank's batches from the folders of a store.
+"""``data_module=`` with Horovod's keywords: the user's class reads a rank's batches from the folders of a store.
 
 `fit` writes the DataFrame to the store first, as Horovod does. Each rank then makes an object of the class.
 """
@@ -62,11 +62,11 @@ class ModulePlan:
         return self.kind(**keywords)
 
     def train_steps(self, size: int, most: int | None) -> int:
-        """Batches of an epoch on each of so many ranks; at least one."""
+        """The number of training batches per epoch on each of `size` ranks; at least one."""
         return most or max(1, self.train_rows // (self.keywords["train_batch_size"] * size))
 
     def validation_steps(self, size: int, most: int | None) -> int:
-        """Batches of a validation on each of so many ranks."""
+        """The number of validation batches on each of `size` ranks."""
         return most or math.ceil(self.val_rows / (self.keywords["val_batch_size"] * size))
 
 
@@ -167,7 +167,7 @@ def _url(path: str) -> str:
 
 @dataclass(frozen=True)
 class ModuleRows(EpochRows):
-    """A rank's rows that a data module brings, batch by batch.
+    """A rank's rows from a data module, batch by batch.
 
     Attributes:
         counts, rank: as of `EpochRows`.
@@ -234,7 +234,7 @@ class ModuleRows(EpochRows):
 
 @contextlib.contextmanager
 def opened(spec: TrainSpec, rank: int, size: int) -> Iterator[tuple[ModuleRows, ModuleRows | None] | None]:
-    """On a rank: the rows that the data module of a training brings; None where it has none."""
+    """On a rank: the rows from the training's data module; None if the training has no data module."""
     plan = spec.module
     if plan is None:
         yield None

@@ -1,4 +1,4 @@
-"""What the estimators of all frameworks share: ``fit(df)`` and ``fit_on_parquet()``, on processes that Spark starts.
+"""The base of the estimators of all frameworks: ``fit(df)`` and ``fit_on_parquet()``, on processes that Spark starts.
 
 A framework's `FrameworkTraining` checks the parameters, tries the model, trains on the ranks and makes the model from
 their result.
@@ -70,9 +70,9 @@ class FrameworkTraining(Protocol):
     framework: Any
 
     def trained(self, state: bytes) -> tuple[Any, Any]:
-        """The framework's model with the numbers that rank 0 has brought back; the user's own stays as it is.
+        """A copy of the framework's model with the weights of rank 0's result; the user's model is not changed.
 
-        Also the optimizer of its parameters, where rank 0 has brought back that optimizer's state, else None.
+        Also the optimizer of its parameters if rank 0's result has the optimizer's state, else None.
         """
 
 
@@ -107,7 +107,7 @@ class TrainingMetadata(ModelMetadata):
 class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEstimator[Any]"]):
     """Trains a model on the rows of a DataFrame: a subclass is a framework's, and decorated with `with_params`."""
 
-    #: Begins the run_id of a training that is given none.
+    #: The prefix of the run_id of a training whose user names none.
     _prefix: ClassVar[str]
     _model_kind: type[_Model]
 
@@ -295,8 +295,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     def _launched(
         self, backend: Any, spec: TrainSpec, metadata: TrainingMetadata, take_record: TakeRecord | None
     ) -> tuple[TrainResult, bytes]:
-        """Trains on the ranks. Returns what rank 0 brings back, and the model's state."""
-        # A run without a name of the user's is nobody else's.
+        """Trains on the ranks. Returns rank 0's result, and the model's state."""
+        # A run that the user has not named has a unique name: no other driver can use it.
         with run_lease.held(spec) if self._value("run_id") else contextlib.nullcontext():
             try:
                 result = backends.launched(
@@ -351,7 +351,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         return FolderReader(cls.load)
 
     def _module_plan(self) -> ModulePlan | None:
-        """What brings the rows of the training, where the user has chosen that."""
+        """The data module that supplies the training's rows, if the user has passed one."""
         return None
 
     def _limits(self) -> RowLimits | None:

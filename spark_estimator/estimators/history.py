@@ -111,10 +111,10 @@ class History(Epochs, list[dict[str, Any]]):
 
 
 def history_of(name: str, value: Any) -> History:
-    """What a model is given as its history.
+    """The history that a model gets.
 
     Raises:
-        TypeError: it is no list of entries.
+        TypeError: it is not a list of entries.
     """
     if value is None:
         return History()

@@ -1,4 +1,4 @@
-"""What the models of all frameworks share: they predict on DataFrames, arrays and pandas frames."""
+"""The base of the models of all frameworks: prediction on DataFrames, arrays and pandas frames."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
     @property
     def _known(self) -> ModelMetadata:
-        """What is known of the columns.
+        """The metadata of the columns.
 
         Raises:
             ValueError: the model was made by hand.
@@ -134,7 +134,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return self._set(label_columns=value)
 
     def _repr_html_(self) -> str:
-        """What it was made from, and how its training went, for notebooks."""
+        """The model's source and its training's last metrics, for notebooks."""
         names = ("feature_columns", "label_columns", "run_id")
         rows = [*((name, self._value(name)) for name in names), ("model", repr(self._model))]
         history: History = self._value("history")
@@ -197,7 +197,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return RowFunction.of(self._predictor(()), function())
 
     def _metadata_for(self, dataset: DataFrame, function: RowFunction | None) -> ModelMetadata:
-        """What is not known before: by the DataFrame's schema, and what the model returns for its first row."""
+        """Completes the metadata from the DataFrame's schema and from what the model returns for the first row."""
         known, labels = self._value("_metadata"), self._value("label_columns")
         if not labels:
             raise ValueError(f"{type(self).__name__} needs label_columns: they name the columns of its predictions.")
@@ -248,7 +248,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         Args:
             features: a numpy array [rows, ...] for a model of one input, a list of such for several; or a pandas
                 DataFrame, or a mapping, with the feature columns. Timestamps without a zone are taken as UTC;
-                ``df.toPandas()`` gives them in the session's zone: say which, ``column.dt.tz_localize(zone)``.
+                ``df.toPandas()`` gives them in the session's zone: attach it with ``column.dt.tz_localize(zone)``.
 
         Returns:
             [rows, values] an array; a list of them where the model has several outputs.
@@ -346,7 +346,8 @@ def udf_of(predictor: Predictor, columns: int) -> Any:
     taken: Any
     # Hints that PySpark understands: those of this file are text.
     if hasattr(functions, "arrow_udf"):
-        # The types say what kind of function it is: an Arrow array for a batch of one column, a tuple of several.
+        # The types select the kind of function: an Arrow array for a batch of one column, a tuple of arrays for
+        # several.
         def single(batches: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
             return predictor.arrow_batches((batch,) for batch in batches)
 

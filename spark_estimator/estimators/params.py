@@ -545,5 +545,5 @@ def with_params(rows: Sequence[Row]) -> Callable[[type[_Params]], type[_Params]]
 
 
 def _converter(row: Row) -> Callable[[Any], Any]:
-    # Spark names the param in front of what a converter raises as TypeError, and lets a ValueError through.
+    # If a converter raises TypeError, Spark adds the param's name in front; a ValueError it passes on unchanged.
     return lambda value: row.check(row.name, value)

@@ -120,7 +120,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
         """Where `fit` trains: an object with ``run(fn, args, kwargs, env)`` and ``num_processes()``.
 
         Raises:
-            ValueError: num_proc and backend were both given.
+            ValueError: num_proc and backend are both set.
         """
         backend, num_proc = self._value("backend"), self._value("num_proc")
         check_alone(backend, num_proc)
@@ -138,7 +138,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
         """Trains, once the rows are there. A subclass that overrides it passes its arguments on.
 
         Args:
-            backend: of `_get_or_create_backend`, where a subclass overrides that; else the parameter.
+            backend: of `_get_or_create_backend` if a subclass overrides it; else the parameter.
             train_rows, val_rows, avg_row_size: None: not known, as no file is written.
             metadata: of the columns; it also holds the plan of the rows.
             dataset_idx: the number of the data set in the store; None: the one without a number, or none.

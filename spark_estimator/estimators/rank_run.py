@@ -1,4 +1,4 @@
-"""How a training begins and ends on a rank, for all frameworks: its rows, its checkpoint, what it brings back."""
+"""The begin and end of a training on a rank, for all frameworks: its rows, its checkpoint, its result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RankRun:
     kept: Checkpoint | None
 
     def result(self, spec: TrainSpec, state: bytes, history: list[dict[str, Any]], name: str) -> TrainResult:
-        """On rank 0, at the end: what it brings back, a large model by way of the store.
+        """On rank 0, at the end: the training's result, with a large model in the store.
 
         Args:
             state: of the trained model.
@@ -69,9 +69,9 @@ def begin(
     """Rows, evened out between the ranks, and the run's checkpoint. A collective.
 
     Args:
-        identity_of: (spec, checksums of all rows) tells the training from others.
+        identity_of: (spec, checksums of all rows) returns what distinguishes the training from others.
         form: of the framework's checkpoints.
-        brought: rows for training and validation that a data module brings; None: they are read here.
+        brought: rows for training and validation from a data module; None: they are read here.
 
     Raises:
         DataError: something is wrong with rows or checkpoint, or the checkpoint is another training's.
@@ -118,7 +118,7 @@ def _recorded(spec: TrainSpec, kept: Checkpoint | None) -> Checkpoint | None:
 def record_epoch(spec: TrainSpec, entry: Mapping[str, Any]) -> None:
     """Sends an entry of the history to the driver during the training, if the driver wants it; by rank 0.
 
-    The driver takes the first record of each epoch: epochs that a restart repeats are the same again.
+    The driver takes the first record of each epoch: epochs that a restart repeats have the same numbers.
     """
     if spec.tracking is not None and context.rank() == 0:
         send_record({"entry": json.loads(json.dumps(entry, default=float))})

@@ -1,4 +1,4 @@
-"""What the driver sends to the ranks of a training, and what they return: plain values that travel by pickle."""
+"""What the driver sends to the ranks of a training, and what they return: plain values that are pickled."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ class TrainSpec:
         patience: training ends when the watched loss has not improved for this number of epochs; None: never early.
         restore_best: the numbers of the best epoch are brought back, not those of the last.
         store: keeps a checkpoint of each epoch; None: none is kept.
-        checkpoint_steps: it keeps one after so many batches within an epoch, too; None: it does not.
-        checkpoint_seconds: the same after so many seconds; None: time does not matter.
+        checkpoint_steps: batches between checkpoints within an epoch; None: only after each epoch.
+        checkpoint_seconds: seconds between checkpoints within an epoch; None: time does not matter.
         run_id: names the training in the store.
-        large: a model of more bytes comes back through the store, if there is one.
-        source: files that the ranks read by themselves; None: each gets its rows from its supervisor.
-        held_source: the same, of rows for validation in files of their own; None: there are none.
-        framework: the model and the like, as the framework's training knows them.
+        large: a model of more bytes is returned through the store, if there is one.
+        source: files that the ranks read without Spark; None: each gets its rows from its supervisor.
+        held_source: the same, if rows for validation are in separate files; None: they are not.
+        framework: the model and its losses, metrics and optimizer, in the framework's own class.
         owner: names this fit, for those that may write the run's files (see `persistence.run_lease`).
-        kept: rows are kept as they came, and a function makes each batch of them; None: rows are kept as fields.
-        module: a data module of the user's brings the rows; None: this package does.
+        kept: rows are kept as Spark sent them, and a function makes each batch from them; None: rows are kept as
+            fields.
+        module: the user's data module supplies the rows; None: this package does.
         limits: of disk and memory, for rows that ranks read from files; None: all rows are kept on disk.
         repeatable: the same rows shall give the same numbers again.
         tracking: what the ranks do for the training's MLflow run; None: there is none.
@@ -77,7 +78,7 @@ class TrainSpec:
 
     @property
     def by_value(self) -> bool:
-        """Whether ranks have to order their rows: Spark brings them as they come from the other executors."""
+        """Whether ranks have to order their rows, because Spark delivers them in no fixed order."""
         return self.repeatable and self.source is None
 
     @property
@@ -103,7 +104,7 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What rank 0 brings back.
+    """Rank 0's result.
 
     Attributes:
         state: the trained model's state, in the framework's own form; empty where it is in a file.

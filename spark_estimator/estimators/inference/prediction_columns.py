@@ -23,7 +23,7 @@ from spark_estimator.errors import DataError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-#: One of the values below; None: a number, or numbers, of which nothing more is known.
+#: One of the values below; None: numbers of unknown meaning.
 OutputKind = str | None
 #: By the loss, or the function of torch.nn.functional, of this name; Keras' ones unless they say from_logits=True.
 OUTPUT_KINDS: dict[str, str] = {
@@ -161,7 +161,7 @@ class PredictionColumn:
 
 
 def output_kind_of(loss: Any) -> OutputKind:
-    """What the outputs are that a loss is given."""
+    """The kind of outputs that a loss expects."""
     named = loss if hasattr(loss, "__name__") else type(loss)
     return OUTPUT_KINDS.get(named.__name__) if named.__module__.startswith("torch.nn.") else None
 
@@ -231,7 +231,7 @@ def _timestamp(micros: Column) -> Column:
 
 
 def _in_kind(values: Array, kind: str, output_kind: OutputKind) -> pyarrow.Array:
-    """[rows] numbers in the type of a label; null where that has no such number."""
+    """[rows] numbers in the type of a label; null where the type cannot hold the number."""
     threshold = THRESHOLDS.get(output_kind or "")
     numbers = values.astype(numpy.float64)
     unknown = numpy.isnan(numbers)
@@ -279,7 +279,7 @@ def _decimal(value: float, precision: int, scale: int) -> Decimal | None:
 
 
 def _best(output: Array) -> Array:
-    """[rows] the place of the largest value, of equal ones the first, as torch.argmax has it."""
+    """[rows] the index of the largest value, the first one of equals, as torch.argmax."""
     result: Array = output.argmax(1)
     return result
 

@@ -26,13 +26,13 @@ from spark_estimator.estimators.inference.prediction_columns import PredictionCo
 # A Python worker serves many tasks one after the other: it keeps the model that it has used last.
 _kept: dict[str, Any] = {}
 _lock = threading.Lock()
-#: Models are called with multiples of so many rows: matrix products compute a rest otherwise, and round it otherwise.
+#: Models are called with multiples of this number of rows: matrix products compute and round a remainder differently.
 ROWS_ALIKE = 8
 
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """A model and what goes into it and comes out of it; travels to Spark's workers.
+    """A model, its inputs and its outputs; pickled to Spark's workers.
 
     Attributes:
         payload: the model, as the framework's predictor has packed it.
@@ -54,7 +54,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def loaded(self) -> Any:
-        """The model, from its payload. It came with the task, from the driver whose code runs here anyway."""
+        """The model, from its payload. The driver sent it, and this process runs the driver's code anyway."""
 
     @abstractmethod
     def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
@@ -289,7 +289,7 @@ def _arrow_column(values: Any, name: str, *, nulls: bool = False) -> pyarrow.Arr
     """A column of pandas, or a list, as numbers or arrays of them, or as bytes.
 
     Args:
-        nulls: NaN in a column of numbers stands for null.
+        nulls: NaN in a column of numbers means null.
     """
     try:
         if getattr(values, "dtype", numpy.dtype(object)) == numpy.dtype(object) or getattr(values, "ndim", 1) > 1:

@@ -1,4 +1,5 @@
-"""Predictions row by row, by a user's function of (model, row): Horovod's ``get_prediction_fn``, overridden.
+"""Predicts row by row with a user's function of (model, row), as subclasses that override Horovod's
+``get_prediction_fn``.
 
 Spark passes each row with all columns, of any type, to a Python function; the function that predicts and the model
 travel with it.
@@ -90,7 +91,7 @@ def row_udf(row_function: RowFunction, dataset: DataFrame) -> Any:
     def predicted(row: Any) -> tuple[Any, ...]:
         return row_function.predictions(row)
 
-    predicted.__annotations__ = {}  # as text they tell PySpark nothing, and it warns
+    predicted.__annotations__ = {}  # as text they are no types to PySpark, which warns
     columns = [functions.col(f"`{name}`") for name in dataset.columns]
     struct = struct_type(row_function.predictor.columns)
     return functions.udf(predicted, struct)(functions.struct(*columns))

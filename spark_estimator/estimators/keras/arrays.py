@@ -1,4 +1,4 @@
-"""Arrays of rows as a Keras model takes them: in its inputs' shapes and structure, and labels in its outputs'."""
+"""Brings arrays of rows into the form that a Keras model takes: the shapes and structure of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def arrays_of(matrices: Sequence[Array], fields: Sequence[Field]) -> list[Array]
 def as_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> Any:
     """What the model is called with: one array, a list, or a dict by the names of its inputs.
 
-    An input whose shape is known gets its rows in that shape. A dict's inputs are columns of the same names, where
-    there are such; else they are the columns in order.
+    An input whose shape is known gets its rows in that shape. If columns have the names of a dict's inputs, they are
+    matched by name, else in order.
 
     Raises:
         DataError: a column has not as many values a row as its input.

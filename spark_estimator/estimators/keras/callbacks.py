@@ -1,4 +1,4 @@
-"""The user's Keras callbacks on a rank, with the logs of all ranks; and the one that decides which model comes back."""
+"""The user's Keras callbacks on a rank, with the logs of all ranks; and one that chooses the returned model."""
 
 from __future__ import annotations
 

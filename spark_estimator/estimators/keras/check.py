@@ -46,7 +46,7 @@ class KerasTrial:
         shapes = input_shapes(self._model)
         if shapes is not None:
             return len(shapes), len(shapes)
-        return 1, 1  # a class of its own is called with one argument; input_shapes says that this is a list
+        return 1, 1  # a subclassed model is called with one argument; input_shapes shows that it is a list
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
         """See `shapes.Trial.run`."""

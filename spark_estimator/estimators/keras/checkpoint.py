@@ -63,6 +63,6 @@ def _dtype(name: str) -> Any:
     try:
         return numpy.dtype(name)
     except TypeError:
-        import ml_dtypes  # which Keras brings
+        import ml_dtypes  # a dependency of Keras
 
         return numpy.dtype(getattr(ml_dtypes, name))

@@ -1,4 +1,4 @@
-"""What a model was compiled with; the step of a training on TensorFlow, compiled once for batches of any size."""
+"""Reads what a model was compiled with; compiles the training step on TensorFlow once, for batches of any size."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def arguments_of(model: Any) -> CompileArguments | None:
 def compile_step(model: Any, data: tuple[Any, ...]) -> None:
     """Gives a model the function that its ``train_on_batch`` calls. Does nothing on other backends.
 
-    Keras compiles for the size of the first batch, and again, for all sizes, when a batch of another size comes. The
-    two programs may round differently, so that a run that resumes with a short batch would not end with the same bits
-    as a run that began with a long one.
+    Keras compiles for the size of the first batch, and again, for all sizes, at a batch of another size. The two
+    programs may round differently, so that a run that resumes with a short batch would not end with the same bits as a
+    run that began with a long one.
 
     Args:
         model: compiled and built.

@@ -59,7 +59,7 @@ class KerasEstimator(KerasEstimatorKeywords, estimator.TableEstimator[KerasModel
         return fitted.setCustomObjects(training.custom)
 
     def getModelShapes(self) -> tuple[list[list[int]], list[list[int]]]:  # Horovod's get_model_shapes
-        """The shapes of the model's inputs and outputs, with -1 for what is not known, such as the rows."""
+        """The shapes of the model's inputs and outputs, with -1 for unknown sizes, such as the number of rows."""
         model = self._value("model")
         sides: list[Any] = [getattr(model, "inputs", None), getattr(model, "outputs", None)]
         if not all(sides):

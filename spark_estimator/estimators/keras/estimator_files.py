@@ -1,7 +1,7 @@
-"""A `KerasEstimator` in a folder: what is plain as JSON, the model as a ``.keras`` file, other objects in one more.
+"""A saved `KerasEstimator`: plain parameters as JSON, the model as a ``.keras`` file, other objects in one more file.
 
-The model is read as `keras_files` reads it, without running code from it. ``objects.pkl`` is there where optimizer,
-losses, metrics, callbacks or functions were given as objects, and is read with trust alone.
+The model is read by `files`, without running code from it. ``objects.pkl`` exists if optimizer, losses, metrics,
+callbacks or functions were passed as objects; it is read only with ``trust=True``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _dump(objects: dict[str, Any], folder: Path) -> None:
 
 
 def _serialized(value: Any) -> Any:
-    """A value in Keras' JSON, which does not say by itself that an object is of Keras 2."""
+    """A value in Keras' JSON, which does not record whether an object is of Keras 2."""
     if isinstance(value, (list, tuple)):
         return {_LIST: [_serialized(item) for item in value]} if any(map(is_keras_2, value)) else _by_keras(value)
     return {_KERAS_2: _by_keras(value)} if is_keras_2(value) else _by_keras(value)
@@ -80,7 +80,7 @@ def _deserialized(config: Any) -> Any:
 
 
 def _plain(value: Any) -> bool:
-    """Whether Keras' own JSON says all of it, so that it is read without trust."""
+    """Whether Keras' own JSON holds the whole value, so that it can be read without trust."""
     if isinstance(value, (list, tuple)):
         return all(map(_plain, value))
     if value is None or isinstance(value, (str, int, float, bool)):

@@ -1,4 +1,4 @@
-"""A `KerasModel` in a folder: JSON and a ``.keras`` file; read without running code from it.
+"""A saved `KerasModel`: JSON and a ``.keras`` file; both are read without running code from them.
 
 What `folders` and `manifest` describe, and: ``model.keras``, which Keras loads without this package, too;
 ``custom_objects.pkl``, where there are any, has the user's classes and functions, which need trust or to be passed
@@ -120,7 +120,7 @@ def _strange(config: Any, known: set[str]) -> Iterator[str]:
         yield "a Lambda"
     elif name is not None and ("module" in config or "registered_name" in config):
         called = str(config.get("config") if name == "function" else config.get("registered_name") or name)
-        # Without a module Keras looks among what is registered, or given as custom_objects.
+        # Without a module Keras searches the registered objects and custom_objects.
         of_keras = name.startswith("__") or module == "builtins" or str(module).partition(".")[0] in _OF_KERAS
         if not of_keras and called not in known and str(name) not in known:
             yield called

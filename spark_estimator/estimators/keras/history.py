@@ -23,7 +23,7 @@ class KerasHistory(Epochs, dict[str, list[Any]]):
 
 
 def history_of(name: str, value: Any) -> KerasHistory:
-    """What a model is given as its history: Keras' dict, or a training's entries, one for each epoch.
+    """The history that a model gets: Keras' dict, or a training's entries, one for each epoch.
 
     Raises:
         TypeError: it is neither.

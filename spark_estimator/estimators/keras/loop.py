@@ -1,7 +1,8 @@
-"""The steps of a Keras training on one rank: what ``model.fit`` does, over batches that all ranks have as many of.
+"""The steps of a Keras training on one rank: what ``model.fit`` does, with the same number of batches on each rank.
 
-What the ranks' unequal batches weigh is in the exchange of their gradients (``Exchange.factor``), and not in Keras'
-sample weights: so losses and metrics are, on each rank, those of its own rows, and their sums are those of all rows.
+Ranks may have batches of unequal size. The exchange of gradients weights them (``Exchange.factor``), not Keras' sample
+weights. So each rank's losses and metrics are those of its own rows, and their sums over the ranks are those of all
+rows.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Loop:
 
     Args:
         seed: of all chance.
-        rows: of this rank, of which one builds what is not built yet.
+        rows: of this rank; the first one builds layers that are not built yet.
     """
 
     def __init__(self, spec: TrainSpec, seed: int, rows: EpochRows) -> None:
@@ -61,8 +62,8 @@ class Loop:
         inputs = as_inputs(self.model, result, spec.inputs)
         self._returned = self.model(inputs, training=False)
         recipe: Recipe = opened(parts.recipe, custom)
-        # The rate that the user says is that of one process; the joint batch is larger. It is multiplied where the
-        # optimizer takes its step: who reads or sets it, schedules and checkpoints know nothing of the number of ranks.
+        # The user's learning rate is that of one process; the joint batch is larger. The optimizer multiplies the rate
+        # inside its step: code that reads or sets it, schedules and checkpoints do not depend on the number of ranks.
         if context.size() > 1:
             multiply_rate(recipe.optimizer, float(context.size()))
         DistributedOptimizer(
@@ -194,7 +195,7 @@ class Loop:
         self.meter.begin_validation(rows.plan(*size).steps)
         with self._sums.adding_up():
             for number, batch in enumerate(rows.batches(*size)):
-                if not batch.rows:  # nobody waits for this rank
+                if not batch.rows:  # no other rank waits for this one
                     continue
                 callbacks.on_batch_begin("test", number)
                 inputs, labels, weights = self._arrays(batch)
@@ -236,20 +237,20 @@ class Loop:
         return as_inputs(self.model, inputs, spec.inputs), labels, weights
 
     def _draw(self, epoch: int) -> None:
-        """Begins an epoch's chance: by seed, epoch and rank, whatever was before."""
+        """Seeds an epoch's random numbers from seed, epoch and rank alone; earlier draws have no effect."""
         source = numpy.random.SeedSequence([self._seed, epoch, context.rank()])
         self._keras.utils.set_random_seed(int(source.generate_state(1)[0]))
         for variable, drawn in zip(self._seeds, source.spawn(len(self._seeds)), strict=True):
             variable.assign(numpy.array([drawn.generate_state(1)[0] >> 1, 0], numpy.uint32).astype(_dtype(variable)))
 
     def _marks(self) -> list[Any]:
-        """[weights that are not trained] by which it shows whether an epoch has changed them."""
+        """[weights that are not trained] checksums that show whether an epoch has changed them."""
         return [zlib.crc32(value.tobytes()) for value in values_of(self.model.non_trainable_weights)]
 
     def _even_out(self, before: list[Any]) -> None:
-        """Means, over the ranks, of what an epoch has changed without training it: the sums of batch normalization.
+        """Averages, over the ranks, the weights that an epoch has changed without training: batch normalization's sums.
 
-        So that validation, the checkpoint and the model that comes back are of the same numbers. A collective.
+        Then validation, the checkpoint and the returned model use the same numbers. A collective.
         """
         if context.size() == 1 or not before:
             return

@@ -1,4 +1,4 @@
-"""Keras' objects on their way: models as ``.keras`` bytes, losses, metrics and optimizers by class and configuration.
+"""Serializes Keras objects: models as ``.keras`` bytes, losses, metrics and optimizers by class and configuration.
 
 Opening makes new objects: a fit does not change the objects that the user passed.
 """
@@ -36,9 +36,9 @@ class Recipe:
     """What a model is compiled with.
 
     Attributes:
-        state: of the optimizer's variables, where it has been trained with; None: it starts without.
+        state: of the optimizer's variables, if it has been used in training; None: it starts without state.
         run_eagerly: steps run op by op.
-        compiles: False: no XLA or the like, as in the user's model.
+        compiles: False: no XLA or other compiler, as in the user's model.
     """
 
     optimizer: Any
@@ -85,7 +85,7 @@ def values_of(variables: Any) -> list[Any]:
 class _Packer(cloudpickle.Pickler):
     """Pickles Keras' optimizers and metrics as class and configuration, and losses as they are.
 
-    Keras' own pickling goes by configurations, and some lack settings, such as that of Huber(delta) in Keras 3.15.
+    Keras' own pickling uses configurations, some of which lack settings: in Keras 3.15 delta of Huber(delta).
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -102,7 +102,7 @@ class _Packer(cloudpickle.Pickler):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a number, text, an array or the like, or a tuple, list or dict of such."""
+    """Whether a value is None, a truth value, a number, a string or an array, or a tuple, list or dict of these."""
     if isinstance(value, Mapping):
         return all(map(_is_plain, [*value.keys(), *value.values()]))
     if isinstance(value, (tuple, list)):
@@ -111,7 +111,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_setting(metric: Any, name: str, value: Any) -> bool:
-    """Whether an attribute tells how a metric was made. Those of Keras 2 are layers, with many attributes of those."""
+    """Whether an attribute is a metric's setting. Metrics of Keras 2 are layers, and have many attributes of layers."""
     return _is_plain(value) and not (is_keras_2(metric) and name.startswith("_"))
 
 
@@ -193,7 +193,7 @@ def dumped(model: Any) -> bytes:
         file = Path(folder) / "model.keras"
         try:
             with warnings.catch_warnings():
-                # The ranks build what is not built.
+                # The ranks build the layers that are not built.
                 warnings.filterwarnings("ignore", message=".*has not yet been built")
                 keras_of(model).saving.save_model(model, str(file))
         except Exception as error:

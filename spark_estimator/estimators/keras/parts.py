@@ -71,7 +71,7 @@ def backend_name(model: Any) -> str:
 
 
 def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
-    """What was given, and what the model was compiled with where nothing was."""
+    """The estimator's arguments; for each one that is not set, what the model was compiled with."""
     of_model = arguments_of(model)
     optimizer = value("optimizer")
     if optimizer is None and of_model is not None:
@@ -134,7 +134,7 @@ def _with_rate(optimizer: Any, rate: float) -> Any:
 
 
 def output_kind_of(loss: Any) -> OutputKind:
-    """What the outputs are that a loss of Keras' is given; see `prediction_columns`."""
+    """The kind of outputs that a Keras loss expects; see `prediction_columns`."""
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
     plain = re.sub(r"[^a-z]", "", name.lower())
     logits = hasattr(loss, "get_config") and bool(loss.get_config().get("from_logits"))

@@ -24,7 +24,7 @@ _DIGEST_BYTES = 32
 
 
 class KerasPredictor(Predictor):
-    """A Keras model on its way to Spark's workers."""
+    """A Keras model, serialized for Spark's workers."""
 
     @classmethod
     def of(
@@ -46,7 +46,7 @@ class KerasPredictor(Predictor):
 
     @cached_property
     def _key(self) -> str:
-        return self.payload[:_DIGEST_BYTES].hex()  # a .keras file says when it was written
+        return self.payload[:_DIGEST_BYTES].hex()  # a .keras file contains the time at which it was written
 
     def loaded(self) -> Any:
         """See `Predictor.loaded`. A worker whose Keras runs on another backend already predicts on that one."""

@@ -25,7 +25,7 @@ class KerasParts:
         custom_objects, recipe, callbacks, checkpoint_callback: packed by `keras_objects`.
         compression: of gradients.
         label_shapes: the estimator's parameter.
-        identity: what tells this training from another, but for its rows.
+        identity: what distinguishes this training from another, except for its rows.
     """
 
     backend: str
@@ -56,7 +56,7 @@ def choose_backend(name: str, environment: Mapping[str, str] | None = None, *, u
         if name == "jax":
             os.environ["JAX_PLATFORMS"] = "cpu"
     if name in ("tensorflow", "tf_keras"):
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else each rank says what its processor can
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else each rank chooses by its own processor
     if name == "tf_keras":  # for the user's functions, too; a process may have both
         os.environ["TF_USE_LEGACY_KERAS"] = "1"
         return

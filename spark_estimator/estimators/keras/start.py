@@ -1,4 +1,4 @@
-"""What every rank of `KerasEstimator.fit` runs: it chooses Keras' backend, and only then lets anything import Keras."""
+"""What every rank of `KerasEstimator.fit` runs: it chooses Keras' backend before any module imports Keras."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Returns what rank 0 brings back; None on the others.
+    """Returns the result on rank 0; None on the others.
 
     Raises:
-        DataError: Keras, or its backend, is not there.
+        DataError: Keras, or its backend, is not installed.
     """
     context.init()
     parts: KerasParts = spec.framework

@@ -1,4 +1,4 @@
-"""Losses and metrics over the rows of an epoch, of all ranks: Keras' metrics, whose variables are added up."""
+"""Losses and metrics over an epoch's rows of all ranks: adds up the variables of Keras' metrics."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Sums:
         """Counts a batch, after its step.
 
         Returns:
-            What Keras' callbacks are given: this rank's, since the epoch began.
+            The logs for Keras' callbacks: this rank's, since the epoch began.
         """
         self._rows += rows
         result = dict(logs)
@@ -109,7 +109,7 @@ def metrics_variables_of(model: Any) -> list[Any]:
 
 
 def _added_up(variables: list[Any]) -> list[Any]:
-    """[variables] over all ranks: sums, or as the variable itself says. A collective."""
+    """[variables] over all ranks: sums, or by the variable's own `aggregation`. A collective."""
     values = values_of(variables)
     if not values:
         return []

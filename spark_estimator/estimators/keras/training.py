@@ -25,7 +25,7 @@ from spark_estimator.observe.driver_log import log_to_driver
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Runs on every rank. Returns what rank 0 brings back; None on the others.
+    """Runs on every rank. Returns the result on rank 0; None on the others.
 
     With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
     checkpoint exists resumes from it. Random numbers are seeded for each epoch from seed, epoch and rank, and their

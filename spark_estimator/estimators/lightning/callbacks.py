@@ -1,4 +1,4 @@
-"""What the estimator hears of Lightning's training: each batch's loss, the end of each epoch.
+"""Reports Lightning's training to the estimator: each batch's loss, the end of each epoch.
 
 A callback of the Trainer and the strategy fill `EpochSums`. Both are made for the Lightning package that the module
 comes from (`callback_of`, `strategy_of`).
@@ -25,8 +25,8 @@ class EpochSums:
     """The sums of an epoch, and what a batch's loss is multiplied with.
 
     Attributes:
-        factor: of the batch under way, in training.
-        counted: rows of the batch under way that count.
+        factor: of the current batch, in training.
+        counted: rows of the current batch that count.
         seen: "train" and "validation", where the epoch has had batches of them.
 
     Args:
@@ -36,8 +36,8 @@ class EpochSums:
         begin: (epoch) before each one.
         end: (trainer) after each one, when all of Lightning's own hooks have run.
         restore: (trainer) before the first one, when model and optimizers are there.
-        multiplied: with what every loss is multiplied.
-        stop_on_nan: as in `lightning_parts.Parts`.
+        multiplied: the factor of every loss.
+        stop_on_nan: as in `estimators.lightning.parts.LightningParts`.
         meter: counts the steps, for the display at the driver.
     """
 
@@ -152,7 +152,7 @@ def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def callback_of(flavour: str, watch: EpochSums) -> Any:
-    """A callback that tells `watch`."""
+    """A callback that reports to `watch`."""
     package: Any = importlib.import_module(flavour)
 
     class Telling(package.Callback):

@@ -1,4 +1,4 @@
-"""Tries a LightningModule on the first rows, on the driver: a batch goes through a copy's training_step."""
+"""Tries a LightningModule on the first rows, on the driver: runs training_step of a copy on one batch."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class LightningTrial(ModuleTrial):
                 module: Any = copy.deepcopy(self._parts.model).cpu()
                 module.configure_model()
                 if rows.num_rows == 1:
-                    module.eval()  # batch norm has nothing to say about a single row
+                    module.eval()  # batch norm raises an error for a single row
                 if self._parts.data_module is None:
                     self._check_loss(self._loss(module, batch), rows, fields)
                 if not fields.labels or self.positional()[1] == 0:
-                    return ()  # forward() takes what is known when it predicts
+                    return ()  # forward() takes what is available at prediction
                 return self._widths(module, tensors[: len(fields.inputs)], fields)
         finally:
             torch.set_rng_state(state)
@@ -59,7 +59,7 @@ class LightningTrial(ModuleTrial):
             if module.automatic_optimization:
                 try:
                     return _without_trainer(copy.deepcopy(module), batch)
-                except Exception:  # it may have asked for the Trainer, in whichever way
+                except Exception:  # it may have used the Trainer, in any way
                     return _with_trainer(self._parts.flavour, module, batch)
             return _with_trainer(self._parts.flavour, module, batch)
         except KeyError as error:
@@ -167,7 +167,7 @@ class _One:
 
 @contextmanager
 def _quietly(flavour: str) -> Iterator[None]:
-    """Lightning has much to say of a module without a Trainer, and of a Trainer without a logger."""
+    """Silences Lightning's warnings about a module without a Trainer, and a Trainer without a logger."""
     log = logging.getLogger(flavour)
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Lightning's checkpoint of a training, in a form that is read without running code, and how a Trainer resumes from it.
+"""Writes Lightning's checkpoint in a form that is read without running code, and resumes a Trainer from it.
 
 It is taken between two epochs, when all of Lightning's hooks and schedulers have run. A Trainer resumes from it as if
 ``fit`` was called a second time: no epoch is half done.
@@ -63,10 +63,10 @@ def begin_after(trainer: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], rank_state: dict[str, Any] | None) -> None:
-    """Gives everything else its state, in ``on_fit_start``, when optimizers and schedulers are there.
+    """Restores the state of everything else, in ``on_fit_start``, when optimizers and schedulers exist.
 
     Args:
-        own: what this rank has for itself; None where the ranks were others.
+        own: the state that is this rank's alone; None if the checkpoint is of other ranks.
     """
     user: Any = module
     user.on_load_checkpoint(checkpoint)
@@ -94,6 +94,6 @@ def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], rank_st
 def _is_plain(value: Any) -> bool:
     try:
         torch.load(io.BytesIO(packed(value)), weights_only=True)
-    except Exception:  # whatever pickle, or the objects themselves, raise
+    except Exception:  # any error of pickle, or of the objects themselves
         return False
     return True

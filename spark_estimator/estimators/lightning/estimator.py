@@ -1,4 +1,6 @@
-"""Lightning's `TorchEstimator`: trains a LightningModule, or a plain one, by a Trainer on each of several processes."""
+"""Lightning's `TorchEstimator`: trains a LightningModule, or a plain module, with a Trainer on each of several
+processes.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
             size = self._size(self._chosen_backend())
             with data_modules.written(self, dataset, size(dataset.sparkSession) if callable(size) else size) as index:
                 return self.copy({self.data_module: data_modules.plan_of(self, index)})._fit(dataset)
-        # With loaders of the user's the rows only tell their types.
+        # If the user passes loaders, the rows are read for their types only.
         return super()._fit(dataset if module is None else dataset.limit(100))
 
 

@@ -1,4 +1,4 @@
-"""What tells one training of Lightning's from another, in `identity`'s words."""
+"""What distinguishes one Lightning training from another, as `run_identity` records it."""
 
 from __future__ import annotations
 

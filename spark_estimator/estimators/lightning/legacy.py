@@ -69,7 +69,7 @@ def adapter_class(flavour: str) -> Any:
 
         Attributes:
             model: the plain module.
-            counted: how many rows of the batch under way count; None: all.
+            counted: how many rows of the current batch count; None: all.
             scaled: whether each step has the learning rate of all ranks.
         """
 

@@ -1,4 +1,4 @@
-"""A rank's rows as loaders of Lightning's: batches are dicts from the columns' names to tensors, as in Horovod."""
+"""A rank's rows as Lightning data loaders: batches are dicts from the columns' names to tensors, as in Horovod."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def named(
     """A batch by the names of its columns; of a column that is feature and label, what the feature is.
 
     Args:
-        tensors: [inputs + labels + weight] as `torch_training.tensor_of` makes them. Columns that stand side by side in
-            one input are given apart, [rows, values] each.
+        tensors: [inputs + labels + weight] as `estimators.torch.training.tensor_of` makes them. Columns that are joined
+            in one input are separate here, [rows, values] each.
     """
     result: Named = {}
     for field, tensor in zip(inputs, tensors, strict=False):
@@ -45,7 +45,7 @@ def named(
 
 
 def inputs_of(inputs: Sequence[Field], batch: Named) -> Tensors:
-    """The model's inputs of a batch: columns that stand side by side in one input are put together again."""
+    """The model's inputs of a batch: columns of one input are joined again."""
     return [
         batch[field.names[0]]
         if len(field.names) == 1

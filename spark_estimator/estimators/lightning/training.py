@@ -1,4 +1,4 @@
-"""Trains a LightningModule on the rows of a rank: what every rank of Lightning's estimator runs, by a real Trainer."""
+"""Trains a LightningModule on the rows of a rank: what each rank of Lightning's estimator runs, with a real Trainer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from spark_estimator.store import FilesystemStore
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Runs on every rank. Returns what rank 0 brings back; None on the others.
+    """Runs on every rank. Returns the result on rank 0; None on the others.
 
     With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint exists resumes from it. PyTorch's
     generators are seeded for each epoch from seed, epoch and rank, so that such a run ends with the same numbers as one
@@ -151,13 +151,13 @@ class _Training:
             trainer.fit(self.module, self._train, self._held)
 
     def _has_ended(self, kept: Checkpoint) -> bool:
-        """Whether a run that is gone on with has had its epochs, or was ended before."""
+        """Whether a resumed run has already trained all of its epochs, or was ended early."""
         most = self._arguments["max_epochs"]
         had = most is not None and 0 <= most <= len(kept.history)
         return had or self.progress.is_over or bool(kept.state["ended"])
 
     def numbers(self) -> Any:
-        """What is brought back: of the best epoch where that is wanted, else of the last."""
+        """The state to return: of the best epoch if `restore_best` is set, else of the last."""
         return self.progress.best or self._inside.state_dict()
 
     @property
@@ -194,7 +194,7 @@ class _Training:
             trainer.should_stop = True
 
     def _entry(self, trainer: Any) -> dict[str, Any]:
-        """What the history says of an epoch. Collective."""
+        """An epoch's entry in the history. A collective."""
         result = logged(trainer.callback_metrics)
         entry: dict[str, Any] = {"epoch": len(self.progress.history)}
         for part, names in (("train", ("train_loss", "loss")), ("validation", ("val_loss",))):
@@ -229,7 +229,7 @@ class _Training:
         )
 
     def _trainer_arguments(self) -> dict[str, Any]:
-        """All of the Trainer's but callbacks and strategy: ours, and in their place what the user says."""
+        """All arguments of the Trainer except callbacks and strategy: the estimator's, overridden by the user's."""
         spec, parts = self._spec, self._parts
         callbacks = self._package.callbacks
         on_gpu = spec.use_gpu and torch.cuda.is_available()
@@ -261,7 +261,7 @@ class _Training:
         return folder if folder is not None and os.path.isabs(folder) else None
 
     def _logger(self) -> Any:
-        """The user's; else TensorBoard's in the store's folder for logs, where both are there; else none."""
+        """The user's logger; else TensorBoard's in the store's folder for logs, if both are available; else none."""
         if self._parts.logger is not None:
             return self._parts.logger
         folder = self._folder()
@@ -278,7 +278,7 @@ def quiet(flavour: str, verbose: int) -> None:
         for name in (flavour, fabric):
             logging.getLogger(name).setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no `val_dataloader`")
-        # What PyTorch says of Lightning's own code.
+        # PyTorch's warnings about Lightning's own code.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_)?lightning")
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(pytorch_)?lightning")
 

@@ -1,4 +1,4 @@
-"""What a training of an estimator remembers: its history, its best epoch, and the checkpoint in the store.
+"""The state of an estimator's training: its history, its best epoch, and the checkpoint in the store.
 
 A checkpoint is taken after an epoch, or within one. It holds the state that all ranks share once, and the state that
 differs between ranks once per rank. A run that resumes from it on as many ranks, with the rows in the same order, ends
@@ -32,9 +32,9 @@ from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.store import FilesystemStore, Store
 from spark_estimator.store.digests import flaw_of
 
-# A store may be away for a while; so many checkpoints in a row may be lost, once there was one.
+# A store may be unavailable for a while: after the first checkpoint, this number in a row may fail.
 _MOST_LOST = 2
-# When a training has failed, what is being written has so long.
+# When a training has failed, a write that is in progress has this time to finish.
 _WAITS_AT_FAILURE = timedelta(seconds=30)
 
 
@@ -118,13 +118,13 @@ class Checkpoint:
 
 
 class CheckpointFormat(Protocol):
-    """A framework's way to make a file of tensors and plain values, and to read one without running code from it."""
+    """How a framework writes a file of tensors and plain values, and reads one without running code from it."""
 
     def stream(self, content: dict[str, Any]) -> io.BytesIO:
         """The file."""
 
     def unpacked(self, content: bytes) -> dict[str, Any]:
-        """What `stream` was given."""
+        """The chunks that were passed to `stream`."""
 
     def why(self, error: Exception) -> str:
         """An error of `unpacked` in a line."""
@@ -194,7 +194,7 @@ class Saver:
         try:
             if kind is None:
                 self.wait()
-            else:  # the next attempt would not find what is not written yet
+            else:  # the next attempt would not find a file that is still being written
                 self._files.wait(_WAITS_AT_FAILURE)
         finally:
             self._files.close()
@@ -254,13 +254,13 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
             fence = run_lease.Fence.of(spec)
             assert fence is not None
             fence.take()
-            # Not exists(), which says no where fsspec cannot reach a store.
+            # Not exists(), which returns False if fsspec cannot reach a store.
             result = spec.store.read(spec.checkpoint_path)
         except FileNotFoundError:
             pass
         except DataError as error:  # of the fence
             result = str(error)
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # each kind of store has its own errors
             result = (
                 f"{spec.checkpoint_path} cannot be read on rank 0 (host {socket.gethostname()}): "
                 f"{type(error).__name__}: {error}. Whether run_id={spec.run_id!r} has a checkpoint is not known."

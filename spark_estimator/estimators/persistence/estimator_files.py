@@ -1,6 +1,5 @@
-"""A saved estimator's folder, for all frameworks: plain parameters as JSON, and its objects in a file of their own.
-
-How the objects are written, and which of them are read without trust, is the framework's part.
+"""A saved estimator's folder, for all frameworks: plain parameters as JSON, objects in a separate file. The framework's
+module decides how objects are written, and which of them are read without trust.
 """
 
 from __future__ import annotations

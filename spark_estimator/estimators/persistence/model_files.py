@@ -1,4 +1,4 @@
-"""What a saved model's folder holds for all frameworks: its params, inputs, outputs and decoders (`manifest`).
+"""The files of a saved model that all frameworks have: its params, inputs, outputs and decoders (`manifest`).
 
 ``decoders.pkl``, where there are any, has their functions, which need trust or to be passed again.
 """
@@ -27,7 +27,7 @@ _Model = TypeVar("_Model", bound=TableModel)
 
 
 def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
-    """Writes the decoders, and returns what `write_manifest` is to say.
+    """Writes the decoders, and returns the entries for `write_manifest`.
 
     Raises:
         DataError: a decoder cannot be pickled.
@@ -49,7 +49,7 @@ def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
 
 
 def _columns_of(model: TableModel) -> dict[str, Any]:
-    """What is known of the columns; of a model made by hand the labels' types at most."""
+    """The metadata of the columns; for a model made by hand, at most the labels' types."""
     metadata = model._value("_metadata")
     if not isinstance(metadata, ModelMetadata):
         labels = model._value("label_columns") or []
@@ -89,7 +89,7 @@ def loaded(
 
 
 def _metadata(manifest: Manifest) -> ModelMetadata:
-    """What is known of the columns; nothing of its outputs where the model was made by hand."""
+    """The metadata of the columns; nothing about outputs if the model was made by hand."""
     outputs = manifest.value("outputs", _listed(_is_count, least=0), "a list of numbers of values")
     inputs = _inputs(manifest, 1 if outputs else 0)
     count = len(outputs) or None
@@ -160,7 +160,7 @@ def _decoders(manifest: Manifest, decoders: Mapping[str, Any] | None, trust: boo
         )
     file = manifest.file("decoders.pkl")
     try:
-        loaded = pickle.loads(file.read_bytes())  # noqa: S301  # whoever calls trusts it
+        loaded = pickle.loads(file.read_bytes())  # noqa: S301  # the caller trusts the folder
     except Exception as error:
         raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(loaded, dict):

@@ -1,8 +1,9 @@
-"""How a trained model comes back to the driver: through the store if it is large and there is one, else through Spark.
+"""Returns a trained model to the driver: through the store if the model is large and there is a store, else through
+Spark.
 
-Spark brings what a task returns in one piece, and keeps it several times over in the memory of the driver's Java: with
-its default of 1 GiB, 120 MiB came back and 140 MiB did not (Spark 4.3). A file in the store has no limit like this. Its
-hash comes through Spark, so that what is read is what rank 0 has written.
+Spark sends a task's result in one piece, and keeps several copies of it in the memory of the driver's Java: with the
+default of 1 GiB, 120 MiB arrived and 140 MiB did not (Spark 4.3). A file in the store has no such limit. Its hash is
+sent through Spark, so the driver detects a file that is not the one rank 0 has written.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _UNITS = {"": 20, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def check_room(spark: SparkSession, model_bytes: int, store: Store | None) -> None:
-    """Refuses a training whose model could not be brought back.
+    """Refuses a training whose model could not be returned to the driver.
 
     Args:
-        model_bytes: of its numbers.
-        store: through which it would come; None: through Spark.
+        model_bytes: size of its weights.
+        store: the way back to the driver; None: through Spark.
 
     Raises:
         PreflightError: the driver's memory is too small; the message has the settings to change.
@@ -88,10 +89,10 @@ def put(store: Store, run_id: str, content: bytes, name: str, fence: Fence | Non
 
 
 def taken(store: Store, path: str, digest: str) -> bytes:
-    """On the driver: what `put` has written.
+    """On the driver: the bytes that `put` has written.
 
     Raises:
-        DataError: it is not there, or something else is.
+        DataError: the file is missing, or is not the one that `put` has written.
     """
     opens = (
         "keras.saving.load_model(path) gives the model."

@@ -1,4 +1,4 @@
-"""What tells one training from another, in words that can be compared: whose checkpoint is this?"""
+"""What distinguishes one training from another, as text that can be compared: which training wrote this checkpoint?"""
 
 from __future__ import annotations
 

@@ -1,22 +1,23 @@
-"""Who may write a run's files: one driver at a time, and of its attempts the last.
+"""Decides who may write a run's files: one driver at a time, and of its attempts only the last.
 
 The *lease* (``driver.json`` in the run's folder) is the driver's. A driver whose user has named the run holds it from
 before its ranks start until they have ended, and renews it every `RENEWED_EVERY`. Another driver that finds it is
-refused: at once if the holder is a living process of the same host, else as soon as the lease is renewed before its
-eyes. A lease is over when its holder is a dead process of the same host, or when it has not changed for `STALE_AFTER`
+refused: at once if the holder is a living process of the same host, else as soon as it sees the lease renewed. A lease
+    is over when its holder is a dead process of the same host, or when it has not changed for `STALE_AFTER`
 while the other watched, by the other's own clock: no two hosts' clocks are compared.
 
 The *fence* (``attempt.json``) is that of rank 0. It is taken before the checkpoint is read, and checked before each
 file of the run is put in place. A rank 0 whose attempt has been given up, because its executor was cut off or its
-driver has lost the lease, then finds another's fence and must not write. It cannot take the fence back: the fence has
-the number of the attempt, and the lease the driver.
+driver has lost the lease, then finds the fence of another attempt and must not write. It cannot take the fence back:
+the fence contains the number of the attempt, and the lease names the driver.
 
-What remains: no store has a write that depends on another file. On this machine's file systems the check comes after
-the content was written and synchronized, right before the rename, so an attempt must be taken over in that moment to
-be too late. Elsewhere the check comes right before the upload, which lasts as long as it lasts. What comes too late is
-a whole checkpoint of the same training, which a resumed run may continue from; the present attempt's next checkpoint
-replaces it. Two drivers that take a free lease in the same moment both start; the ranks of the one whose lease was
-replaced then end with an error, as do those of a driver that was suspended for longer than `STALE_AFTER`.
+A gap remains: no store has a write that depends on another file. On this machine's file systems the check happens after
+the content was written and synchronized, right before the rename, so a write is too late only if its attempt is taken
+over in that moment. Elsewhere the check happens right before the upload, whose duration is not bounded. A file that is
+written too late is a whole checkpoint of the same training, from which a resumed run may continue; the present
+attempt's next checkpoint replaces it. Two drivers that take a free lease in the same moment both start; the ranks of
+the one whose lease was replaced then end with an error, as do those of a driver that was suspended for longer than
+`STALE_AFTER`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class _Lease:
         """Writes it. False: this driver has no access to the store."""
         try:
             content = _read(self._store, self._path)
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # each kind of store has its own errors
             _log.info("run %s has no lease: %s cannot be read: %s", self._run_id, self._path, error)
             return False
         if content is not None and not _is_over(_fields(content)):
@@ -130,7 +131,7 @@ class _Lease:
             )
 
     def _renewed(self, content: bytes) -> dict[str, Any] | None:
-        """What a lease says when it is renewed; None: that did not happen in time, or it was given up."""
+        """A lease's content once it is renewed; None: it was not renewed in time, or was released."""
         until = time.monotonic() + STALE_AFTER.total_seconds()
         while time.monotonic() < until:
             time.sleep(_WATCHED_EVERY.total_seconds())
@@ -180,7 +181,7 @@ class _Lease:
 
 
 def _is_over(fields: dict[str, Any]) -> bool:
-    """Whether nobody holds a lease, as far as this host knows at once."""
+    """Whether a lease is free, as far as this host knows without waiting."""
     if not fields.get("owner"):
         return True
     return _is_here(fields) and fields.get("started") != _start_of(int(fields.get("pid") or 0))
@@ -232,7 +233,7 @@ class Fence:
             raise self._superseded(_attempt(present))
         try:
             self._write()
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # each kind of store has its own errors
             raise DataError(
                 f"{self._path} cannot be written on rank 0 (host {socket.gethostname()}): {type(error).__name__}: "
                 f"{error}. The folder must be writable on every executor, with room for two checkpoints."
@@ -300,7 +301,7 @@ def _read(store: Store, path: str) -> bytes | None:
 
 
 def _fields(content: bytes) -> dict[str, Any]:
-    """What a lease or a fence says; nothing where the file is none."""
+    """The content of a lease or a fence; empty if the file is not one."""
     try:
         result = json.loads(content)
     except ValueError:
@@ -335,7 +336,7 @@ def _user() -> str:
 
 
 def _place() -> str:
-    """Equal in two processes that can see each other's process ids; '' where the system does not tell."""
+    """Equal in two processes that can see each other's process ids; '' if the system does not provide it."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -343,7 +344,7 @@ def _place() -> str:
 
 
 def _start_of(pid: int) -> str:
-    """When a process was started, in the kernel's ticks; '' where there is no such process."""
+    """When a process was started, in the kernel's ticks; '' if the process does not exist."""
     with contextlib.suppress(OSError):
         # The name in parentheses may contain anything.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]

@@ -94,7 +94,7 @@ def _set(instance: TableParams, values: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON brings back the same value."""
+    """Whether JSON preserves the value."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):

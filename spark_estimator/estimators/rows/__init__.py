@@ -1,1 +1,1 @@
-"""What comes into an estimator: the first rows, the columns' types and shapes, and where the rows come from."""
+"""An estimator's input: the first rows, the columns' types and shapes, and the source of the rows."""

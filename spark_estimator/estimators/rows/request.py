@@ -1,4 +1,4 @@
-"""What an estimator's parameters ask of the rows: which columns, and what is done with them. No data is read for it."""
+"""The columns that an estimator's parameters select, and what is done with them. Reads no data."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RowRequest:
         """Refuses a replacement for nulls that an integer column cannot hold.
 
         Args:
-            columns: those that go into tensors.
+            columns: those that become tensors.
 
         Raises:
             DataError: the text names the column.

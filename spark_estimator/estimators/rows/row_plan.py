@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What is known of a training's rows before it starts.
+    """What the driver knows about a training's rows before it starts.
 
     Attributes:
         columns: which columns there are, by role, and what is done to their values where they are read.
         fields: the tensors of a batch: type, shape, values per row and fill value of each; and the model's outputs.
-        source: where the ranks' rows come from.
+        source: of the ranks' rows.
     """
 
     columns: Columns

@@ -1,4 +1,4 @@
-"""Where the rows of a training come from: through Spark's tasks, or from files that the ranks read by themselves.
+"""The source of a training's rows: Spark's tasks, or files that the ranks read without Spark.
 
 On the driver `frame_source` chooses one and logs which. On a rank `rank_rows` is the same call for both.
 """
@@ -32,7 +32,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class RowSource:
-    """Where the ranks' rows come from: exactly one of `rows` and `source` is set.
+    """The source of the ranks' rows: exactly one of `rows` and `source` is set.
 
     Attributes:
         rows: sent by Spark's tasks.
@@ -56,18 +56,18 @@ def frame_source(
     limited: bool = False,
     spare_store: Any = None,
 ) -> RowSource:
-    """Where a DataFrame's rows come from: files if it is nothing else, or is materialized; else Spark's tasks.
+    """The source of a DataFrame's rows: files if it only reads files, or is materialized; else Spark's tasks.
 
     Args:
         read_files: False: never read a DataFrame's own files.
-        store: where to materialize the rows, or to find them; None: they are not materialized.
-        size: the number of ranks, or what chooses it.
+        store: where to materialize the rows, or to find materialized ones; None: they are not materialized.
+        size: the number of ranks, or a function that chooses it.
         limited: ranks may not keep all rows, and so need files.
-        spare_store: the store for rows that would come through Spark's tasks where `limited`.
+        spare_store: if `limited`, the store for rows that Spark's tasks would otherwise send.
 
     Raises:
         DataError: the rows could not be written to the store.
-        ValueError: `limited`, and neither does the DataFrame consist of files nor is there a store.
+        ValueError: `limited`, but the DataFrame is not only files, and there is no store.
     """
     folder = Settings.read().spool_folder or None
     if store is not None:
@@ -139,7 +139,7 @@ def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field], 
         *cast_columns(columns.fed, dtypes_of(fields), preparation.nulls),
         *([columns.marker.marks.alias("marker")] if columns.marker else []),
     )
-    # Spark has cast and renamed the columns and replaced nulls; what is left is to decode.
+    # Spark has cast and renamed the columns and replaced nulls; only decoding remains.
     names = tuple(f"c{number}" for number in range(len(columns.fed)))
     if preparation.nulls == "drop":
         rows = rows.dropna(subset=list(names))

@@ -67,7 +67,7 @@ class Columns:
 
     @property
     def fed(self) -> tuple[Readable, ...]:
-        """Those that go into tensors, in the order of ``c0``, ``c1`` and so on: features, labels, weight."""
+        """The columns that become tensors, in the order of ``c0``, ``c1`` and so on: features, labels, weight."""
         return (*self.features, *self.labels, *((self.weight,) if self.weight else ()))
 
 
@@ -395,7 +395,7 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
 
 
 def _names(source: Source, request: RowRequest) -> tuple[list[str], list[str]]:
-    """The columns that go into tensors, and those of them that are features by default.
+    """The columns that become tensors, and those of them that are features by default.
 
     Raises:
         DataError: there is no feature.
@@ -428,7 +428,7 @@ def _marker(source: Source, name: str | None) -> Readable | None:
     """The column that marks rows for validation; None without.
 
     Raises:
-        DataError: there is no such column, or its type cannot hold 0 and 1.
+        DataError: the column does not exist, or its type cannot hold 0 and 1.
     """
     if name is None:
         return None

@@ -1,6 +1,6 @@
 """Finds the types and shapes that a model's inputs and labels need, by trying it on the first rows on the driver.
 
-An error here would have come up on every rank, minutes later. A framework's `Trial` runs the model.
+Without this trial, every rank would raise the error minutes later. A framework's `Trial` runs the model.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _input_fields(
     widths = [sample.widths[number] for number in group]
     integers = whole and all(column.dtype == "int64" for column in readables) and len(group) == 1
     if shape is None:
-        # A scalar of whole numbers may be an index: [rows]. Numbers to be weighed stand in a matrix.
+        # A scalar of whole numbers may be an index: [rows]. Numbers that a layer multiplies with weights are a matrix.
         shape = () if integers and not readables[0].is_array else (sum(widths),)
         if len(group) == 1 and readables[0].shape:
             shape = readables[0].shape

@@ -14,9 +14,9 @@ import spark_estimator.torch as hvd
 class Callback:
     """Anything with some of these methods may be among ``callbacks=``; this class is there to be subclassed.
 
-    They run on every rank, in the process that trains, and all ranks call them at the same point: a collective inside
-    of one is met by all. Objects travel to the ranks by pickle, and what they note there does not come back.
-    What one prints goes where the ranks' lines go; `spark_estimator.log_to_driver` reaches the driver.
+    They run on every rank, in the process that trains, and all ranks call them at the same point: all ranks can take
+    part in a collective inside of one. Callbacks are pickled to the ranks; what they store there is not returned to the
+    driver. Printed lines appear where the ranks' lines do; `spark_estimator.log_to_driver` reaches the driver.
     """
 
     def on_train_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

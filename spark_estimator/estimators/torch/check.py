@@ -1,4 +1,4 @@
-"""Tries a PyTorch model on the first rows, on the driver: a batch goes forward and backward through a copy."""
+"""Tries a PyTorch model on the first rows, on the driver: runs one batch forward and backward through a copy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TorchTrial(ModuleTrial):
         try:
             model.train()
             if rows.num_rows == 1:
-                model.eval()  # batch norm has nothing to say about a single row
+                model.eval()  # batch norm raises an error for a single row
             try:
                 loss, outputs, shaped = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
             except RuntimeError as error:
@@ -90,7 +90,7 @@ class TorchTrial(ModuleTrial):
 
 
 def _check_types(model: nn.Module, error: Exception) -> None:
-    """Raises what says more than an error of the model's, where its numbers are of another type than its inputs."""
+    """Raises a clearer error than the model's if its parameters are of another type than its inputs."""
     for name, parameter in model.named_parameters():
         if parameter.dtype in (torch.bfloat16, torch.float16):
             raise DataError(
@@ -158,7 +158,7 @@ def _check_outputs(
 def inputs_taken(model: nn.Module) -> tuple[int, float]:
     """The least and the most positional arguments of ``forward``."""
     try:
-        # torch.compile's wrapper takes whatever comes.
+        # torch.compile's wrapper takes any arguments.
         forward = getattr(model, "_orig_mod", model).forward
         parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""An estimator of PyTorch modules in a folder: what is plain as JSON, modules, losses and functions in one other file.
+"""A saved estimator of PyTorch modules: plain parameters as JSON; modules, losses and functions in one other file.
 
 ``objects.pt`` is read by PyTorch's restricted unpickler, which makes objects of known classes only: modules, losses,
 optimizers and schedulers of PyTorch's own, tensors, and the losses of torch.nn.functional. Functions and classes of the
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TorchFiles:
-    """What an estimator inherits that has its model and the like in ``objects.pt``.
+    """Base of estimators that store their model, optimizer and other objects in ``objects.pt``.
 
     Attributes:
         _objects: the parameters that JSON does not hold. One file has them all, as the optimizer and its scheduler hold
@@ -48,7 +48,7 @@ class TorchFiles:
 
         Args:
             path: a folder that this process sees; with trust, also one that Horovod has saved.
-            trust: runs code from the folder, which modules of your own need; only for folders that you trust.
+            trust: runs code from the folder, which your own modules need; only for folders that you trust.
 
         Raises:
             DataError: the folder is missing, damaged or of another version, or loading its objects would run code from
@@ -94,7 +94,7 @@ def _read(manifest: Manifest, trust: bool) -> Any:
 
 
 def _known() -> list[Any]:
-    """Classes whose objects only hold what the file says of them, and functions that only compute."""
+    """Classes whose objects only hold values from the file, and functions that only compute."""
 
     def classes(module: Any, base: type) -> list[type]:
         return [item for _, item in inspect.getmembers(module, inspect.isclass) if issubclass(item, base)]

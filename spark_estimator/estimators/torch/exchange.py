@@ -1,4 +1,4 @@
-"""What the ranks of a `TorchEstimator` exchange: the gradients of each step, or parameters now and then."""
+"""What the ranks of a `TorchEstimator` exchange: the gradients of each step, or the parameters after several steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_exchange(parts: TorchParts) -> None:
 
 
 def exchanging(parts: TorchParts, model: nn.Module, passes: int) -> Any:
-    """The optimizer, made to exchange what `parts` say.
+    """The optimizer, wrapped to exchange gradients or parameters as `parts` require.
 
     Args:
         model: whose parameters it has.

@@ -1,4 +1,4 @@
-"""A `TorchModel` in a folder: JSON, the numbers, and the architecture; read without running code from it.
+"""A saved `TorchModel`: JSON, the weights, and the architecture; read without running code from the folder.
 
 What `folders` and `manifest` describe, and: ``weights.pt`` the numbers, for ``torch.load(..., weights_only=True)``;
 ``module.pt`` the architecture. The architecture of modules of torch.nn is read by PyTorch's restricted unpickler, which
@@ -43,10 +43,10 @@ def load(
 
 
 def _fill(module: nn.Module, manifest: Manifest, *, assign: bool) -> None:
-    """Gives a module the numbers.
+    """Loads the saved weights into a module.
 
     Args:
-        assign: the module's own are replaced, which says nothing of their kind.
+        assign: the tensors of the module are replaced, whatever their dtype; False: the values are copied into them.
     """
     file = manifest.file("weights.pt")
     try:
@@ -73,7 +73,8 @@ def write(model: TableModel, module: nn.Module, folder: Path) -> None:
     trained = copy.deepcopy(module).cpu()
     torch.save(trained.state_dict(), folder / "weights.pt")
     try:
-        # With it classes of a notebook's cells, or of a function, go into the file; pickle would name them only.
+        # cloudpickle writes classes of a notebook's cells, or of a function, into the file; pickle would only name
+        # them.
         torch.save(_without_numbers(trained), folder / "module.pt", pickle_module=cloudpickle)
     except Exception as error:
         # The numbers are there: it can be loaded into a module.

@@ -1,4 +1,4 @@
-"""What tells one training of a PyTorch model from another, in `identity`'s words."""
+"""What distinguishes one training of a PyTorch model from another, as `run_identity` records it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The loss of a batch of a PyTorch model: its outputs, the labels in their shapes, and means that are right over ranks.
+"""Computes the loss of a batch of a PyTorch model, with labels in the right shapes and means that are right over ranks.
 
-A loss is a mean over rows, so that the ranks' losses, each weighted by its rows, make the joint batch's. Where a loss
-divides by something else, the sum of its classes' weights, the ranks tell one another what theirs is.
+A loss is a mean over rows, so that the ranks' losses, each weighted by its rows, make the joint batch's. If a loss
+divides by another number (the sum of its classes' weights), the ranks exchange that number.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from spark_estimator.estimators.rows.shapes import class_error
 from spark_estimator.estimators.torch.metric_names import names_of
 
 Tensors = list[torch.Tensor]
-#: Adds up numbers over all ranks, place by place.
+#: Adds up lists of numbers over all ranks, element by element.
 Total = Callable[[list[float]], list[float]]
 _OF_CLASSES: dict[Any, type[nn.Module]] = {
     nn.functional.cross_entropy: nn.CrossEntropyLoss,
     nn.functional.nll_loss: nn.NLLLoss,
 }
-# The class that torch's losses leave out unless they are told another one.
+# The class that torch's losses ignore by default.
 _LEFT_OUT = -100
 
 
@@ -45,14 +45,14 @@ class TorchParts:
         compression: of gradients; None: none.
         label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many values.
         precision: "bf16": the model's forward pass runs under autocast; None: in its own types.
-        callbacks: as `torch_callbacks` tells.
+        callbacks: see `estimators.torch.callbacks`.
         minibatch: the user's own step, as Horovod calls it; None: ours.
         labels: their columns' names, for messages.
         leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so that
             it divides by the others.
         metric_names: [labels][metrics] of `metrics`; empty: `names_of` them.
         rate_is_joint: the learning rate is that of a step of all ranks; False: of one process, and it is multiplied.
-        settings: what else tells the training from another.
+        settings: what else distinguishes the training from another.
         returns_optimizer: the driver gets the optimizer's state, too.
         sync: "allreduce", or "local_sgd" or "diloco": what the ranks exchange.
         inner_steps: between two exchanges of the latter.
@@ -124,7 +124,7 @@ def loss_of(
 
 
 def _check_classes(parts: TorchParts, outputs: Tensors, labels: Tensors, error: Exception) -> None:
-    """Raises what says more than "Target 7 is out of bounds", where that is it."""
+    """Raises a clearer error than "Target 7 is out of bounds", if that is the cause."""
     losses: Sequence[Any] = parts.losses
     for loss, output, label, name in zip(losses, outputs, labels, parts.labels, strict=False):
         if not _is_of_classes(loss) or output.dim() < 2 or label.is_floating_point():

@@ -1,4 +1,4 @@
-"""The parameters of `TorchEstimator` and `TorchModel`, some of which Lightning's estimator has, too."""
+"""The parameters of `TorchEstimator` and `TorchModel`; Lightning's estimator has some of them, too."""
 
 from __future__ import annotations
 

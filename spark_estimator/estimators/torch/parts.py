@@ -18,10 +18,10 @@ from spark_estimator.estimators.torch.metric_names import grouped
 
 
 def check_callable(name: str, function: Any) -> None:
-    """Refuses what cannot be called with (output, label).
+    """Refuses a value that cannot be called with (output, label).
 
     Raises:
-        TypeError: it is a class, a text, or the like.
+        TypeError: it is a class, or cannot be called.
     """
     if isinstance(function, type):
         raise TypeError(f"{name} contains the class {function.__name__}; pass an instance: {function.__name__}().")
@@ -30,10 +30,10 @@ def check_callable(name: str, function: Any) -> None:
 
 
 def check_numbers(model: nn.Module) -> None:
-    """Refuses a model whose numbers do not stand yet, or are such that nothing here trains.
+    """Refuses a model whose parameters are not initialized yet, or are of a type that cannot be trained here.
 
     Raises:
-        ValueError: a parameter is lazy, or what travels from rank to rank is complex.
+        ValueError: a parameter is lazy, or a tensor that ranks exchange is complex.
     """
     for name, number in [*model.named_parameters(), *model.named_buffers()]:
         if torch.nn.parameter.is_lazy(number):
@@ -169,7 +169,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
 
 
 def _with_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
-    """The optimizer with the same parameters and another learning rate; the one that is given stays as it is."""
+    """The optimizer with the same parameters and another learning rate; the original is not changed."""
     other = copy.copy(optimizer)
     other.param_groups = [{**group, "lr": rate} for group in optimizer.param_groups]
     return other

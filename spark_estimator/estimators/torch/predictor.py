@@ -18,7 +18,7 @@ from spark_estimator.estimators.torch.training import tensor_of
 
 
 class TorchPredictor(Predictor):
-    """A PyTorch model on its way to Spark's workers."""
+    """A PyTorch model, serialized for Spark's workers."""
 
     @classmethod
     def of(

@@ -42,7 +42,7 @@ from spark_estimator.observe.driver_log import log_to_driver
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Runs on every rank. Returns what rank 0 brings back; None on the others.
+    """Runs on every rank. Returns the result on rank 0; None on the others.
 
     With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
     checkpoint exists resumes from it. Random numbers are seeded for each epoch from seed, epoch and rank, and their
@@ -115,7 +115,7 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
     """`TorchParts.leaving_out`, of the rows of all ranks. A collective.
 
     Raises:
-        DataError: rows have weights, too: the mean of what is left would be neither by rows nor by weights.
+        DataError: rows have weights, too: without the ignored rows, the mean would be neither by rows nor by weights.
     """
     if spec.kept is not None or spec.module is not None:  # a function makes the labels, in each epoch again
         return frozenset()
@@ -272,7 +272,8 @@ class _Training:
                     pending = 0
             self.meter.step_done(batch.rows, sums.loss)
             is_due = is_due or (schedule is not None and schedule.is_due())
-            # Gradients that wait for their step are in no checkpoint; after the last batch comes that of the epoch.
+            # A checkpoint has no gradients that wait for their step. After the last batch, the epoch's checkpoint
+            # follows.
             if schedule is not None and is_due and not pending and done < plan.steps:
                 self.synchronize()
                 save(done, plan.done(done), self.of_ranks(sums.sums))
@@ -363,7 +364,7 @@ class _Stepping:
 
 @contextlib.contextmanager
 def joint_rate(optimizer: Any, ranks: int) -> Iterator[None]:
-    """Inside of it, an optimizer has the learning rate of so many ranks."""
+    """Inside of the context, the optimizer's learning rate is scaled to the number of ranks."""
     groups = optimizer.param_groups
     rates = [group.get("lr") for group in groups]
     for group, rate in zip(groups, rates, strict=True):

@@ -1,4 +1,4 @@
-"""Calls of MLflow in a thread of their own, one after the other, so that a training never waits for a tracking server.
+"""Makes MLflow's calls in a separate thread, one after the other, so that a training never waits for a tracking server.
 
 A call that fails because the server is away, or has not answered, is made again until it succeeds or
 the process ends. One that MLflow refuses is reported and left out.

@@ -26,7 +26,7 @@ def pictures_of(history: Epochs) -> dict[str, Any]:
 
 
 def _without(name: str, prefixes: list[str]) -> str:
-    """A column's metric, of which there may be one of training and one of validation: the longest prefix goes."""
+    """A column's metric, of which there may be one of training and one of validation: the longest prefix is removed."""
     prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
     return name[len(prefix) :] or name
 

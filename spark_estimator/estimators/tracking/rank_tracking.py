@@ -1,4 +1,4 @@
-"""What each rank does for its training's MLflow run: it counts steps, and has MLflow sample its host's load."""
+"""Each rank's part of its training's MLflow run: counts steps, and lets MLflow sample the host's load."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SystemMetrics:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def start(self, rank: int) -> None:
-        """Samples in a thread of its own until this process ends. What goes wrong is a line on the driver."""
+        """Samples in a separate thread until this process ends. An error is logged on the driver."""
         threading.Thread(target=self._run, args=(rank,), name="spark_estimator system metrics", daemon=True).start()
 
     def _run(self, rank: int) -> None:
@@ -60,10 +60,10 @@ class SystemMetrics:
 
 @dataclass(frozen=True)
 class RankTracking:
-    """What the driver wants of the ranks.
+    """What the ranks record for the driver.
 
     Attributes:
-        log_every_n_steps: a record after so many batches; None: after each epoch only.
+        log_every_n_steps: batches between records; None: after each epoch only.
         system_metrics: None: the ranks' hosts are not sampled.
     """
 

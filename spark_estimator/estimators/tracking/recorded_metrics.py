@@ -1,4 +1,4 @@
-"""From the records of a training to MLflow's metrics: a value for each number of an epoch, or of some steps."""
+"""Converts the records of a training to MLflow's metrics: a value for each number of an epoch, or of some steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 # MLflow refuses other characters in a metric's name, which a user may have chosen.
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /]", re.ASCII)
-# Steps of which not all ranks' records have come.
+# Steps for which the records of some ranks are missing.
 _MOST_PENDING = 1000
 
 #: An epoch's entry of a history, as one flat dict of numbers.
@@ -63,7 +63,7 @@ class RecordedMetrics:
         rows = sum(count for _, count in of_ranks.values())
         if not rows:
             return []
-        # The same sum, in whatever order the ranks' records come.
+        # The same sum, in any order of the ranks' records.
         loss = math.fsum(of_ranks[number][0] for number in sorted(of_ranks)) / rows
         return [MetricValue(self._step_name, loss, epoch * steps + step)]
 

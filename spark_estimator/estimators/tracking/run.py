@@ -1,6 +1,6 @@
 """One MLflow run for one training: begun before the ranks, fed while they train, ended with the model or an error.
 
-The driver alone makes the run, in a thread of its own: ranks send their records to the driver, so that there is one run
+Only the driver makes the run, in a separate thread: ranks send their records to the driver, so that there is one run
 for any number of them. If MLflow is away, the training continues; `fit` waits for it at the end, for a limited time.
 """
 
@@ -148,7 +148,7 @@ class TrackedRun:
     def finish(
         self, model: TableModel, features: Features, entries: Sequence[Mapping[str, Any]], model_bytes: int
     ) -> None:
-        """Logs what is left and the model, and ends the run. If MLflow is away, a line names what is missing.
+        """Logs the remaining metrics and the model, and ends the run. If MLflow is away, a line names what is missing.
 
         Args:
             entries: of the history.
@@ -212,7 +212,7 @@ class TrackedRun:
             experiment_id=self._experiment(), run_name=self._name, nested=True, tags=tags, log_system_metrics=False
         )
         self.run_id = str(run.info.run_id)
-        if not self._is_wanted:  # it has come too late
+        if not self._is_wanted:  # too late
             mlflow.end_run("KILLED")
             return
         self._is_active = _is_of_this_thread()

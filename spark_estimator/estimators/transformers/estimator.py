@@ -34,7 +34,7 @@ from spark_estimator.estimators.transformers.training import TextParts, train
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Through which the model goes on the driver before anything starts.
+# The rows on which the driver tries the model before any process starts.
 _TRIED_ROWS = 2
 
 

@@ -39,13 +39,13 @@ class _Tokens:
 
 @dataclass(frozen=True)
 class TextPredictor(Predictor):
-    """A model and its tokenizer on their way to Spark's workers.
+    """A model and its tokenizer, serialized for Spark's workers.
 
     Attributes:
         task: one of `params.TASKS`.
         max_length: tokens of a text; the rest is cut. A causal model gets its last ones.
         generation: arguments of the model's ``generate``.
-        as_json: chats come as JSON.
+        as_json: chats are JSON strings.
         text: the column of texts, for `frame`.
     """
 
@@ -95,10 +95,10 @@ class TextPredictor(Predictor):
         return pyarrow.StructArray.from_arrays([pyarrow.array(outputs, arrow_type(column.kind))], ["p0"])
 
     def outputs_of_texts(self, texts: Sequence[Any]) -> list[Any]:
-        """[texts] scores of the classes, the class of each word, or what is generated.
+        """[texts] scores of the classes, the class of each word, or the generated text.
 
-        Texts of like lengths go through the model together. How long they are filled up depends on each one alone, so
-        that a text's output does not depend on the others.
+        Texts of similar length share a call of the model. The width to which a text is padded depends on this text
+        alone, so that its output does not depend on the others.
         """
         net, tokenizer = self.model()
         encoded = self._encoded(tokenizer, texts)
@@ -117,7 +117,7 @@ class TextPredictor(Predictor):
         return outputs
 
     def _width(self, tokens: int) -> int:
-        """The tokens of a row for a text of so many."""
+        """The padded width, in tokens, of a text of `tokens` tokens."""
         return max(tokens, min(-(-max(1, tokens) // _WIDTHS_ALIKE) * _WIDTHS_ALIKE, self.max_length))
 
     def _encoded(self, tokenizer: Any, texts: Sequence[Any]) -> list[_Tokens]:
@@ -125,7 +125,7 @@ class TextPredictor(Predictor):
         options: dict[str, Any] = {}
         prompts = list(texts)
         if self.task == "causal":
-            tokenizer.truncation_side = "left"  # the text goes on where it ends
+            tokenizer.truncation_side = "left"  # the model continues the text at its end
             if prompts and not isinstance(prompts[0], str):
                 prompts = [
                     tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in prompts
@@ -145,10 +145,11 @@ class TextPredictor(Predictor):
     def _tensors(
         self, tokenizer: Any, batch: Sequence[_Tokens], width: int, *, rows: int, left: bool
     ) -> dict[str, Any]:
-        """A batch as tensors of [rows, width], of which the padding is not seen; a text without a token is one of it.
+        """A batch as tensors of [rows, width], with the padding masked; a text without tokens becomes one token of
+        padding.
 
         Args:
-            rows: at least as many as there are texts; the last text comes again.
+            rows: at least the number of texts; the last text fills the other rows.
             left: the padding is before the texts.
         """
         filling = _filling(tokenizer)

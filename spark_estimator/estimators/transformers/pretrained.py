@@ -1,4 +1,4 @@
-"""Where a pretrained model comes from: a folder, the Hugging Face Hub's cache, or an object; downloaded once a host."""
+"""The source of a pretrained model: a folder, the Hugging Face Hub's cache, or an object; downloaded once per host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training on texts is to do, by the parameters and the DataFrame's columns, of which only classes are read."""
+"""Chooses the task of a training on texts from the parameters and the DataFrame's columns; reads only the classes."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Tokenising:
         joined: list[tuple[list[int], list[int], list[int]]] = []
         for block in blocks:
             ids = [token for piece, _ in block for token in piece]
-            # Each text begins at 0, by which attention tells it from the one before; so does each place of the padding.
+            # Each text begins at 0, which separates it from the text before in attention; so does each padding token.
             places = [place for piece, _ in block for place in range(len(piece))]
             joined.append((ids, places, [label for _, labels in block for label in labels]))
         arrays = [
@@ -194,7 +194,7 @@ class Encoder:
                         "assistant's words can't be found in the text: use loss_on='all'."
                     )
                 spans.append((len(before), len(after)))
-            # An empty token stands nowhere.
+            # An empty token has no position in the text.
             learned = [
                 any(start <= left and right <= end for start, end in spans) and left < right
                 for left, right in encoded["offset_mapping"]
@@ -260,7 +260,7 @@ class _Packer:
 
 
 def tokenizer_from(pickled: bytes) -> Any:
-    """The tokenizer, in a worker that has one task at a time: without threads of its own."""
+    """The tokenizer, in a worker that has one task at a time: without its own threads."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return pickle.loads(pickled)  # noqa: S301  # from the driver, whose code runs here anyway
 

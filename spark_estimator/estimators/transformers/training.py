@@ -1,4 +1,4 @@
-"""Fine-tunes a model of transformers on each rank: makes it there, and trains it by the loop of `TorchEstimator`."""
+"""Fine-tunes a transformers model on each rank: loads it there, and trains it with the loop of `TorchEstimator`."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Runs on every rank. Returns what rank 0 brings back; None on the others."""
+    """Runs on every rank. Returns the result on rank 0; None on the others."""
     import transformers
 
     hvd.init()
-    transformers.utils.logging.disable_progress_bar()  # each rank's lines go to the driver
+    transformers.utils.logging.disable_progress_bar()  # each rank's lines are sent to the driver
     torch.manual_seed(spec.seed)  # for the numbers that the pretrained model does not have
     parts: TextParts = spec.framework
     parts = replace(parts, source=parts.source.on_this_host())
