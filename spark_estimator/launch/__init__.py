@@ -1,7 +1,7 @@
 """Starts the ranks of a job, supervises them, and returns their values or raises the failure that came first.
 
 A *launcher* decides where ranks run: ``local`` on this host, ``ssh`` on several, ``spark`` in the tasks of a Spark job,
-``cli`` for commands. Each rank is a *worker*, a process of its own. Each worker has a *supervisor* (a thread of the
+``cli`` for commands. Each rank is a *worker*, a separate process. Each worker has a *supervisor* (a thread of the
 launcher or of an agent, or the Spark task), which sends its spec, reads its lines and its value, notices its end, and
 ends everything that it started.
 

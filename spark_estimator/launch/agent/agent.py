@@ -1,7 +1,7 @@
-"""The program that supervises the ranks of one host for a launcher on another host, which it obeys in all.
+"""The program that supervises the ranks of one host on the orders of a launcher on another host.
 
-It is reached by ssh alone, which authenticates both ends. An agent opens no port and writes no file. When its standard
-input ends or falls silent, it stops its ranks and ends.
+It is reached only by ssh, which authenticates both ends. An agent opens no port and writes no file. When its standard
+input ends, or brings no heartbeat, it stops its ranks and ends.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class HostAgent(WorkerAgent):
             super()._obey(letter, content)
 
     def _prepare(self, fields: dict[str, Any]) -> None:
-        """Takes the job, and says where its ranks will listen, or why none can run here."""
+        """Receives the job, and replies with the address of its ranks, or with the reason why none can run here."""
         order = HostOrder(**{**fields["order"], "interfaces": tuple(fields["order"]["interfaces"])})
         job = read_job(fields["job"])
         note = ""
@@ -151,7 +151,7 @@ class HostAgent(WorkerAgent):
         except (OSError, ValueError) as error:
             self.link.send_json(frames.READY, address="", note="", problem=str(error))
             return
-        # Modules that lie beside the user's script are looked for where they lie on the launcher's host.
+        # Modules beside the user's script are searched at their paths on the launcher's host.
         job = replace(job, environment=environment, driver_host_id=host_id())
         gentle = timedelta(seconds=order.gentle_seconds)
         self.program = Program(job, b"", order.name, address, gentle)

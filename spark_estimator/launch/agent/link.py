@@ -20,33 +20,33 @@ from typing import Any
 
 from spark_estimator.launch.worker.result_pipe import CHUNK_BYTES, FrameReader, frame
 
-# Down go:
+# From the launcher to the agent:
 JOB = b"j"  # JSON: fields of the JobSpec, and `HostOrder`'s
 PAYLOAD = b"p"  # bytes of the pickled function
 START = b"s"  # JSON {process, linked}: start a worker
 RUN = b"r"  # JSON {process, rendezvous}: its rank, its peers, the key
 STOP = b"x"  # JSON {process, reason, at_once}
-BECOME = b"n"  # JSON {process, rank}: from now on it is called so
-# Up go:
+BECOME = b"n"  # JSON {process, rank}: the worker's new rank
+# From the agent to the launcher:
 HELLO = b"h"  # JSON: who the agent is
 READY = b"y"  # JSON {address, note, problem}: answer to JOB
 STARTED = b"u"  # JSON {process, facts}: a worker waits for its rank
 BEGUN = b"b"  # JSON {process, rank, pid}: user code begins
 LINE = b"l"  # JSON {process, rank, stream, text}
-PROGRESS = b"g"  # JSON {process, rank, report}: how far it is
+PROGRESS = b"g"  # JSON {process, rank, report}: its progress
 MESSAGE = b"m"  # JSON {process, rank, text}: from log_to_driver
 FAILURE = b"f"  # JSON {process, report}
 VALUE = b"v"  # process, bytes of its value
-OUTCOME = b"o"  # JSON {process, ...}: a worker, and all that it started, is gone
-# Both ways:
+OUTCOME = b"o"  # JSON {process, ...}: a worker, and all that it started, has ended
+# In both directions:
 RELAYED = b"k"  # process, bytes between an elastic worker and its launcher
 _ALIVE = b"."
 _ORDERS = {JOB: "JOB", PAYLOAD: "PAYLOAD", START: "START", RUN: "RUN", STOP: "STOP", BECOME: "BECOME"}
 
-# Behind this the frames begin: before it stands what the login shell has to say.
+# The frames begin after this text. The output of the login shell comes before it.
 OPENING = b"\0spark_estimator agent\n"
 _MOST_NOISE_BYTES = 1 << 20
-# Whoever sends more waits until the other end has taken some of it.
+# A thread that sends more waits until the other end has read some of it.
 _MAX_WAITING_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
 _PROCESS = struct.Struct(">I")
@@ -63,7 +63,7 @@ class AgentLink:
         source, sink: descriptors; `sink` is closed here once all is sent, `source` is the caller's.
         heartbeat: time between two heartbeats; zero: none are sent, and none are expected.
         silence: the other end is lost when it has sent nothing for this time.
-        opening: what comes before the first frame is skipped up to this; kept in `noise`.
+        opening: input before the first frame is skipped up to this; kept in `noise`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class AgentLink:
         self._writer.start()
 
     def send(self, letter: bytes, content: bytes = b"") -> None:
-        """Queues a frame, in order. Waits while too much is queued; does nothing when the other end is gone."""
+        """Queues a frame, in order. Waits while too much is queued; does nothing if the other end has disconnected."""
         whole = frame(letter, content)
         with self._changed:
             self._changed.wait_for(lambda: self._broken or self._waiting_bytes < _MAX_WAITING_BYTES)
@@ -109,8 +109,8 @@ class AgentLink:
         """Yields (letter, content) of each frame until the stream ends.
 
         Raises:
-            SilentError: nothing came for too long.
-            ValueError: what came is no stream of frames.
+            SilentError: no data arrived for too long.
+            ValueError: the data is not a stream of frames.
             OSError: it cannot be read.
         """
         reader = FrameReader()
@@ -130,16 +130,16 @@ class AgentLink:
             self._changed.notify_all()
 
     def close(self, timeout: timedelta) -> None:
-        """Sends what is queued, as far as `timeout` allows, and lets the other end read the end of the stream."""
+        """Sends the queued frames, as far as `timeout` allows, and closes the stream."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._writer.join(timeout.total_seconds())
 
     def _read(self) -> bytes:
-        # Before the opening the other end is still being started, for which whoever waits has a limit of its own.
+        # No limit before the opening: the other end is still starting, and the caller limits that time.
         limit = self._silence * 1000 if self._silence and not self._opening else None
-        # After a pause of this process itself what has come meanwhile is there: it is asked for again before a verdict.
+        # If this process itself was suspended, data has arrived meanwhile: poll again before raising.
         if not self._poll.poll(limit) and not self._poll.poll(0):
             raise SilentError(f"no data or heartbeat for {self._silence:g} seconds")
         return os.read(self._source, _READ_BYTES)
@@ -178,7 +178,7 @@ class AgentLink:
                         self._changed.notify_all()
                 next_sign = time.monotonic() + self._heartbeat
         except OSError:
-            self.give_up()  # the end of the other direction tells the reader
+            self.give_up()  # the reader detects it by the end of the other direction
         finally:
             with contextlib.suppress(OSError):
                 os.close(self._sink)

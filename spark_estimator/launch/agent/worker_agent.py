@@ -1,4 +1,4 @@
-"""What every agent does: it starts, runs and stops workers as its launcher orders, and passes on what they report.
+"""The base of all agents: starts, runs and stops workers as the launcher orders, and passes on what they report.
 
 What the workers run is the agent's `Program`. No order that is carried out here changes it.
 """
@@ -84,10 +84,10 @@ def outcome_fields(outcome: Outcome) -> dict[str, Any]:
 
 
 class WorkerAgent(ABC):
-    """The workers of one host, at the orders of a launcher.
+    """The workers of one host, started and stopped on a launcher's orders.
 
     Attributes:
-        program: what they run; None: it has not come yet.
+        program: what they run; None: it has not been received yet.
     """
 
     def __init__(self, link: AgentLink, program: Program | None) -> None:
@@ -110,7 +110,7 @@ class WorkerAgent(ABC):
             print(f"spark_estimator: {reason}", file=sys.stderr)
         processes = list(self._processes.values())
         if any(process.thread.is_alive() for process in processes):
-            self.link.give_up()  # nobody reads any more: no supervisor may wait for room
+            self.link.give_up()  # no reader is left: no supervisor may wait for room
         for process in processes:
             process.stop(reason, at_once=False)
         for process in processes:
@@ -126,7 +126,7 @@ class WorkerAgent(ABC):
         return rendezvous
 
     def passed_down(self, received: bytes) -> bytes:
-        """What an elastic worker is given of that which its launcher sends it: here all, as it is."""
+        """The bytes from the launcher that an elastic worker gets: here all of them, unchanged."""
         return received
 
     def _obey(self, letter: bytes, content: bytes) -> None:
@@ -224,7 +224,7 @@ class _Process:
             local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
             launcher_fd=-1 if self._theirs is None else self._theirs.fileno(),
         )
-        payload = (self._agent.program or program).payload  # it may have come since
+        payload = (self._agent.program or program).payload  # it may have been received since
         return supervisor.run(worker_spec(job, rendezvous), payload)
 
     def _ended(self, kind: str, message: str) -> Outcome:

@@ -24,7 +24,7 @@ from spark_estimator.observe.driver_log import coloured, printable
 from spark_estimator.observe.progress import Progress
 
 _RELAYED_BYTES = 1 << 16
-# A worker that is not needed has ended within so long, or is left to its agent.
+# How long to wait for the end of a worker that is not needed; after that its agent ends it.
 _DISCARDED = timedelta(seconds=2)
 
 
@@ -37,7 +37,7 @@ class RemoteWorkerHandle:
         number, rank, link: as in `HostConnection.worker_handle`.
         relay: as in `Supervisor`.
         closing: whether the connection has been closed on purpose.
-        most_value_bytes: a worker's larger value is refused; zero where values come another way.
+        most_value_bytes: a worker's larger value is refused; zero if values are sent another way.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RemoteWorkerHandle:
             while not isinstance(self._events.get(timeout=_DISCARDED.total_seconds()), Outcome):
                 pass
 
-    # --- what the agent says, in the thread that reads it ---
+    # --- frames from the agent, in the thread that reads them ---
 
     def take(self, letter: bytes, fields: Mapping[str, Any]) -> None:
         if letter == frames.STARTED:

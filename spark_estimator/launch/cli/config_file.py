@@ -1,7 +1,7 @@
 """``horovodrun --config-file``: Horovod's YAML file of settings, read as the flags of its keys.
 
-Of YAML it needs groups, and in them lines ``key: value``, of which the values are numbers, words and truth values. So
-much is read here, without a library; what is more than that is refused by its line.
+Of YAML it needs groups, and in them lines ``key: value``, of which the values are numbers, words and truth values. This
+subset is read here, without a library; anything else is refused, with its line number.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentPars
         arguments: without the program's name; the process's own by default.
 
     Returns:
-        The parser, for errors to come, and the options.
+        The parser, for later errors, and the options.
     """
     argument_parser = parser()
     options = argument_parser.parse_args(arguments)

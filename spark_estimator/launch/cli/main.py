@@ -1,4 +1,4 @@
-"""``horovodrun``: runs a command on several ranks, with Horovod's flags and its way of showing output.
+"""``horovodrun``: runs a command on several ranks, with Horovod's flags and output format.
 
 Ranks are on this host, or on several (``-H``, ``--hostfile``, ``--host-discovery-script``) that are reached by ssh: see
 ``launch.ssh``. ``launch.cli.flags`` documents the flags.
@@ -242,7 +242,7 @@ def _as_interrupted(ended_by: list[signal.Signals]) -> Iterator[None]:
     """Within, SIGTERM and SIGHUP are Ctrl-C: the ranks are ended before this process ends.
 
     Args:
-        ended_by: takes the signal that came.
+        ended_by: receives the signal.
     """
 
     def interrupt(number: int, _frame: FrameType | None) -> None:

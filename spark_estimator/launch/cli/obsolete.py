@@ -1,4 +1,4 @@
-"""Arguments of Horovod's that mean nothing here: accepted, and explained in a line."""
+"""Horovod's arguments without effect here: accepted, with a log line that explains why."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def explain(arguments: Mapping[str, Any], *, stacklevel: int = 3) -> None:
 
 
 def renamed(old: str, old_value: Any, new: str, value: Any, default: Any = None) -> Any:
-    """`value`, or what was given under the deprecated name where `value` was not.
+    """`value`, or the deprecated name's value if `value` is not set.
 
     Raises:
-        ValueError: both were given, and differ.
+        ValueError: both are set, and differ.
     """
     if old_value is None:
         return value

@@ -18,7 +18,7 @@ from spark_estimator.launch.log_relay.display import OutputFiles, lines_to
 from spark_estimator.launch.spark.entry import run_in_session
 
 _FOR_SPARK = ("master", "remote", "conf")
-# What says where or how other launches start ranks.
+# The flags that say where or how launches without Spark start ranks.
 _FOR_HOSTS = (
     "hosts",
     "hostfile",
@@ -42,7 +42,7 @@ def check_spark(options: argparse.Namespace, command: Sequence[str]) -> list[str
         command: ``python train.py ...``, or ``train.py ...``.
 
     Raises:
-        ValueError: the flags contradict each other, or the command is no Python script.
+        ValueError: the flags contradict each other, or the command is not a Python script.
     """
     if not options.spark:
         flag = next((name for name in _FOR_SPARK if getattr(options, name)), None)

@@ -1,9 +1,9 @@
-"""Asks a script of the user's which hosts there are, at the start of an elastic job and again and again while it runs.
+"""Asks a user's script for the available hosts, at the start of an elastic job and repeatedly while it runs.
 
 The script is a command for the shell. It prints a line for each host, ``host:slots``, or ``host`` alone; what follows a
-# is a comment, and a host with 0 slots is left out. An answer that fails, or names no host at all, is no answer: it
-would end the job, and who looks after hosts fails more often than all of them do. Before the job begins that is an
-error; later the last good answer stays in force, and one line reports it.
+# is a comment, and a host with 0 slots is left out. A run that fails, or prints no host, is ignored: it would end the
+# job, and such scripts fail more often than all hosts at once. Before the job begins it is an error; later the last
+# good answer stays valid, and one line reports the failure.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HostScript:
             raise PreflightError(f"the host discovery script {self.command!r} {printable(str(error))}.") from error
 
     def stop(self) -> None:
-        """Ends it, where it runs, and lets it run no more."""
+        """Ends the running script, if there is one, and starts no more."""
         with self._lock:
             self._stopped = True
             if self._running is not None:
@@ -93,7 +93,7 @@ class HostScript:
         return merged(hosts, self.command)
 
     def _run(self, seconds: float) -> tuple[int, bytes, bytes]:
-        """(exit status, what it printed, what it printed on stderr). It is gone then."""
+        """(exit status, what it printed, what it printed on stderr), after its end."""
         with self._lock:
             if self._stopped:
                 raise InterruptedError("is no longer run")
@@ -145,10 +145,10 @@ class HostScript:
 
 
 class HostWatch:
-    """Asks a script again and again in a thread of its own; a ``elastic_job.Discovery``.
+    """Runs a script repeatedly in a separate thread; a ``elastic_job.Discovery``.
 
     Args:
-        script: that has answered once.
+        script: that has run once.
         hosts: its answer.
         every: see `EVERY`.
 

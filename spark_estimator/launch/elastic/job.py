@@ -32,7 +32,7 @@ from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.monitor import Ended, FrameReceived, JobMonitor, Offered
 from spark_estimator.launch.job.outcome import Outcome
 
-# Processes that were killed are gone within so long, or the launcher goes on without them.
+# How long to wait for the end of killed processes before the launcher continues without them.
 _CLEAN_UP = timedelta(seconds=10)
 _NO_RANK = -1
 _SLICE_SECONDS = 0.1
@@ -120,7 +120,7 @@ class ElasticJob:
     # --- starting -------------------------------------------------------------------------------------------------
 
     def _start_all(self) -> None:
-        """Starts the first round. All are started before any is told who the others are, processes included."""
+        """Starts the first round. All processes are started before any of them receives the list of ranks."""
         for number in range(self._terms.size):
             self._start(number, number)
         processes = list(self._processes.values())
@@ -149,7 +149,7 @@ class ElasticJob:
         return process.host
 
     def _let_wait(self, process: Process) -> None:
-        """Tells a newcomer, once it is there, that it will be told its rank later."""
+        """Tells a newcomer, once it has started, to wait for its rank."""
         process.started.wait()
         if process.facts is not None:
             alone = (replace(process.facts, rank=0),)
@@ -158,7 +158,7 @@ class ElasticJob:
     def _start(self, number: int, rank: int) -> None:
         self._processes[number] = Process(number, rank, self._placement.take(number), self._make, self._watch)
 
-    # --- what is told ---------------------------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------------------------
 
     def _take_one_event(self) -> None:
         event = next(self._watch.shown())
@@ -200,7 +200,7 @@ class ElasticJob:
         process.link.close()
         self._placement.leave(event.process)
         if event.process in self._released:
-            return  # it was asked to go
+            return  # it was asked to end
         outcome = event.outcome
         story: str | None = None
         if outcome is None:
@@ -269,7 +269,7 @@ class ElasticJob:
             process.worker.stop("because its slot is gone")
 
     def _begin(self, numbers: Sequence[int]) -> None:
-        """Tells the processes of a new round who they are in it."""
+        """Sends the processes of a new round their ranks in it."""
         job_id, key = new_job_id(), new_key()
         waiting = [self._processes[number].ready for number in numbers]
         peers = tuple(
@@ -293,10 +293,10 @@ class ElasticJob:
         except TimeoutError:
             self._processes[number].worker.stop("because it doesn't answer its launcher", at_once=True)
         except OSError:
-            pass  # it has died: its end is on its way
+            pass  # it has died: an event reports its end soon
 
     def _fail(self, decision: Fail) -> None:
-        """Ends the job, and raises what tells its whole story."""
+        """Ends the job, and raises an error with all of its failures."""
         lost = list(self._lost)
         self._end("after that")
         lines = [f"the elastic job can't continue: {decision.why}."]
@@ -331,7 +331,7 @@ class ElasticJob:
 
 
 def _known_as(process: Process, facts: PeerFacts, rank: int) -> PeerFacts:
-    """Where a process says that it listens now, under the name by which the job knows its host."""
+    """The process's present listening addresses, with the host name that the job uses."""
     first = process.facts
     assert first is not None
     return replace(facts, rank=rank, host=first.host, host_id=first.host_id)

@@ -102,5 +102,5 @@ def run_elastic(
 
 
 def elastic(job: JobSpec) -> JobSpec:
-    """`job`, marked as elastic for its ranks; there is no status line of ranks that come and go."""
+    """`job`, marked as elastic for its ranks; there is no status line, since ranks join and leave."""
     return replace(job, progress=False, environment={**job.environment, ELASTIC_VARIABLE: "1"})

@@ -1,4 +1,4 @@
-"""On which host each process of an elastic job is, where there is room for another, and which hosts are out. Pure."""
+"""Tracks which host each process of an elastic job is on, which hosts have free slots, and which are out. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from spark_estimator.launch.job.hosts import Host
 
-#: A host on which so many ranks have failed is not used again.
+#: A host is not used again after this number of failed ranks.
 FAILURES = 3
 
 
@@ -40,12 +40,12 @@ WHILE_IT_BOOTS = Cooldown(timedelta(seconds=10), timedelta(minutes=10))
 class Placement:
     """The slots of a job's hosts. Times are seconds, on a clock of the caller's.
 
-    A host is *out* when it was out of contact, or `FAILURES` ranks have failed on it; the only host that is left is not
-    put out for failures. It stays out for good, or until its cool-down is over.
+    A host is *out* when it was out of contact, or `FAILURES` ranks have failed on it; the last host is never excluded
+    for failures. A host stays out permanently, or until its cool-down is over.
 
     Args:
         hosts: in the order in which they are filled.
-        cooldown: None: who is out stays out.
+        cooldown: None: a host that is out stays out.
     """
 
     def __init__(self, hosts: Sequence[Host], cooldown: Cooldown | None = None) -> None:
@@ -80,14 +80,14 @@ class Placement:
         raise LookupError(f"all {self.room} slots are taken")
 
     def leave(self, process: int) -> None:
-        """A process is gone."""
+        """Frees the slot of a process that has ended."""
         self._taken.pop(process, None)
 
     def offer(self, hosts: Sequence[Host]) -> list[str]:
-        """From now on these are the hosts. Those that stay keep their place in the order; others come behind them.
+        """Replaces the list of hosts. Hosts that stay keep their position in the order; new ones follow them.
 
         Returns:
-            What has changed, in words, a text for each host.
+            What has changed, one text for each host.
         """
         offered = {host.name: host.slots for host in hosts}
         changes = [f"{name} is gone" for name in self._slots if name not in offered]
@@ -124,7 +124,7 @@ class Placement:
         return [host for host in hosts if host in self._slots]
 
     def without_slot(self) -> list[int]:
-        """The processes whose slots are gone; where a host has fewer slots than processes, those that came last."""
+        """The processes without a slot; on a host with fewer slots than processes, those that started last."""
         usable, used = self._usable(), Counter[str]()
         surplus = []
         for process, host in sorted(self._taken.items()):

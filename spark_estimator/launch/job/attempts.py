@@ -1,13 +1,12 @@
-"""Restarts a failed job as a whole, as often as its caller allows and within the time that it has.
+"""Restarts a failed job as a whole, within the caller's number of restarts and the job's time limit.
 
-What is tried again, and what is not
-------------------------------------
+What is retried, and what is not -------------------------------
 - A rank that died, raised or exited, an executor that was lost, a job that Spark ended: the next attempt starts all
   ranks again, as new processes with a new key. An exception of the user's own function counts, as with torchrun: from
-  outside, a bug and a store that was away for a moment look alike.
-- Not tried again is what would end in the same way or was meant to end: what is refused before the start, a function
-  that the workers cannot load, a value that cannot be brought back, a start that takes longer than it may, a job that
-  was cancelled, interrupted or ran out of its time.
+  outside, a bug and a store that was unavailable for a moment look the same.
+- Not retried is a job that would fail again or was ended on purpose: an error before the start, a function that the
+  workers cannot load, a value that cannot be returned, a start that exceeds its time limit, a job that was cancelled,
+  interrupted or reached its time limit.
 - Nothing is kept from one attempt for the next: a function that is to continue where it was writes checkpoints, and
   reads the last one when `ATTEMPT_VARIABLE` is more than 1.
 """
@@ -104,7 +103,7 @@ class Attempt:
     timeout: timedelta | None = None
 
     def at_most(self, duration: timedelta) -> timedelta:
-        """`duration`, or what is left of the caller's time where that is less."""
+        """`duration`, or the caller's remaining time if that is shorter."""
         return (
             duration
             if self.until is None
@@ -157,7 +156,7 @@ def run_attempts(
     Raises:
         JobFailedError: of the last attempt; its text and its `earlier` contain those before.
         PreflightError: there was no next attempt, or none at all.
-        KeyboardInterrupt: the user has interrupted it; its text confirms that the ranks are gone.
+        KeyboardInterrupt: the user has interrupted it; its text confirms that the ranks have ended.
     """
     until = None if limits.timeout is None else time.monotonic() + limits.timeout.total_seconds()
     attempts = limits.max_restarts + 1
@@ -180,8 +179,8 @@ def run_attempts(
             )
             earlier.append(error)
         except KeyboardInterrupt:
-            # Anew, and from nothing: where exactly this process waited, inside Java's gateway as a rule, tells nobody
-            # anything.
+            # A new exception without a cause: the stack of this process, usually inside Java's gateway, does not help
+            # the user.
             raise KeyboardInterrupt(f"{function} was interrupted; all of its ranks were stopped") from None
         except PreflightError as error:
             if earlier:
@@ -192,7 +191,7 @@ def run_attempts(
 
 
 def _history(number: int, attempts: int, earlier: list[JobFailedError]) -> str:
-    """What stands below the error of attempt `number`; '' when there were no others."""
+    """The text below the error of attempt `number`; '' if there were no others."""
     if not earlier:
         return ""
     lines = [f"This was attempt {number} of {attempts}. Earlier attempts:"]

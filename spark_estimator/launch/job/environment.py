@@ -3,11 +3,11 @@
 Numeric libraries otherwise start a thread for each core in each rank, and glibc gives the memory of large gradients
 back to the system at the end of a step, to fault it in again in the next. Both are read when a process starts, so they
 have to be in its environment before. What the user has set is never overridden; ``python -m spark_estimator env``
-shows what holds and why.
+shows the values in effect and their reasons.
 
 Memory that stays with a process grows to its peak and not beyond. ``ctypes.CDLL(None).malloc_trim(0)`` gives it back.
 A function's forks share it; programs that a function starts have their own malloc again; the command of ``horovodrun``
-and what that starts have ours, since glibc hands its environment on.
+and what that starts have this one's settings, since they are in the environment.
 """
 
 from __future__ import annotations
@@ -106,18 +106,18 @@ def host_share(ranks: int) -> Decision:
 
 
 def task_share(cpus: int) -> Decision:
-    """The threads of a rank in a Spark task that was given so many cpus."""
+    """The threads of a rank in a Spark task with `cpus` CPUs."""
     return Decision(max(1, cpus), "from spark.task.cpus")
 
 
 def worker_environment(
     around: Mapping[str, str], variables: Mapping[str, str], share: Decision, *, spark: bool = False
 ) -> dict[str, str]:
-    """`variables`, and what it leaves to us.
+    """`variables`, and this package's defaults for variables that are not among them.
 
     Args:
         around: the environment that the worker inherits.
-        variables: variables that it is given beside, by a user or a launcher.
+        variables: more variables for it, from a user or a launcher.
         share: the threads that are its own.
         spark: `around` is a Spark task's, in which Spark has set OMP_NUM_THREADS unless the user did.
 
@@ -217,7 +217,8 @@ def _malloc(environ: Mapping[str, str], *, keep: bool) -> list[Choice]:
     if glibc is None:
         return []
     # Larger blocks, as data sets may be and gradients are not, still go back to the system when they are freed. Glibc
-    # takes such a threshold since 2.36; one that refuses it would be worse off than by default, so there nothing does.
+    # accepts such a threshold since 2.36. An older glibc refuses it, and would then be slower than with its defaults,
+    # so there no block is returned.
     mapped = ("MALLOC_MMAP_THRESHOLD_", _KEPT_BELOW) if glibc >= (2, 36) else ("MALLOC_MMAP_MAX_", 0)
     variables = {mapped[0]: str(mapped[1]), "MALLOC_TRIM_THRESHOLD_": str(_NEVER), _TUNABLES: "glibc.malloc.hugetlb=1"}
     user_set = [name for name in _MALLOC_VARIABLES if environ.get(name)]

@@ -1,6 +1,7 @@
-"""Finds the cause among the failures of a job: the first rank that failed by itself, not those that failed after it.
+"""Finds the cause among the failures of a job: the first rank that failed on its own, not those that failed because of
+it.
 
-A *report* is what one rank's end looked like to its supervisor. Reports are plain data: they travel as JSON.
+A *report* is what one rank's supervisor has seen of its end. Reports are plain data, sent as JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NOT_LOADED = "not loaded"  # the function could not be unpickled
 BAD_RESULT = "bad result"  # the value could not be pickled, or was too large
 NOT_STARTED = "not started"  # the worker, or its supervisor, did not get as far as the function
 ENVIRONMENT = "environment"  # it cannot run this job at all: versions differ
-LOST = "lost"  # its supervisor is gone
+LOST = "lost"  # its supervisor has ended
 STOPPED = "stopped"  # ended by the launcher; never a cause
 
 MAX_TRACEBACK_CHARACTERS = 64_000
@@ -46,7 +47,7 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
     "exit_code": (int, type(None)),
     "secondary": bool,
 }
-# A report is on its way to the next process within so long; no rank can claim to have failed earlier than that.
+# A report is sent to the next process within this time; no rank can claim to have failed earlier than that.
 MAX_AGE_SECONDS = 5.0
 _OF_HOROVOD = "The job was terminated, as one or more processes exited with non-zero status."
 _OPENING, _CLOSING = "<<<spark_estimator failure ", " spark_estimator>>>"
@@ -98,7 +99,7 @@ class FailureReport:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> FailureReport:
-        """The inverse of `to_dict`, when it has just come; the texts are made safe to print.
+        """The inverse of `to_dict`, for a report just received; the texts are made safe to print.
 
         Raises:
             TypeError, ValueError: the fields are not those of a report.
@@ -139,9 +140,9 @@ def _sent(text: str, limit: int) -> str:
 
 
 def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
-    """The cause: the earliest of those that failed by themselves, else the earliest of those that lost a peer.
+    """The cause: the earliest of the ranks that failed on their own, else the earliest of those that lost a peer.
 
-    Reports of ranks that the launcher stopped are no causes. None when nothing else is left.
+    Reports of ranks that the launcher stopped are no causes. None if there are no others.
     """
     causes = [report for report in reports if report.kind != STOPPED]
     return min(causes, key=lambda report: (report.secondary, report.when), default=None)
@@ -150,7 +151,7 @@ def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
 def job_error(
     cause: FailureReport, reports: Sequence[FailureReport], size: int, function: str
 ) -> JobFailedError | PythonEnvironmentError:
-    """The exception that tells the whole story of a failed job; its ``__cause__`` is the cause's own traceback.
+    """The exception with all failures of a failed job; its ``__cause__`` is the cause's own traceback.
 
     Args:
         cause: as `first_failure` found it.
@@ -211,7 +212,7 @@ def _first_line(message: str) -> str:
 
 
 def to_marked_text(report: FailureReport) -> str:
-    """A report as part of an exception's text, for when that is the only way to the driver."""
+    """A report as part of an exception's text, for a job that has no other way to send it to the driver."""
     return f"{report.where} {report.message}\n{_OPENING}{json.dumps(report.to_dict())}{_CLOSING}"
 
 

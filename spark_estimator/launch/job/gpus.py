@@ -3,11 +3,11 @@
 Spark numbers the GPUs that an executor has discovered, and sets no variable. What follows from its numbers:
 
 - Ranks of a host see the GPUs of all of them, so ordered that device `local_rank` is that rank's own: Horovod's
-  ``torch.cuda.set_device(hvd.local_rank())`` is right as it stands.
+  ``torch.cuda.set_device(hvd.local_rank())`` works unchanged.
 - Where ranks share a GPU (a fraction of one a task), or have a part of one (MIG, of which CUDA shows a process one at a
   time), each sees its own only, as ``cuda:0``.
-- Executors of one host that give one number to two GPUs are containers with a numbering of their own: they count as
-  hosts of their own.
+- Executors of one host that give one number to two GPUs are containers that number their GPUs separately: each counts
+  as a separate host.
 - Two ranks that were each promised a whole GPU and got the same one are refused, by the GPU's UUID.
 - On a cluster, a job that has asked for no GPU sees none: those that are there may be another job's.
 """
@@ -45,7 +45,7 @@ class TaskGpus:
     visible: str | None = None
 
     def named(self) -> list[tuple[str, str]]:
-        """What tells its GPUs from others, (its UUID, or its name where that is not known; its name) of each."""
+        """What identifies its GPUs: for each (its UUID, or its name if the UUID is unknown; its name)."""
         return [(uuid or name, name) for name, uuid in zip(self.names, self.uuids, strict=True)]
 
 
@@ -91,7 +91,7 @@ def _nvidia_smi(path: str | None) -> str:
 
 
 def listed_gpus(text: str) -> dict[str, str]:
-    """Index -> UUID of the GPUs in what ``nvidia-smi -L`` has printed. Parts of a GPU (MIG) have names of their own."""
+    """Index -> UUID of the GPUs in what ``nvidia-smi -L`` has printed. Parts of a GPU (MIG) have their own names."""
     return dict(_LISTED.findall(text))
 
 
@@ -122,7 +122,7 @@ def visible_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
 
 
 def hosts_apart(host_ids: Sequence[str], tasks: Sequence[TaskGpus]) -> list[str]:
-    """The host of each task, where containers that number their GPUs themselves count as hosts of their own.
+    """The host of each task, where each container that numbers its GPUs itself counts as a separate host.
 
     Args:
         host_ids: [tasks] equal for those on one host.

@@ -1,7 +1,7 @@
-"""The hosts of a job without Spark: what ``-H`` and a hostfile say, and which ranks each host gets. Pure but for files.
+"""The hosts of a job without Spark: parses ``-H`` and hostfiles, and assigns ranks to hosts. Pure but for files.
 
 Hosts keep the order in which they are named; ranks are packed: the first host's slots are filled before the next
-host's. A host that is named twice has the slots of both, at the place of the first.
+host's. A host that is named twice has the slots of both, at the position of the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Host:
     """Slots on one host.
 
     Attributes:
-        name: as it was given, for ssh and for people; an IPv6 address without its brackets.
+        name: as the user wrote it, for ssh and for messages; an IPv6 address without its brackets.
         slots: how many ranks may run there.
     """
 
@@ -115,7 +115,7 @@ def assign_hosts(hosts: Sequence[Host], size: int, source: str) -> list[Share]:
 
 
 def is_here(name: str) -> bool:
-    """Whether a host is this one: one of its names, or an address of its own. May ask the name service."""
+    """Whether a host is this one: one of its names, or one of its addresses. May query the name service."""
     if name in {"localhost", socket.gethostname(), socket.getfqdn()}:
         return True
     try:

@@ -1,4 +1,4 @@
-"""What every launcher does while a job runs: shows lines, gathers failures, ends the job after the first or Ctrl-C."""
+"""Monitors a running job, for every launcher: shows lines, gathers failures, ends the job after the first or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from spark_estimator.observe.training_records import TakeRecord
 
 _log = logger(__name__)
 
-# After the first failure the others may have failed by themselves an instant earlier; let them say so.
+# Another rank may have failed on its own an instant before the first report: wait for its report.
 GRACE = timedelta(seconds=0.3)
-# A lost peer is never the cause: the report of the rank that was lost is on its way.
+# A lost peer is never the cause: wait for the report of the rank that was lost.
 GRACE_WITHOUT_CAUSE = timedelta(seconds=1.5)
-# Stopped ranks are gone within so long, or the launcher goes on without them.
+# How long to wait for the end of stopped ranks before the launcher continues without them.
 CLEAN_UP = timedelta(seconds=5)
-# Where there is a harder way, it is taken sooner: a rank that is still being started hears of no stop.
+# The same before `cancel`, if there is one: a rank that is still starting does not receive a stop.
 _BEFORE_CANCELLING = timedelta(seconds=2)
 _SLICE_SECONDS = 0.1
 _MOST_EVENT_BYTES = 64_000_000
@@ -51,7 +51,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Lines:
-    """A rank printed lines, which came together; stream is "stdout" or "stderr"."""
+    """A rank printed lines, received together; stream is "stdout" or "stderr"."""
 
     rank: int
     stream: str
@@ -68,7 +68,7 @@ class Message:
 
 @dataclass(frozen=True)
 class LauncherMessage:
-    """The launcher itself has something to say."""
+    """A message of the launcher itself."""
 
     text: str
 
@@ -101,7 +101,7 @@ class FrameReceived:
     """A process of an elastic job has sent its launcher a frame (``collectives.launcher_link``).
 
     Attributes:
-        process: the number that the launcher gave it.
+        process: its number at the launcher.
     """
 
     process: int
@@ -110,11 +110,11 @@ class FrameReceived:
 
 @dataclass(frozen=True)
 class Ended:
-    """A process of an elastic job, and all that it started, is gone.
+    """A process of an elastic job, and all that it started, has ended.
 
     Attributes:
-        process: the number that the launcher gave it.
-        outcome: how it ended; None when it could not be watched, for the reason in `error`.
+        process: its number at the launcher.
+        outcome: how it ended; None if it could not be supervised, for the reason in `error`.
     """
 
     process: int
@@ -131,7 +131,7 @@ class Offered:
 
 @dataclass(frozen=True)
 class Finished:
-    """Nothing more will come: all supervisors have ended."""
+    """The last event: all supervisors have ended."""
 
 
 Event = (
@@ -152,8 +152,8 @@ Event = (
 class EventQueue(queue.Queue[Event]):
     """Events on their way to the launcher's main thread, at most a thousand and `_MOST_EVENT_BYTES`.
 
-    A thread that brings more waits, so that a rank that prints faster than the launcher can is slowed down and fills no
-    memory. `qsize` counts an event as one, and once more for each `_UNIT_BYTES` that it has.
+    A thread that adds more waits, so that a rank that prints faster than the launcher is slowed down and does not fill
+    the memory. `qsize` counts an event as one, and once more for each `_UNIT_BYTES` that it has.
     """
 
     def __init__(self) -> None:
@@ -190,15 +190,15 @@ def _size_of(event: Event) -> int:
 
 @dataclass
 class JobMonitor:
-    """Follows one job from the launcher's main thread until nothing of it is left.
+    """Follows one job from the launcher's main thread until all of its supervisors have ended.
 
     Attributes:
-        events: what the supervisors say, put there by other threads.
+        events: reports of the supervisors, added by other threads.
         stop: has all supervisors end their workers; must not block. May be called more than once.
-        cancel: the harder way, when `stop` has not helped within two seconds; None when there is none.
+        cancel: ends the job if `stop` has not ended it within two seconds; None: not available.
         show_line: prints a line.
         show_begun: called with rank and process once user code has begun on a rank.
-        take_record: is given each record of an estimator's training; None: they are dropped.
+        take_record: receives each record of an estimator's training; None: they are dropped.
         size: number of ranks.
         waiting: called now and then until all ranks have begun, with the seconds since the start.
         clock: called now and then while nothing has failed; ends the job by raising.
@@ -274,7 +274,7 @@ class JobMonitor:
         return at if before is None else min(before, at)
 
     def wait_for_the_end(self) -> bool:
-        """Waits for `Finished`, once more with `cancel` where there is one. False when it did not come at all."""
+        """Waits for `Finished`, once more after `cancel` if there is one. False if it was not received."""
         for step in (None, self.cancel):
             if step is not None:
                 step()
@@ -291,7 +291,7 @@ class JobMonitor:
 
     def shown(self) -> Iterator[Event | None]:
         """Yields each event once it is shown or noted; None now and then, so that the caller can look at the time."""
-        self._show_lines(*self._unshown_of)  # when Ctrl-C came in between
+        self._show_lines(*self._unshown_of)  # left over if Ctrl-C interrupted the loop
         while True:
             try:
                 event = self.events.get(timeout=_SLICE_SECONDS)
@@ -327,7 +327,7 @@ class JobMonitor:
             yield event
 
     def _show_lines(self, rank: int, stream: str) -> None:
-        """Shows what is left of the lines that came together."""
+        """Shows the remaining lines of the last event."""
         self._unshown_of = rank, stream
         while self._unshown:
             self.show_line(rank, stream, self._unshown.popleft())
@@ -344,7 +344,7 @@ class JobMonitor:
 
 @functools.cache  # once in a program
 def _warn_of_copies() -> None:
-    """Warns when mpirun, srun or the like runs several copies of this program, each of which starts the whole job."""
+    """Warns if a launcher such as mpirun runs several copies of this program, each of which starts the whole job."""
     switch = IGNORE_LAUNCHER_VARIABLE
     if Settings.read({switch: os.environ.get(switch, "")}).ignore_launcher:
         return
@@ -369,7 +369,7 @@ class EventRelay:
         self._events.put(Begun(rank, pid))
 
     def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
-        """Lines of "stdout" or "stderr" that came together."""
+        """Lines of "stdout" or "stderr" that were received together."""
         self._events.put(Lines(rank, stream, texts))
 
     def log(self, rank: int, message: str) -> None:

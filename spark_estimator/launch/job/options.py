@@ -1,4 +1,4 @@
-"""What a caller asks of a job on any launcher: one checked value instead of an argument for each option."""
+"""The options of a job on any launcher: one checked value instead of an argument for each option."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class JobOptions:
         environment: variables for the ranks.
         environment_if_unset: the same, where the rank's host doesn't set them. Only Spark's executors differ in this.
         all_results: return every rank's value, not only rank 0's.
-        show_line: called with (rank, "stdout" or "stderr", text) for each line that a rank prints; None: the lines go
-            to the executors' logs.
+        show_line: called with (rank, "stdout" or "stderr", text) for each line that a rank prints; None: the lines stay
+            in the executors' logs.
         verbose: 0: only the ranks' lines; 1: also a status line on a terminal or in a notebook; 2: also the host of
             each rank.
         take_record: called with (rank, record) for each record of an estimator's training; None: they are dropped.

@@ -1,4 +1,4 @@
-"""What a supervisor tells: while its worker runs, to a `Relay`; in the end, as an `Outcome`."""
+"""What a supervisor reports: to a `Relay` while its worker runs, and as an `Outcome` at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Relay(Protocol):
         """User code begins."""
 
     def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
-        """Lines of "stdout" or "stderr" that came together, without their ends."""
+        """Lines of "stdout" or "stderr" that were read together, without their ends."""
 
     def log(self, rank: int, message: str) -> None:
         """A message for the person at the driver."""

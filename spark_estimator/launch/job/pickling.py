@@ -47,7 +47,7 @@ _reduced = cloudpickle.Pickler.dispatch_table[types.CodeType]
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Keeps in tracebacks where each function stands."""
+    """Keeps each function's file and line for tracebacks."""
 
     dispatch_table = ChainMap({types.CodeType: _with_its_file}, cloudpickle.Pickler.dispatch_table)
 

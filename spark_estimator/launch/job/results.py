@@ -1,7 +1,7 @@
-"""The rows that come back through Spark, a manifest a rank and values in chunks; and their verification.
+"""The result rows of a Spark job: a manifest for each rank, and values in chunks; and their verification.
 
-A driver whose Java memory runs out while it collects rows may be given none of them without an error, so nothing is
-believed that is not accounted for: every rank's manifest, every chunk, the size and the hash of the value.
+If the driver's Java runs out of memory while it collects rows, Spark may return none of them without an error. So every
+rank's manifest, every chunk, and the size and the hash of the value are checked.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class RankManifest:
 
     Attributes:
         bytes, sha256: of the value that this rank sent; 0 and '' for none.
-        lines: the last that it printed, where they could go nowhere else: "stdout", "stderr" or "" for a message, text.
-        left_out: how many stood before those.
+        lines: its last lines, if no other way to the driver was available: "stdout", "stderr" or "" for a message,
+            text.
+        left_out: how many lines came before those.
         logged: how many are in its log file.
-        log_problem: why that could not be written; '': it could.
+        log_problem: why the log file could not be written; '': it could.
     """
 
     rank: int
@@ -57,10 +58,10 @@ class RankManifest:
 
 
 def rows_of(outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
-    """The rows in which a task hands over how its worker ended.
+    """The rows in which a task returns how its worker ended.
 
     Args:
-        unsent: of `RankManifest`, what there is to say of lines that did not reach the driver.
+        unsent: the fields of `RankManifest` on lines that did not reach the driver.
     """
     value = outcome.value or b""
     manifest: dict[str, Any] = {

@@ -16,7 +16,7 @@ class Script:
     """Runs as ``python path arguments``: its module is ``__main__``. Its value is None.
 
     Args:
-        path: of a file that the driver can read. Its text goes to the ranks; modules beside it do so only where they
+        path: of a file that the driver can read. Its text is sent to the ranks; modules beside it do so only where they
             are on a rank's host, or by ``sc.addPyFile``.
         arguments: become strings in ``sys.argv``.
 

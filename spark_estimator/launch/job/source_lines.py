@@ -13,10 +13,10 @@ _FRAME = re.compile(r'(?P<indent>[ |]*)File "(?P<file>[^"\n]+)", line (?P<number
 def with_source(traceback: str) -> str:
     """`traceback`, with a line of source below each frame that has none, where this process has it in memory.
 
-    No file is read: which lines are shown is not for the rank to say, who named the file.
+    No file is read: the rank names the file, and must not choose which file's lines are shown.
 
     Args:
-        traceback: as Python prints it, of a rank; anything else comes back as it is.
+        traceback: as Python prints it, of a rank; any other text is returned unchanged.
     """
     lines = traceback.split("\n")
     annotated = []

@@ -1,7 +1,7 @@
-"""What a launcher tells its supervisors and its workers, as values; and the arithmetic of who becomes which rank.
+"""The values that a launcher sends to its supervisors and workers; and the assignment of ranks.
 
 `JobSpec` goes from the driver to every supervisor, `TaskFacts` from each supervisor to all others, `WorkerSpec` from a
-supervisor to its worker. The key of the job exists only in the last one, and travels only through the worker's stdin.
+supervisor to its worker. The key of the job is only in the last one, and is sent only through the worker's stdin.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class JobSpec:
         environment_if_unset: the same, for those that its host has not set otherwise.
         preload: modules that a worker imports while its supervisor is still gathering addresses.
         all_results: every rank's value is wanted, not only rank 0's.
-        forward_lines: the workers' lines go to the driver.
+        forward_lines: the workers' lines are sent to the driver.
         progress: the workers report how far they are.
-        log_folder: shared by executors and driver; for lines where no connection to the driver is had. '': none.
+        log_folder: shared by executors and driver; for lines if the driver cannot be connected to. '': none.
         driver_host_id: `host_id` of the driver.
         driver_sys_path: where the driver finds modules; used by the workers on its own host.
         channel: None when there is no driver channel.
@@ -200,7 +200,7 @@ class WorkerSpec:
         return self.all_results or self.rendezvous.rank == 0
 
     def to_json(self) -> str:
-        """The whole value, key included. For the worker's stdin and nowhere else."""
+        """The whole value, key included. Only for the worker's stdin."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return json.dumps({**fields, "rendezvous": self.rendezvous.to_json(), "environment": dict(self.environment)})
 
@@ -234,8 +234,8 @@ def assign_ranks(host_ids: Sequence[str]) -> list[int]:
 def job_key(shares: Sequence[bytes], token: bytes, job_id: str) -> bytes:
     """The key that all ranks compute alike from what each has contributed, 32 bytes.
 
-    Who has listened to the exchange knows the shares but not the token, which came with the task; who can read a task's
-    description knows the token but not the shares.
+    A process that has listened to the exchange knows the shares but not the token, which was sent with the task; one
+    that can read a task's description knows the token but not the shares.
 
     Args:
         shares: [partitions] 32 random bytes each.
@@ -289,14 +289,14 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, st
     """
     peer = rendezvous.peers[rendezvous.rank]
     environment = {**horovod_variables(rendezvous.topology, peer.host), **(variables or {})}
-    if rendezvous.awaited:  # what is not known yet is not said
+    if rendezvous.awaited:  # not known yet
         environment = {name: value for name, value in environment.items() if not name.endswith(("_RANK", "_SIZE"))}
     else:
         environment |= torch_variables(rendezvous)
     environment[ATTEMPT_VARIABLE] = str(job.attempt)
     sys_path = list(sys.path)
     if job.driver_host_id == host_id():
-        # Modules that lie beside the user's script are importable on the driver; on its own host they can be here too.
+        # Modules beside the user's script can be imported on the driver; on the driver's host also here.
         sys_path += [entry for entry in job.driver_sys_path if entry not in sys_path]
     asked_for = job.environment.get("PYTHONPATH")
     if asked_for is not None:

@@ -1,4 +1,4 @@
-"""The versions of Python and packages on the driver and its executors, and which differences a job can live with."""
+"""The versions of Python and packages on the driver and its executors, and which differences a job tolerates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPARED = ("torch", "numpy", "cloudpickle", "pyarrow")
 
 @functools.cache
 def own_versions() -> Mapping[str, str]:
-    """Name -> version here; '' for what is not installed. Nothing is imported."""
+    """Name -> version here; '' for packages that are not installed. Nothing is imported."""
     versions = {PYTHON: platform.python_version(), OURS: __version__}
     for name in _COMPARED:
         try:

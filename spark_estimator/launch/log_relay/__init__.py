@@ -1,4 +1,4 @@
-"""The way of a rank's lines from its pipes to the screen or file where they are shown.
+"""Relays a rank's lines from its pipes to the screen or file that shows them.
 
 ``worker_output`` reads a worker's stdout and stderr in its supervisor, cuts them into ``lines``, and passes them to the
 supervisor's relay. They reach the driver on the connection that the launcher has anyway (a queue in the same process,

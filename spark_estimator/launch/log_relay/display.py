@@ -26,7 +26,7 @@ def lines_to(
 
     Args:
         stdout, stderr: for the lines of the ranks' streams of that name; None: those of this process.
-        with_time: in front of each line stands the time at which it came, as in ``Tue Nov 24 09:30:00 2026``.
+        with_time: each line begins with the time at which it was received, as in ``Tue Nov 24 09:30:00 2026``.
 
     Raises:
         TypeError: a stream cannot be written to, or takes bytes.
@@ -53,8 +53,8 @@ class OutputFiles:
     """``DIR/rank.N/stdout`` and ``stderr``, N padded with zeros to one width; lines are shown as well.
 
     Args:
-        folder: DIR; made where it is missing.
-        size: number of ranks; more may come.
+        folder: DIR; created if it is missing.
+        size: number of ranks; more may join.
         show: shows a line.
     """
 
@@ -76,7 +76,7 @@ class OutputFiles:
     def show(self, rank: int, stream: str, text: str) -> None:
         """Shows a line and writes it to its file."""
         self._show(rank, stream, text)
-        if rank < 0:  # a process that comes to an elastic job has no rank at first
+        if rank < 0:  # a process that joins an elastic job has no rank at first
             return
         if (rank, stream) not in self._files:  # such a job may grow
             self._open(rank)

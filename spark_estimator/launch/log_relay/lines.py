@@ -15,7 +15,7 @@ _END = re.compile(rb"\r?\n|\r(?!\n)")
 
 
 class LineSplitter:
-    """Bytes in, as they come; whole lines out, as text without their ends."""
+    """Splits a stream of bytes into whole lines, as text without their ends."""
 
     def __init__(self) -> None:
         self._pending = b""
@@ -33,7 +33,7 @@ class LineSplitter:
         return [line.decode("utf-8", "replace") for line in lines]
 
     def flush(self) -> list[str]:
-        """What is left without an end of line, as a line, or nothing."""
+        """The remaining bytes without an end of line, as a line; none if there are none."""
         rest, self._pending = self._pending.removesuffix(b"\r"), b""
         return [rest.decode("utf-8", "replace")] if rest else []
 
@@ -50,7 +50,7 @@ class LastLines:
 
     def add(self, stream: str, line: str) -> None:
         """Adds a line of "stdout" or "stderr", without its line end."""
-        if stream == "stderr":  # where the log goes
+        if stream == "stderr":  # where the log is written
             if self._ops:
                 self._ops -= 1
                 return

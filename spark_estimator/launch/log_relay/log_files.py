@@ -1,8 +1,8 @@
-"""Ranks' lines in files of a folder that executors and driver share, for where no connection to the driver is had.
+"""Ranks' lines in files of a folder that executors and driver share, if executors can't connect to the driver.
 
-Each rank appends to a file of its own, ``rank.0.log``, twice a second; the driver reads what has been added. It has
-the lines as they are printed: ``[0]<stdout>:text``, and ``[0] text`` for `log_to_driver`. Where a file system
-does not support appending, each piece becomes a file of its own: ``rank.0.1.log``, ``rank.0.2.log`` and so on.
+Each rank appends to its own file, ``rank.0.log``, twice a second; the driver reads what has been added. It has the
+lines as they are printed: ``[0]<stdout>:text``, and ``[0] text`` for `log_to_driver`. Where a file system does not
+support appending, each piece becomes a separate file: ``rank.0.1.log``, ``rank.0.2.log`` and so on.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LogWriter:
         return True
 
     def unwritten(self) -> list[tuple[str, str]]:
-        """What was handed over and cannot be written, once there is an `error`; each is given once."""
+        """The lines that cannot be written, once there is an `error`; each is returned once."""
         with self._lock:
             if self.error is None:
                 return []
@@ -99,7 +99,7 @@ class LogWriter:
                 return
 
     def _written(self, stream: str, text: str) -> str:
-        """A line as it stands in the file; a message may be several."""
+        """A line as the file has it; a message may be several."""
         if stream:
             parts = [f"[{self._rank}]<{stream}>:{text}"]
         else:
@@ -108,7 +108,7 @@ class LogWriter:
         return "".join(f"{part}\n" for part in parts)
 
     def _write(self, piece: bytes) -> None:
-        """Appends whole lines. Raises OSError when there is no way to."""
+        """Appends whole lines. Raises OSError if the file system allows no way to write them."""
         path = file_of(self._folder, self._rank, self._number)
         try:
             if not self._number and not path.exists():

@@ -1,7 +1,7 @@
 """Lines of ranks whose executors can't connect to the driver: through shared files, else the last ones at the end.
 
-`UnsentLines` runs in the executor, `LateLines` on the driver. The last lines come with the rank's manifest when the job
-has succeeded; a rank that fails sends them with its report. The driver prints once which way is used.
+`UnsentLines` runs in the executor, `LateLines` on the driver. The last lines are in the rank's manifest if the job has
+succeeded; a rank that fails sends them with its report. The driver prints once which way is used.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.log_files import INTERVAL_SECONDS, LogReader, LogWriter
 from spark_estimator.observe.driver_log import coloured, printable
 
-# What ranks have written may take so long to be seen on another host.
+# How long it may take until another host sees what a rank has written.
 _PATIENCE = timedelta(seconds=20)
-# Of a job that failed nobody says how much was written.
+# The same for a job that failed: no manifest says how much was written.
 _LAST_LOOK = timedelta(seconds=1)
 
-#: How many lines of a rank come back at most, and how many bytes.
+#: The most lines of a rank that are returned, and the most bytes.
 MOST_LINES = 50
 _MOST_BYTES = 64 << 10
 
@@ -57,7 +57,7 @@ class UnsentLines:
         return self._keep([(stream, text)])
 
     def close(self) -> list[tuple[str, str]]:
-        """Writes what is still to be written. Returns as `take`."""
+        """Writes the remaining lines. Returns as `take`."""
         if self._writer is None:
             return []
         self._writer.close()
@@ -84,12 +84,12 @@ class UnsentLines:
 
 
 class LateLines:
-    """Of one start of all ranks.
+    """The lines of one attempt's ranks.
 
     Args:
-        job: of which the lines are.
+        job: the ranks' job.
         connected: whether executors have an address to connect to; they may still not reach it.
-        put: hands an event to who shows it; may block.
+        put: passes an event to the display; may block.
     """
 
     def __init__(self, job: JobSpec, put: Callable[[Event], None], *, connected: bool) -> None:
@@ -110,13 +110,13 @@ class LateLines:
         self._over.set()
 
     def finish(self, rows: Sequence[ResultRow] | None) -> None:
-        """Shows what is left.
+        """Shows the remaining lines.
 
         Args:
-            rows: of a job that has ended well; None: it has not.
+            rows: of a job that has succeeded; None: it has not.
         """
         manifests: list[RankManifest] = []
-        with contextlib.suppress(ResultError):  # whoever wants the values will tell
+        with contextlib.suppress(ResultError):  # the code that reads the values raises it
             manifests = manifests_of(rows or [])
         if self._reader is not None:
             self.end()

@@ -22,11 +22,12 @@ _CATCH_UP_BYTES = 1 << 20
 
 @dataclass
 class WorkerIdentity:
-    """By which names a worker's lines and reports go out. The rank of an elastic worker changes between rounds.
+    """The names under which a worker's lines and reports are sent. The rank of an elastic worker changes between
+    rounds.
 
     Attributes:
         rank: -1 before it has one.
-        host: how the job calls its host.
+        host: the job's name for its host.
         pid: of the process that runs the user's code.
     """
 

@@ -55,7 +55,7 @@ class Configuration:
 
     @property
     def master(self) -> str:
-        """Where the session runs: ``local[2]``, ``spark://...``; '' when it does not say."""
+        """Where the session runs: ``local[2]``, ``spark://...``; '' if it is unknown."""
         return self.get("spark.master") or ""
 
     @property
@@ -70,10 +70,10 @@ def is_true(value: str | None) -> bool:
 
 
 def wanted_gpus(conf: Configuration) -> float:
-    """How many GPUs, or which part of one, each rank is to have; 0 for none.
+    """How many GPUs, or which part of one, each rank gets; 0 for none.
 
-    The value of `GPUS_PER_RANK`; else what the session asks for every task; else, where its executors have GPUs that no
-    task asks for, one.
+    The value of `GPUS_PER_RANK`; else what the session asks for every task; else, one, if its executors have GPUs that
+    no task asks for.
     """
     if conf.is_local:
         return 0.0
@@ -85,12 +85,12 @@ def wanted_gpus(conf: Configuration) -> float:
 
 
 def needs_profile(conf: Configuration) -> bool:
-    """Whether ranks want other GPUs than the session's tasks get: Spark then has to be asked for this stage alone."""
+    """Whether ranks want other GPUs than the session's tasks get: this stage then needs its own resource profile."""
     return wanted_gpus(conf) != (conf.number(GPUS_PER_TASK) or 0.0) and not conf.is_local
 
 
 def executor_cores(conf: Configuration) -> int | None:
-    """The cores of each executor; None where the settings do not say."""
+    """The cores of each executor; None if the settings do not define it."""
     if match := LOCAL_CLUSTER.fullmatch(conf.master):
         return int(match[2])
     cores = conf.number("spark.executor.cores")

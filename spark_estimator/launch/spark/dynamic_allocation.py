@@ -1,4 +1,4 @@
-"""Sessions whose cluster starts executors when tasks wait for them: how ranks start there, and how many can run."""
+"""Sessions with dynamic allocation: how ranks start there, and how many can run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Ceiling:
 
 
 def has_dynamic_allocation(conf: Configuration) -> bool:
-    """Whether Spark starts and ends executors by itself."""
+    """Whether Spark starts and ends executors on demand."""
     return conf.is_true(ENABLED) and not conf.is_local
 
 
@@ -52,7 +52,8 @@ def uses_barrier(conf: Configuration) -> bool:
     """Whether the ranks of a job start in a barrier stage; else each starts when there is a slot, and waits for all.
 
     Raises:
-        PreflightError: the session asks for a barrier stage that Spark would refuse, or has another value there.
+        PreflightError: the session asks for a barrier stage that Spark would refuse, or the setting has an invalid
+            value.
     """
     setting = _barrier_setting(conf)
     if setting and has_dynamic_allocation(conf):
@@ -98,7 +99,7 @@ def _barrier_setting(conf: Configuration) -> bool | None:
 
 
 def _slots_per_executor(conf: Configuration) -> int | None:
-    """How many ranks one executor can run; None where the settings do not say."""
+    """How many ranks one executor can run; None if the settings do not define it."""
     cores = executor_cores(conf) or (1 if conf.master.startswith(_ONE_CORE) else None)
     if cores is None:
         return None

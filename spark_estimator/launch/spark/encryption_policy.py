@@ -13,7 +13,7 @@ from spark_estimator.security.encryption import Policy, libcrypto_path
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Each encrypts the traffic of executors, or, as spark.ssl.enabled, says that the user wants connections encrypted.
+# Each encrypts the traffic of executors, or, as spark.ssl.enabled, shows that the user wants connections encrypted.
 _SPARK_ENCRYPTS = (
     "spark.network.crypto.enabled",
     "spark.authenticate.enableSaslEncryption",
@@ -45,7 +45,7 @@ def _decided(conf: Configuration) -> tuple[bool, str]:
         try:
             if is_true(conf.known(name)):
                 return True, f"{name} is true"
-        except Exception as error:  # each kind of session has errors of its own
+        except Exception as error:  # each kind of session has its own errors
             return True, f"this session doesn't show {name} ({type(error).__name__}), so Spark may encrypt its traffic"
     return False, "Spark's own traffic is not encrypted"
 

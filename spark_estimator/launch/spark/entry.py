@@ -1,4 +1,7 @@
-"""The one door to jobs on Spark: finds the session, refuses what cannot run in it, runs. Imports no pyspark itself."""
+"""The entry point of all jobs on Spark: finds the session, refuses jobs that cannot run in it, runs the others.
+
+Imports no pyspark itself.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def with_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOpt
 
 @contextlib.contextmanager
 def interruption_in_words(caller: str) -> Iterator[None]:
-    """An interruption of the block names what was interrupted, and py4j logs no stacks of its own for it.
+    """An interruption of the block names what was interrupted, and py4j logs no stacks for it.
 
     Args:
         caller: as in `run_in_session`.
@@ -99,7 +102,7 @@ def interruption_in_words(caller: str) -> Iterator[None]:
             raise
         raise KeyboardInterrupt(f"{caller} was interrupted while no rank was running") from None
     except Exception as error:
-        # py4j answers an interruption in the midst of a command by an error of its own.
+        # py4j raises its own error for an interruption in the middle of a command.
         if isinstance(error, SparkEstimatorError) or not _is_interruption(error, handled):
             raise
         raise KeyboardInterrupt(f"{caller} was interrupted while it called Spark") from None
@@ -108,10 +111,10 @@ def interruption_in_words(caller: str) -> Iterator[None]:
 
 
 def _is_interruption(error: BaseException | None, handled: BaseException | None = None) -> bool:
-    """Whether an error is Ctrl-C, or what came of PySpark's handler calling Java while this thread was doing so.
+    """Whether an error is Ctrl-C, or the error that results if PySpark's handler calls Java while this thread does so.
 
     Args:
-        handled: an older error, which says nothing about this one.
+        handled: an older error, which is not the cause of this one.
     """
     while error is not None and error is not handled:
         if isinstance(error, KeyboardInterrupt) or "reentrant call" in str(error):
@@ -164,7 +167,7 @@ def session_for_elastic(size: int | None, least: int | None, caller: str) -> tup
 
 
 def _session(size: int, caller: str) -> SparkSession:
-    """The session that there is, or a new one for so many ranks; 0: as many as there are cores."""
+    """The existing session, or a new one for `size` ranks; 0: one rank per core."""
     try:
         import spark_estimator.launch.spark.stage_job  # noqa: F401  # needs more than the session does
         from spark_estimator.launch.spark.session import session_for

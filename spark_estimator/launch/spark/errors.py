@@ -37,7 +37,7 @@ def remedy() -> str:
 
 
 def explain(text: str) -> SparkEstimatorError | None:
-    """The error that Spark's `text` amounts to, when it is one that people meet and Spark explains badly; else None."""
+    """The error for Spark's `text`, if it is a common one that Spark explains badly; else None."""
     mine = ".".join(map(str, sys.version_info[:2]))
     if "PYTHON_VERSION_MISMATCH" in text or re.search(r"different (?:minor )?version .{0,20}than that in driver", text):
         match = re.search(r"worker[^\d]{0,40}(\d+\.\d+)", text)
@@ -110,8 +110,8 @@ def lost_executor(text: str) -> tuple[int | None, str] | None:
 
 
 def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
-    """For what nothing more is known of: the core of Spark's own message; the whole is the error's `traceback`."""
-    # Not as the cause: forty lines of Java would stand before the sentence that counts.
+    """For an error without an explanation: the core of Spark's own message; the whole is the error's `traceback`."""
+    # Not as the cause: forty lines of Java would precede the useful sentence.
     lost = lost_executor(str(error))
     if lost is None:
         text = f"Spark ended the job before the ranks could report: {telling_line(error)}"

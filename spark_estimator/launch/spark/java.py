@@ -16,7 +16,8 @@ from pathlib import Path
 from spark_estimator.errors import JavaNotFoundError
 
 OLDEST = 17
-# Spark 3.5 on Java 21 crashes in its Arrow functions, which every job of ours runs on; on Java 25 it does not start.
+# Spark 3.5 on Java 21 crashes in its Arrow functions, which every job of this package uses; on Java 25 it does not
+# start.
 NEWEST_FOR_SPARK_3 = 17
 # Java starts in a third of a second; in several seconds on a busy machine.
 START_TIMEOUT = timedelta(seconds=30)
@@ -127,10 +128,10 @@ def parse_version(output: str) -> tuple[str, int]:
     """Parses the output of ``java -version``.
 
     Returns:
-        The version as it stands (``1.8.0_392``, ``17.0.15``, ``21-ea``) and its feature number (8, 17, 21).
+        The version as printed (``1.8.0_392``, ``17.0.15``, ``21-ea``) and its feature number (8, 17, 21).
 
     Raises:
-        ValueError: it has no version.
+        ValueError: it contains no version.
     """
     match = re.search(r'\bversion "((?:1\.)?(\d+)[^"\s]*)"', output)
     if match is None:

@@ -34,7 +34,7 @@ class JobTag:
         """Gives the tag to the Spark jobs that the calling thread starts from now on.
 
         Args:
-            description: for Spark's web page, and for those who wait for the slots, where the user has not given one;
+            description: for Spark's web page, and for other jobs that wait for the slots, if the user has not set one;
                 '' for none. Spark Connect's server makes its own.
         """
         if self._is_connect:
@@ -52,7 +52,7 @@ class JobTag:
 
     def cancel(self) -> None:
         """Cancels all jobs that have it."""
-        with contextlib.suppress(Exception):  # the session may be gone
+        with contextlib.suppress(Exception):  # the session may have ended
             if self._is_connect:
                 self._spark.interruptTag(self.text)
             elif has_job_tags(self._spark.sparkContext):

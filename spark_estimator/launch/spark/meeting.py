@@ -1,4 +1,4 @@
-"""How the supervisors of a job's stage find one another: through Spark's barrier stage, or at the driver alone."""
+"""Exchanges the addresses of a job's supervisors: through Spark's barrier stage, or only at the driver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NotNeededError(Exception):
 
 
 class RankMeeting(Protocol):
-    """The supervisors of one job, as one of them sees them. Its methods are called in the order in which they stand."""
+    """The supervisors of one job, as one of them sees them. Its methods are called in the order of their definition."""
 
     def address(self) -> str:
         """The address of this host at which the others reach its rank.
@@ -65,11 +65,11 @@ class RankMeeting(Protocol):
         """
 
     def close(self) -> None:
-        """All have met: on return the driver hears of this rank if it can be reached at all."""
+        """Ends the meeting: on return the driver has this rank's connection, if it can be reached at all."""
 
 
 class BarrierMeeting:
-    """In a barrier stage: at the driver where it can be reached, else through Spark's own exchange."""
+    """In a barrier stage: at the driver if it can be reached, else through Spark's own exchange."""
 
     def __init__(self, context: BarrierTaskContext, relay: TaskRelay) -> None:
         self._context = context
@@ -104,11 +104,11 @@ class BarrierMeeting:
 
 
 class DriverMeeting:
-    """In a stage whose tasks start one by one: at the driver, which has to be within reach.
+    """In a stage whose tasks start one by one: at the driver, which has to be reachable.
 
-    Spark may run a task more than once. The driver admits one attempt, and another only where that is lost before all
-    have met; then it has run nothing. An attempt that is refused asks again until Spark ends it, or the job is over: if
-    it ended by itself, Spark would take that for the task's end.
+    Spark may run a task more than once. The driver admits one attempt, and another one only if the first is lost before
+    all have met; then it has run nothing. A refused attempt asks again until Spark ends it, or the job is over: if it
+    returned, Spark would count that as the task's success.
     """
 
     def __init__(self, job: JobSpec, partition: int, relay: TaskRelay) -> None:
@@ -181,7 +181,7 @@ class DriverMeeting:
 
 
 def unreachable(address: ChannelAddress, error: Exception, job: str) -> str:
-    """What to say of a task that cannot connect to the driver; `job`: which kind needs it."""
+    """The message for a task that cannot connect to the driver; `job`: which kind needs it."""
     return (
         f"cannot reach the driver at {address.host}:{address.port} ({error}), which {job} needs: allow the executors "
         "to connect to the driver's host, or set spark.driver.host to an address that they can reach."

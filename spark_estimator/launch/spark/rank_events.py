@@ -1,4 +1,4 @@
-"""What the driver hears of ranks on the driver channel, as events, and what it knows of ranks that vanish."""
+"""Turns ranks' messages on the driver channel into events, and makes the reports of ranks that vanish."""
 
 from __future__ import annotations
 
@@ -80,10 +80,11 @@ class RankEvents:
         return printable(next(hosts, "unknown"))
 
     def lost_with_executor(self, text: str) -> list[FailureReport]:
-        """The reports that follow from Spark's error about a lost executor, which may come before its connections end.
+        """The reports that follow from Spark's error about a lost executor, which may arrive before its connections
+        end.
 
         Args:
-            text: of Spark's error; the result is [] where it names no lost executor.
+            text: of Spark's error; the result is [] if it names no lost executor.
         """
         lost = spark_errors.lost_executor(text)
         if lost is None or lost[0] not in self.placed:

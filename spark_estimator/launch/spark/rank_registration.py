@@ -1,16 +1,18 @@
 """Collects the facts of all supervisors at the driver, so that ranks can be assigned.
 
-In a barrier stage all supervisors are there. Spark's own exchange, ``BarrierTaskContext.allGather``, asks once a second
-whether all have answered. Over the driver channel the same takes some milliseconds. The driver decides for all, and
+In a barrier stage all supervisors run at the same time. Spark's own exchange, ``BarrierTaskContext.allGather``, asks
+once a second whether all have answered. Over the driver channel the same takes some milliseconds. The driver decides
+for all, and
 once:
 
-1. All facts have come: each supervisor is given all of them.
-2. Some are still missing `PATIENCE` after the first came: those that have registered are sent to Spark's exchange, as
-   are all that come later. A supervisor that cannot reach the driver in time goes there by itself, waits there for
-   the others, and reports it if it reaches the driver later. So either all use the driver's answer, or all use Spark's.
+1. All facts have arrived: each supervisor gets all of them.
+2. Some are still missing `PATIENCE` after the first arrived: the driver sends those that have registered to Spark's
+exchange, and all that register later. A supervisor that cannot reach the driver in time uses Spark's exchange unasked,
+waits there for the others, and reports it if it reaches the driver later. So either all use the driver's answer, or all
+use Spark's.
 
-In another stage the supervisors come as Spark finds slots for them, the last one perhaps much later than the first, and
-there is no other exchange (`DriverRegistration`).
+In another stage the supervisors start as Spark finds slots for them, the last one perhaps much later than the first,
+and there is no other exchange (`DriverRegistration`).
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from spark_estimator.errors import AuthenticationError
 from spark_estimator.log import logger
 from spark_estimator.observe import frames
 
-# Executors that start for this job may take seconds longer than others; those that cannot reach the driver never come.
+# Executors that start for this job may take seconds longer than others; those that cannot reach the driver never
+# register.
 PATIENCE = timedelta(seconds=10)
-# What one supervisor must be told has to fit in a frame.
+# All facts must fit into one frame to a supervisor.
 _MOST_BYTES = frames.MAX_FRAME_BYTES * 3 // 4
-# When no rank runs any more, Spark has taken their results and ended all copies of their tasks within so long.
+# After the end of the last rank: how long Spark may take to fetch their results and end all copies of their tasks.
 RESULTS_ARE_THERE = timedelta(minutes=1)
 
 _log = logger(__name__)
@@ -42,7 +45,7 @@ class RankRegistration:
 
     Args:
         size: number of supervisors; their partitions are 0 to size - 1.
-        send: is given (partition, kind of frame, its fields); must not block.
+        send: called with (partition, kind of frame, its fields); must not block.
     """
 
     def __init__(self, size: int, send: Send) -> None:
@@ -50,7 +53,7 @@ class RankRegistration:
         self._send = send
         self._lock = threading.Lock()
         self._facts: dict[int, str] = {}
-        self._first: float | None = None  # when the first came
+        self._first: float | None = None  # when the first arrived
         self._decided = False
 
     def add(self, partition: int, facts: str) -> None:
@@ -76,7 +79,7 @@ class RankRegistration:
                 self._send_to_spark(f"partitions {', '.join(missing)} haven't sent theirs to the driver")
 
     def give_up(self, reason: str) -> None:
-        """Sends all to Spark's exchange: the facts of one will not come."""
+        """Sends all to Spark's exchange: one supervisor will not register here."""
         with self._lock:
             if not self._decided:
                 self._send_to_spark(reason)
@@ -129,7 +132,7 @@ class DriverRegistration:
         """A supervisor wants to connect.
 
         Raises:
-            AuthenticationError: it is one too many.
+            AuthenticationError: it is one more than expected.
         """
         with self._lock:
             if self._complete:
@@ -153,7 +156,7 @@ class DriverRegistration:
             return True
 
     def look_at_the_clock(self) -> None:
-        """As in `RankRegistration`: for how long to wait is another's to say."""
+        """As in `RankRegistration`: another class decides how long to wait."""
 
     def give_up(self, reason: str) -> None:
         """As in `RankRegistration`; no supervisor asks for it."""

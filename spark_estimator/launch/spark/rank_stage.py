@@ -1,4 +1,4 @@
-"""Makes the DataFrame whose rows come from the tasks of a job's ranks: a barrier stage, also on Spark 3.4, or none."""
+"""Makes the DataFrame whose tasks run a job's ranks: in a barrier stage (also on Spark 3.4), or in a plain one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _BarrierRdd:
     frame: DataFrame
 
     def collect(self) -> list[Any]:
-        """Its rows. Already to make the RDD runs the stages before the last."""
+        """Its rows. Making the RDD already runs the stages before the last."""
         # Still one stage: the rows pass through `iter` in the very tasks that make them.
         return self.frame.rdd.barrier().mapPartitions(iter).collect()
 
@@ -35,7 +35,7 @@ def rank_stage(
     barrier: bool,
     profile: ResourceProfile | None = None,
 ) -> Any:
-    """What runs `task` in one task for each partition of `frame`, once its ``collect`` is called.
+    """Returns a frame whose ``collect`` runs `task` in one Spark task for each partition of `frame`.
 
     Args:
         barrier: whether all tasks start together; else each starts once there is a slot for it.
@@ -44,7 +44,7 @@ def rank_stage(
     # Spark 3.5's frames take no profile, those of Spark 3.4 no barrier.
     more: dict[str, Any] = {} if profile is None else {"profile": profile}
     with warnings.catch_warnings():
-        # PySpark tells at each call which pandas it would rather have.
+        # PySpark warns at each call about versions of pandas.
         warnings.filterwarnings("ignore", message=".*PySpark does not yet fully support pandas")
         if not barrier:
             return frame.mapInArrow(task, schema, **more)

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame for the ranks: a task hands what Spark gives it to a `Feed` while it supervises its worker."""
+"""Rows of a DataFrame for the ranks: a task passes its rows from Spark to a `Feed` while it supervises its worker."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame
 
-# Once nobody waits for rows any more, the feed stops at the next batch.
+# Once the worker has ended, the feed stops at the next batch.
 _LAST_BATCH = timedelta(seconds=5)
 
 
 class Feed(Protocol):
-    """What takes a task's rows. It travels to the tasks by pickle."""
+    """Takes a task's rows. It is pickled to the tasks."""
 
     def take(self, batches: Iterator[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool]) -> None:
-        """Takes all rows, in a thread of its own, and gives them to the worker at the other end of the socket.
+        """Takes all rows, in a separate thread, and sends them to the worker at the other end of the socket.
 
         Errors are sent to the worker on the same socket: nothing is raised here.
 
@@ -42,7 +42,7 @@ class Rows:
     Attributes:
         frame: they are spread over the ranks.
         feed: takes each rank's.
-        by: columns whose values say where a row goes; empty: in turns, for which Spark has to sort them.
+        by: columns whose values choose a row's rank; empty: round robin, for which Spark has to sort the rows.
     """
 
     frame: DataFrame
@@ -51,11 +51,11 @@ class Rows:
 
 
 class Feeding:
-    """One task's rows on their way; without a feed, nothing.
+    """Sends one task's rows to its worker; does nothing without a feed.
 
     Attributes:
         worker_ends: what the worker inherits.
-        variables: tell the worker which descriptor that is.
+        variables: the number of that descriptor, for the worker's environment.
     """
 
     def __init__(self, feed: Feed | None, batches: Iterator[pyarrow.RecordBatch]) -> None:

@@ -17,10 +17,10 @@ from spark_estimator.log import logger
 
 _log = logger(__name__)
 
-# More ranks than that on this machine would only get in one another's way; whoever wants them makes the session.
+# More ranks than that on this machine would only slow each other down; a user who wants them makes the session.
 _MOST_RANKS_PER_CORE = 4
 _ALWAYS_FINE = 8
-# Who sets one of these has said already where Spark runs.
+# A user who sets one of these has chosen where Spark runs.
 _SAYS_WHERE = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "DATABRICKS_RUNTIME_VERSION")
 
 
@@ -28,11 +28,11 @@ def session_for(size: int) -> SparkSession:
     """The session of this thread or process; where there is none, a new one in which `size` ranks can run.
 
     Args:
-        size: number of ranks; 0 for as many as there are slots.
+        size: number of ranks; 0: one per slot.
 
     Raises:
-        NotEnoughSlotsError: there is none, and `size` is too much for one on this machine.
-        PreflightError: there is none and none can be made.
+        NotEnoughSlotsError: there is no session, and `size` is too large for a session on this machine.
+        PreflightError: there is no session, and none can be made.
     """
     return existing_session() or _new_session(size)
 
@@ -58,7 +58,7 @@ def session_at(master: str | None, remote: str | None, settings: Mapping[str, st
             builder = builder.master(master)
             if master.startswith("local"):
                 builder = _with_this_python(builder)
-        # Its bar would stand among the lines of ranks.
+        # Spark's progress bar would mix with the lines of ranks.
         builder = builder.config("spark.ui.showConsoleProgress", "false")
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -83,7 +83,7 @@ def existing_session() -> SparkSession | None:
         session = _active(connect.SparkSession)
         if session is not None:
             return session
-        # Another thread has made it; the builder would want its address once more.
+        # Another thread has made the session; the builder would need its address again.
         session = getattr(connect.SparkSession, "_default_session", None)
         if session is not None and not getattr(session, "is_stopped", False):
             return cast("SparkSession", session)

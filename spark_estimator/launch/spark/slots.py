@@ -1,7 +1,7 @@
 """How many tasks a Spark session can run at the same time, and whether a job can run in it at all.
 
-A *slot* is room for one task. What Spark itself would check takes it ten minutes to refuse; here it takes seconds.
-Everything is asked by SQL and configuration, which classic sessions and Spark Connect both answer.
+A *slot* is room for one task. Spark itself takes ten minutes to refuse such a job; this check takes seconds. It only
+uses SQL and configuration, which classic sessions and Spark Connect both have.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from spark_estimator.launch.spark.dynamic_allocation import Ceiling, ceiling, on
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Executors of a young session register one after the other: so long after the last one nobody waits for more...
+# Executors of a new session register one after the other: this time after the last one, no more are expected...
 REGISTRATION = timedelta(seconds=4)
-# ... but when there is none at all yet, the first may well take longer.
+# ... but if there is none yet, the first may take longer.
 FIRST_REGISTRATION = timedelta(seconds=30)
 _POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
 class Slots:
-    """How many tasks can run at once, and how that comes about.
+    """How many tasks can run at once, and how that number is computed.
 
     Attributes:
         count: None when it cannot be found out.
-        arithmetic: for people: ``2 cores / 1 per task (spark.task.cpus)``.
+        arithmetic: for messages: ``2 cores / 1 per task (spark.task.cpus)``.
         by_gpus: GPUs, not cores, are the limit.
     """
 
@@ -73,10 +73,10 @@ def old_connect(server: str = "") -> PreflightError:
 
 
 def check_session(spark: SparkSession, *, together: bool = True) -> None:
-    """Refuses sessions in which no job can run, of any size.
+    """Refuses sessions that cannot run a job of any size.
 
     Args:
-        together: its ranks start together; False: each in a Spark job of its own.
+        together: its ranks start together; False: each in a separate Spark job.
 
     Raises:
         PreflightError: the text names the setting to change.
@@ -126,7 +126,7 @@ def count_slots(spark: SparkSession) -> Slots:
 def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRATION, *, size_word: str = "") -> None:
     """Returns when `size` ranks can run at the same time, or when that is unknown.
 
-    Where executors come on demand, it is enough that the settings allow as many.
+    Where executors come on demand, it is enough that the settings allow `size`.
 
     Args:
         patience: how long to wait for one more executor.
@@ -157,14 +157,14 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
 
 
 def most_slots(spark: SparkSession, size: int) -> Ceiling | None:
-    """What keeps a session whose executors come on demand from having `size` slots; None: nothing that is known."""
+    """What keeps a session whose executors come on demand from having `size` slots; None: no known limit."""
     limit = ceiling(Configuration(spark), size)
     # Executors that are there already need not be asked for.
     return None if limit is None or (count_slots(spark).count or 0) >= size else limit
 
 
 def _or_fewer(count: int, size_word: str) -> str:
-    """The other way out: as many ranks as there are slots; '' where there is none."""
+    """The other remedy: one rank per slot; '' if there is no slot."""
     if not count:
         return ""
     return f", or use {size_word}={count}" if size_word else f", or use {count} ranks"
@@ -187,7 +187,7 @@ def all_slots(spark: SparkSession) -> int:
 
 
 def default_size(spark: SparkSession) -> int:
-    """What Horovod takes for the number of ranks where none is given: ``spark.default.parallelism``.
+    """The number of ranks that Horovod uses by default: ``spark.default.parallelism``.
 
     Where that is not set, Spark's default is all cores, so here all slots. Where it is set, to cut data into several
     parts for each core as many do, it never means more ranks than there are slots.
@@ -235,7 +235,7 @@ def _poll(spark: SparkSession, enough: Callable[[Slots], bool], patience: timede
 
 
 def _promised(conf: Configuration) -> int:
-    """The slots that the session will have once all executors that it asked for are there; 0 if it does not say."""
+    """The slots that the session will have once all executors that it asked for are there; 0 if it is unknown."""
     cpus = int(conf.number("spark.task.cpus") or 1)
     if wanted_gpus(conf):
         return 0
@@ -293,7 +293,7 @@ def _executors(spark: SparkSession, conf: Configuration, cores: int) -> int | No
 
 
 def _slots_by_scheduler(spark: SparkSession) -> int | None:
-    """What a classic session's scheduler itself says; None over Spark Connect, and where Java may not be called."""
+    """The number that a classic session's scheduler reports; None over Spark Connect, and if Java may not be called."""
     try:
         context = spark.sparkContext._jsc.sc()
         return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))

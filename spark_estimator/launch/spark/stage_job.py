@@ -1,8 +1,9 @@
 """Runs the ranks of a job in the tasks of one stage, in classic Spark and over Spark Connect alike.
 
 This is the driver's half; `stage_task` is what Spark runs in each task: the supervisor of one worker. It is a barrier
-stage, which Spark starts as a whole and never in part again. Where Spark refuses those, it is a plain one: each task
-starts once there is a slot for it, and its supervisor waits until the driver has heard of all (`DriverRegistration`).
+stage, which Spark starts as a whole and never restarts in part. If Spark refuses barrier stages, it is a plain stage:
+each task starts once there is a slot for it, and its supervisor waits until all are registered at the driver
+(`DriverRegistration`).
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ _log = logger(__name__)
 # After the job's end: for lines that are not printed yet, and for supervisors of a job that Spark has ended.
 _LAST_LINES = timedelta(seconds=30)
 _LAST_REPORTS = timedelta(seconds=1)
-# A job that was to end before Spark had heard of it.
+# How long to try to cancel a job that was stopped before Spark knew it.
 _LATE = timedelta(seconds=60)
-# After a failure that took an executor along, Spark has started another one within so long, or there is none to come.
+# How long to wait for another executor after a failure that ended one.
 _NEW_EXECUTOR = timedelta(seconds=30)
 _DEFAULTS = JobOptions()
 _OF_LOSSES = (frames.SILENT, frames.HEARD, frames.GONE)
@@ -222,7 +223,7 @@ class _Run:
             explained = spark_errors.explain(str(self._error))
             if explained is not None:
                 _log.debug("Spark's error: %s", self._error)
-                raise explained  # without Spark's forty lines of Java, which say less
+                raise explained  # without Spark's forty lines of Java, which are less clear
             raise spark_errors.ended_by_spark(self._error, self._job.function)
         if self._rows is None:
             raise JobFailedError(f"the Spark job {self._tag.text} was cancelled and has not ended; see the Spark UI.")
@@ -277,7 +278,7 @@ class _Run:
             self._server.send(partition, kind, fields)
 
     def _cancel_late(self, collecting: threading.Thread) -> None:
-        """Ends a job that Spark had not heard of when it was cancelled: after Ctrl-C in that very moment."""
+        """Ends a job that Spark did not know yet when it was cancelled: after Ctrl-C in just that moment."""
         deadline = time.monotonic() + _LATE.total_seconds()
         while collecting.is_alive() and time.monotonic() < deadline:
             with contextlib.suppress(Exception):
@@ -285,10 +286,10 @@ class _Run:
             collecting.join(1)
 
     def _collect(self, frame: Any) -> None:
-        """Runs the Spark job; in a thread of its own, so that the main one can be interrupted."""
+        """Runs the Spark job; in a separate thread, so that the main thread can be interrupted."""
         try:
             self._tag.add(f"{self._job.function} on {self._job.size} ranks")
-            if self._state.state in _CLOSED:  # by Ctrl-C, before Spark has heard of it
+            if self._state.state in _CLOSED:  # by Ctrl-C, before Spark knows the job
                 return
             with self._reports.kept(), unlogged():
                 self._rows = [ResultRow(*row) for row in frame.collect()]
@@ -301,7 +302,10 @@ class _Run:
             self._monitor.events.put(Finished())
 
     def _let_supervisors_finish(self) -> None:
-        """Waits for what is still on its way to the driver. Supervisors of tasks that Spark has to end take longer."""
+        """Waits for the last lines and reports to the driver.
+
+        Supervisors of tasks that Spark has to end take longer.
+        """
         if self._server is None:
             return
         patience = _LAST_LINES

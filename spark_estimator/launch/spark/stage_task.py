@@ -37,15 +37,15 @@ from spark_estimator.launch.worker.child_process import keep_standard_descriptor
 from spark_estimator.launch.worker.supervisor import Supervisor
 
 _ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int32(), pyarrow.binary())
-# Without a driver channel the first task that fails ends the stage: one that only lost a peer lets the cause go first,
-# which on a busy machine takes its time.
+# Without a driver channel the first task that fails ends the stage: a task that only lost a peer waits, so that the
+# task with the cause fails first, also on a busy machine.
 _SECONDARY_WAITS = timedelta(seconds=4)
 
 
 def batches_of(
     outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None = None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows in which a task hands over how its worker ended; `unsent` as in `rows_of`."""
+    """The rows in which a task returns how its worker ended; `unsent` as in `rows_of`."""
     for row in rows_of(outcome, partition, unsent):
         columns = [[value] for value in row]
         yield pyarrow.RecordBatch.from_arrays(
@@ -68,7 +68,7 @@ class StageTask:
         job: what is run.
         barrier: whether it is a barrier stage; else the job has a channel.
         feed: takes the task's rows; None: there are none.
-        payload: the job's, where that comes apart from it.
+        payload: the job's, if it is sent separately.
     """
 
     job: JobSpec
@@ -77,10 +77,11 @@ class StageTask:
     payload: Broadcast[bytes] | None = None
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        """Supervises one worker and yields its result rows; none where the job has no use for this task.
+        """Supervises one worker and yields its result rows; none if the job does not need this task.
 
         Raises:
-            RuntimeError: Spark has to end the job: the driver cannot be told that it has failed. The text has a report.
+            RuntimeError: Spark has to end the job: the failure cannot be reported to the driver otherwise. The text has
+                a report.
         """
         if self.feed is None:
             for _ in batches:
@@ -128,7 +129,7 @@ class StageTask:
             spec = worker_spec(self.job, rendezvous, {**feeding.variables, **pinned.variables})
             meeting.close()
             relay.placed(rendezvous.rank, supervisor.pid)
-            if rendezvous.rank == 0:  # one tells it for all
+            if rendezvous.rank == 0:  # one reports for all
                 self._tell_of(everyone, pinned, relay)
             outcome = supervisor.run(spec, self.job.payload if self.payload is None else self.payload.value)
         except BaseException:
@@ -138,7 +139,7 @@ class StageTask:
             feeding.end()
         failure = outcome.failure
         if self.barrier and failure is not None and failure.kind != failures.STOPPED and not relay.connected:
-            # Nobody can be told to stop the others, so Spark has to: this task fails.
+            # No process can be asked to stop the others, so Spark has to: this task fails.
             if failure.secondary:
                 time.sleep(_SECONDARY_WAITS.total_seconds())
             raise RuntimeError(to_marked_text(failure))
@@ -160,7 +161,7 @@ class StageTask:
             ) from error
 
     def _facts(self, context: TaskContext, endpoint: Endpoint, pid: int) -> TaskFacts:
-        """What this supervisor tells the others."""
+        """This supervisor's facts, for the others."""
         gpus = context.resources().get("gpu")
         wants = self.job.gpus_per_rank is not None
         return TaskFacts(

@@ -1,6 +1,6 @@
 """Follows a job on Spark until its ranks run: shows what it waits for and which jobs hold the slots; has a timeout.
 
-How far the ranks are is known from their supervisors, where these reach the driver; that tasks run at all, from Spark.
+The ranks' supervisors report their progress, if they reach the driver; Spark reports whether tasks run at all.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ class TaskReports:
             self._reported = inflight_tasks
 
     def started(self) -> int | None:
-        """How many tasks of the job run, or have run; None when Spark does not tell. May be `_OLD` behind."""
+        """How many tasks of the job run, or have run; None if Spark does not report it. May be `_OLD` behind."""
         if self._connected is not None:
             return self._connected()
         if self._is_connect:
             return self._reported
         try:
-            # Of a DataFrame's rows other stages come first, which start no ranks.
+            # If there are a DataFrame's rows, stages that compute them run first; they start no ranks.
             stages = [self._tracker.getStageInfo(stage) for stage in self._own_stages() if self._starts_ranks(stage)]
         except Exception:  # a stopped session, or one that forbids Java
             return None
         return sum(int(stage.numActiveTasks + stage.numCompletedTasks) for stage in stages if stage is not None)
 
     def others(self) -> list[Any] | None:
-        """The stages of this session's application, beside the job's own, that have tasks to do; None: not told."""
+        """The stages of this session's application, beside the job's own, that have tasks to do; None: unknown."""
         if self._is_connect:
             return None
         try:
@@ -89,7 +89,7 @@ class TaskReports:
             active = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
         except Exception:
             return None
-        # Whatever is not done counts: the numbers of running tasks may be old.
+        # Every stage that is not complete counts: the numbers of running tasks may be old.
         return [
             stage
             for stage in active
@@ -97,7 +97,7 @@ class TaskReports:
         ]
 
     def holders(self) -> str:
-        """Who is at work in this session's application beside the job, in words."""
+        """Text on what runs in this session's application beside the job."""
         stages = self.others()
         if stages is None:
             kind = "Spark Connect" if self._is_connect else "this session"
@@ -115,7 +115,7 @@ class TaskReports:
         return f"other jobs of this application are running: {', '.join(texts[:_MOST_HOLDERS])}{more}"
 
     def _name_of(self, stage: Any) -> str:
-        """The description of a stage's job, where it has one; else the place in the program that Spark found for it."""
+        """The description of a stage's job, if it has one; else the call site that Spark recorded for it."""
         with contextlib.suppress(Exception):  # Spark's store is a moment behind, or this session forbids Java
             description = self._spark.sparkContext._jsc.sc().statusStore().lastStageAttempt(stage.stageId).description()
             if description.isDefined() and description.get().strip():
@@ -163,7 +163,7 @@ class TaskReports:
 def slots_wanting(
     spark: SparkSession, function: str, started: int, size: int, timeout: timedelta, reports: TaskReports
 ) -> str:
-    """What to say when Spark has not started all ranks of a job in time.
+    """The message if Spark has not started all ranks of a job in time.
 
     Args:
         started: how many it has.
@@ -195,7 +195,7 @@ class StartMonitor:
         placed: by partition, the rank, host and pid of the workers whose supervisors have reported them.
         begun: the ranks whose user code has begun.
         connected: returns how many supervisors are connected to the driver.
-        barrier: whether all tasks start together; else they start one by one, and connect as they start.
+        barrier: whether all tasks start together; else they start one by one, and each connects when it starts.
         report: prints a line at the driver.
     """
 
@@ -231,9 +231,10 @@ class StartMonitor:
             started = self.reports.started()
             waits = self.reports.others() or self.reports.computes_rows()
             if not started and seconds < _OLD.total_seconds() and not waits:
-                return  # nothing is in their way: they may well run, and Spark has not told it yet
+                return  # nothing blocks them: they may already run, and Spark has not reported it yet
             if started != 0:
-                # Tasks run, or nobody knows; the driver is out of their reach. They end as they may.
+                # Tasks run, or Spark does not report whether they do; they cannot reach the driver. The job is left to
+                # run.
                 self._runs_unseen = True
                 _log.info("%s: its ranks can't tell the driver when they start", self.function)
                 return

@@ -77,7 +77,7 @@ class TaskRelay:
                 driver channel.
 
         Raises:
-            ConnectionError: the driver has the facts, but is gone or wants this supervisor to stop.
+            ConnectionError: the driver has the facts, but has disconnected or asks this supervisor to stop.
         """
         with self._lock:
             if not self._send(frames.FACTS, facts=own_facts.to_json()):
@@ -137,7 +137,7 @@ class TaskRelay:
         self._note(f"{report.where} {report.message}\n{report.traceback}".rstrip())
 
     def close(self) -> None:
-        """Sends what is left and disconnects."""
+        """Sends the queued messages and disconnects."""
         for stream, text in self._kept.close():
             self._note_line(self._rank, stream, text)
         if self._channel is not None:

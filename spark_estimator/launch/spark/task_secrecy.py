@@ -1,8 +1,8 @@
-"""Keeps the driver channel's token, which comes with a job's task, off the driver's disk and out of its logs.
+"""Keeps the driver channel's token, which is part of a job's task, off the driver's disk and out of its logs.
 
-PySpark writes a task that is large, because the user's function is, into a file that stays until the session ends, and
-Spark copies it to files of its executors; over Spark Connect it does not. At DEBUG py4j logs everything that it sends
-to Java, and Spark Connect's client everything that it sends to its server. Whole requests
+If the user's function is large, PySpark writes the task into a file that stays until the session ends, and Spark copies
+it to files of its executors; not over Spark Connect. At DEBUG py4j logs everything that it sends to Java, and Spark
+Connect's client everything that it sends to its server. Whole requests
 that this server itself logs are out of reach; see SECURITY.md.
 """
 
@@ -28,10 +28,10 @@ _LOGGERS = ("py4j.clientserver", "py4j.java_gateway", "pyspark.sql.connect.loggi
 
 @contextlib.contextmanager
 def large_payload_apart(spark: SparkSession, job: JobSpec) -> Iterator[tuple[JobSpec, Broadcast[bytes] | None]]:
-    """Puts a large function into a file of its own, in which nothing is secret, for as long as the block lasts.
+    """Puts a large function into a separate file, which contains no secret, until the block ends.
 
     Yields:
-        The job, without the payload if that is apart, and what holds it then.
+        The job (without its payload, if that is separate), and the broadcast that holds the payload.
     """
     if type(spark).__module__.startswith("pyspark.sql.connect") or len(job.payload) <= _MOST_BYTES:
         yield job, None
@@ -40,7 +40,7 @@ def large_payload_apart(spark: SparkSession, job: JobSpec) -> Iterator[tuple[Job
     try:
         yield replace(job, payload=b""), apart
     finally:
-        with contextlib.suppress(Exception):  # the session may be gone
+        with contextlib.suppress(Exception):  # the session may have ended
             apart.destroy()
 
 

@@ -1,9 +1,9 @@
-"""Ranks on several hosts, reached by ssh: what is promised, in which order things happen, and what fails how.
+"""Ranks on several hosts, reached by ssh. This page lists the guarantees, the order of steps, and the failures.
 
 A *host agent* is the program that supervises the ranks of one host. The launcher starts one over ssh on each host that
 is not its own (ranks on its own host need none), and talks with it through ssh's standard input and output; this
-package opens no port for that. ``-H a:4,b:4`` gives ranks 0 to 3 to a and 4 to 7 to b: hosts in the order given, each
-filled before the next.
+package opens no port for that. ``-H a:4,b:4`` gives ranks 0 to 3 to a and 4 to 7 to b: hosts in this order, each filled
+before the next.
 
 In this order:
 
@@ -16,12 +16,12 @@ In this order:
 2. **Workers start everywhere**, and import while addresses are exchanged. Then each receives its rank, its peers and
    the key of the job: a fresh one, which travels through ssh's standard input and the worker's. So does the pickled
    function, once for each host. Neither is ever in a command line, an environment, a file or a log.
-3. **While they run**, their lines come back in the order in which each rank wrote them, control characters escaped. A
+3. **While they run**, their lines arrive in the order in which each rank wrote them, control characters escaped. A
    rank that writes faster than the launcher prints is slowed down; none of its lines is lost.
 4. **The first failure ends the job**, on all hosts, and is reported as for ranks of one host: rank, host, exit status
    or signal, traceback.
 
-What fails, and who notices:
+What fails, and which process detects it:
 
 ======================================  ==============================================================================
 a rank dies, raises, exits              its agent, at once; all other ranks are stopped

@@ -1,4 +1,4 @@
-"""The command lines that bring a host agent to life, and what to do where one of them fails."""
+"""The command lines that start a host agent, and the remedies if one of them fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROGRAM = (
     "from spark_estimator.launch.agent.agent import main; main()"
 )  # fmt: skip
 
-# What the last line says -> what to do.
+# Pattern of the last line -> remedy.
 _REMEDIES = {
     r"Could not resolve hostname": "check the name, or set its address in -H, /etc/hosts or ~/.ssh/config",
     r"Host key verification failed": "the host key is unknown or has changed: connect once manually (ssh {host}) and "
@@ -42,8 +42,8 @@ class SshOptions:
         port: of sshd; None: that of ssh's configuration.
         identity_file: a private key; None: those of ssh's configuration.
         interfaces: of the hosts' network interfaces those whose address the ranks may use, the first that a host has;
-            empty: the one by which ssh has come.
-        ssh: the program and what it is given first.
+            empty: the interface that ssh has connected to.
+        ssh: the program and its first arguments.
         python: of the other hosts.
         settings: of heartbeats, and of the start timeout.
     """
@@ -70,7 +70,7 @@ class SshOptions:
 
         Args:
             interfaces: names with commas between them.
-            needed: there are other hosts, so that ssh must be there; else it is missed when one comes.
+            needed: there are other hosts, so ssh must be installed; else it is only needed if another host joins.
 
         Raises:
             ValueError: an option cannot be used; the text quotes it.

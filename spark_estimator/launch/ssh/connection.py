@@ -1,4 +1,4 @@
-"""The launcher's end of its talk with one host agent: starting it over ssh, asking it, hearing that it is gone."""
+"""The launcher's end of the connection to one host agent: starts it over ssh, sends orders, detects its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from spark_estimator.observe.driver_log import printable
 
 _log = logger(__name__)
 
-# An ssh whose standard output has ended, or which has been given the end of its input, ends itself within so long.
+# How long ssh may take to exit after the end of its standard output or input.
 ENDING = timedelta(seconds=2)
 _TAIL_LINES = 20
 _SSH_S_OWN_FAILURE = 255
@@ -96,7 +96,7 @@ class HostConnection:
             The fields of ``agent.hello``.
 
         Raises:
-            PreflightError: it cannot, or did not answer in time; the text tells why, without the host's name.
+            PreflightError: it cannot, or did not answer in time; the text gives the reason, without the host's name.
         """
         answer = self._answer(deadline)
         ours = platform.python_version()
@@ -182,7 +182,7 @@ class HostConnection:
         return answer
 
     def _read(self) -> None:
-        """Takes what the agent says until it says nothing more."""
+        """Handles the agent's frames until the stream ends."""
         why = ""
         try:
             for letter, content in self.link.frames():

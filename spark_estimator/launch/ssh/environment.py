@@ -1,6 +1,6 @@
-"""Of the launcher's environment, what ranks on other hosts get: all but what describes one host, login or process.
+"""The variables of the launcher that ranks on other hosts get: all but those that describe one host, login or process.
 
-Horovod hands on everything, on ssh's command line; here it goes through ssh's standard input.
+Horovod passes everything, on ssh's command line; here it is sent through ssh's standard input.
 """
 
 from __future__ import annotations

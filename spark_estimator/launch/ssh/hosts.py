@@ -1,4 +1,4 @@
-"""The hosts of one job: reached by ssh before it begins, or later, when an elastic job first wants a process there."""
+"""The hosts of one job: connected over ssh before the job begins, or when an elastic job first needs them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from spark_estimator.observe.driver_address import driver_address
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
-# Nobody has it: the way to it is the way to other hosts.
+# A documentation address (RFC 5737) that no host has: its route is the route to other hosts.
 _ELSEWHERE = "192.0.2.1"
 
 
 class Hosts:
-    """The hosts of one job, this one perhaps among them. A context manager: on leaving it, their agents are gone.
+    """The hosts of one job, this one perhaps among them. A context manager: on exit, their agents end.
 
     Args:
         job, options, gentle: as in ``job.run_on_hosts``.
@@ -172,10 +172,10 @@ class Hosts:
             self._closed = True
 
     def _ask(self, connections: Sequence[HostConnection], what: Callable[[HostConnection], _Found]) -> list[_Found]:
-        """What these connections say, asked side by side.
+        """The answers of these connections, which are asked in parallel.
 
         Raises:
-            PreflightError: some hosts cannot be had.
+            PreflightError: some hosts are unavailable.
         """
 
         def asked(connection: HostConnection) -> _Found | PreflightError:
@@ -210,7 +210,7 @@ class Hosts:
                 return LOOPBACK
         addresses = []
         for greeting in self._greetings.values():
-            # As the other host saw this one come; behind a translation of addresses that is none of this host's own.
+            # This host's address as the other host sees it; behind NAT that is not an address of this host.
             with suppress(OSError):
                 addresses.append(driver_address(greeting["launcher_address"], greeting["own_address"]))
         if not addresses:
@@ -221,7 +221,7 @@ class Hosts:
         return next((address for address in addresses if not _is_loopback(address)), addresses[0])
 
     def _check_addresses(self, here: set[str]) -> None:
-        """Refuses a job of which some ranks would listen where those of other hosts cannot reach them."""
+        """Refuses a job if some ranks would listen at addresses that ranks on other hosts cannot reach."""
         # One that is just being reached by another thread has no address yet, and is looked at there.
         addresses = {
             name: connection.address for name, connection in list(self._connections.items()) if connection.address
@@ -292,7 +292,7 @@ class PendingWorkerHandle:
 
 
 def side_by_side(what: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[_Found]:
-    """What comes of each item, each in a thread of its own; in the order of the items."""
+    """The result for each item, computed in a separate thread each; in the order of the items."""
     if not items:
         return []
     pool = ThreadPoolExecutor(len(items))

@@ -80,7 +80,7 @@ def run_elastic_on_hosts(
     """
     job = elastic(job)
     slots = {host.name: host.slots for host in hosts}
-    # A script may name a hundred hosts, of which a few are needed; those that a person has named are all looked at.
+    # A script may print a hundred hosts, of which a few are needed. Hosts that a user has listed are all checked.
     used = (
         slots if watch is None else {share.host.name: share.host.slots for share in assign_hosts(hosts, terms.size, "")}
     )

@@ -48,7 +48,7 @@ def find_hosts(
 
     Args:
         size: number of ranks.
-        read_options: how hosts are reached; is given whether one has to be.
+        read_options: makes the ssh options; its argument: whether another host is needed now.
         report: prints what is waited for.
         hosts: ``host:slots,...``; None: not given.
         hostfile: a path; None: not given. Without all three there is this host alone.

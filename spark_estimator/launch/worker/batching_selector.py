@@ -1,4 +1,4 @@
-"""A selector that leaves a stream alone for a moment, so that its lines gather and are read together."""
+"""A selector that pauses a stream for a moment, so that its lines gather and are read together."""
 
 from __future__ import annotations
 

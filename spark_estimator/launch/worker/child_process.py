@@ -1,4 +1,4 @@
-"""What the operating system reports of a child process: that it has ended, how, and how much memory it had taken."""
+"""What the operating system reports on a child process: its end, its exit status, and its peak of memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-#: The exit status of a child that something else in this program has reaped; no process has it.
+#: The exit status of a child that other code in this program has reaped; no real status has this value.
 UNKNOWN = 1 << 16
 
 
 def keep_standard_descriptors() -> None:
     """Opens /dev/null as those of the descriptors 0, 1 and 2 that are closed, as under ``nohup`` or a service manager.
 
-    Pipes and sockets for children would get their numbers else, and be lost where a child gets its own 0, 1 and 2.
+    Otherwise pipes and sockets for children would get these numbers, and a child's own 0, 1 and 2 would replace them.
     """
     for descriptor in range(3):
         try:
@@ -38,7 +38,7 @@ def exit_descriptor(pid: int) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child of this process has ended. It is not reaped, so its number cannot be given to another."""
+    """Whether a child of this process has ended. It is not reaped, so no other process can get its number."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # see `reap`; what the program reaps by itself has ended
@@ -55,8 +55,8 @@ def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
 def reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
     """Waits for a child. Returns its exit status (negative: a signal) and the peak of its memory in bytes.
 
-    A process inherits the peak of its parent: only what is above `MemoryBaseline.peak_bytes` is its own. In a
-    program that ignores SIGCHLD, or waits for all children by itself, nothing can be known: `UNKNOWN`, 0.
+    A process inherits the peak of its parent: only the memory above `MemoryBaseline.peak_bytes` is the child's. A
+    program that ignores SIGCHLD, or waits for all children itself, gets no values: `UNKNOWN`, 0.
     """
     try:
         _, status, usage = os.wait4(child.pid, 0)
@@ -122,7 +122,7 @@ def describe_end(exit_code: int) -> str:
 
 
 def describe_kill(exit_code: int, peak_bytes: int, before: MemoryBaseline) -> str:
-    """What a signal that ended a child may mean: "was killed by ...", and for SIGKILL what is known of its memory."""
+    """What a signal that ended a child may mean: "was killed by ...", and for SIGKILL its memory, if known."""
     text = f"was killed by {describe_end(exit_code)}"
     if exit_code != -signal.SIGKILL:
         return text

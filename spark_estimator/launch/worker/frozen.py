@@ -1,4 +1,4 @@
-"""Notices that a process was stopped by a signal and does not continue: after its last collective no rank misses it."""
+"""Detects a process that stays stopped by a signal: after its last collective no rank waits for it."""
 
 from __future__ import annotations
 

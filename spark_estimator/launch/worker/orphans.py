@@ -1,8 +1,8 @@
-"""What a worker has started and what has left its process group since: known by a mark in its environment, and ended.
+"""Ends processes that a worker has started and that have left its process group, by a mark in their environment.
 
 A process inherits the environment of the one that starts it, also in another session or group and with another parent.
-So a worker is given a mark there, `PROCESS_VARIABLE`, which no other has; Linux shows it in ``/proc``. A process that
-shall outlive the rank is started without the variable.
+So each worker gets a unique mark there, `PROCESS_VARIABLE`; Linux shows it in ``/proc``. A process that shall outlive
+the rank is started without the variable.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def end(*marks: str) -> None:
             if None not in mark_of.values() or time.monotonic() >= deadline:
                 break
             time.sleep(0.001)
-    # Not before: a signal may have `ended_first` begin again with what is left.
+    # Only now: after a signal, `ended_first` may have to end the remaining processes.
     _live_marks.difference_update(marks)
 
 
@@ -58,8 +58,9 @@ def end(*marks: str) -> None:
 def ended_first() -> Iterator[None]:
     """Has SIGHUP and SIGTERM, where they would end this process, end all that has a mark before. In the main thread.
 
-    With these PySpark's daemon ends the tasks of an executor that is gone. A worker dies with its parent, and has its
-    group do so, but not what has left it; and nothing does when the worker has just ended by itself.
+    PySpark's daemon sends these signals to the tasks of a lost executor. A worker ends with its parent, together with
+    its process group, but processes that have left the group do not end; and if the worker has just ended on its own,
+    nothing ends them.
     """
 
     def end_all(number: int, frame: object) -> None:

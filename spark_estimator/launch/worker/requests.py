@@ -14,12 +14,12 @@ _RENAMING = timedelta(seconds=0.5)
 
 @dataclass(frozen=True)
 class SupervisorRequest:
-    """What is to be done now.
+    """What the supervisor has to do now.
 
     Attributes:
         rank: the worker's new rank; None: it keeps its rank.
         stop_reason: the text behind "was stopped"; '': it continues.
-        at_once: stop it without time to end by itself.
+        at_once: stop it without time to end on its own.
     """
 
     rank: int | None

@@ -1,4 +1,4 @@
-"""The pipe by which a worker tells its supervisor what becomes of it, in frames: a letter, a length, bytes."""
+"""The pipe from a worker to its supervisor, for progress and result, in frames: a letter, a length, bytes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ResultWriter:
 
 
 class FrameReader:
-    """The supervisor's end: bytes in, as they come; whole frames out."""
+    """The supervisor's end: splits a stream of bytes into whole frames."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -72,7 +72,7 @@ class FrameReader:
         """Yields (letter, content) of each frame that is complete.
 
         Raises:
-            ValueError: the stream is not one of frames: something else in the worker wrote to this descriptor.
+            ValueError: the stream is not made of frames: other code in the worker wrote to this descriptor.
         """
         self._pending += received
         while len(self._pending) >= _HEADER.size:

@@ -8,10 +8,10 @@ from spark_estimator.launch.job.state_machine import StateMachine
 
 
 class WorkerState(enum.Enum):
-    """Where a worker is in its life, as its supervisor knows it.
+    """The state of a worker, as its supervisor knows it.
 
-    NEW -> STARTING -> RUNNING -> ENDED is a worker that succeeds, or that dies without a word. FAILED and STOPPED are
-    entered at most once; whichever comes first is the worker's failure.
+    NEW -> STARTING -> RUNNING -> ENDED is a worker that succeeds, or that dies without a report. FAILED and STOPPED are
+    entered at most once; the first of them is the worker's failure.
     """
 
     #: There is no process yet.
@@ -22,9 +22,9 @@ class WorkerState(enum.Enum):
     RUNNING = enum.auto()
     #: The worker has reported a failure, or broken its result pipe. It may run its exit handlers for a moment.
     FAILED = enum.auto()
-    #: The supervisor was told to stop it, and has signalled it.
+    #: The supervisor was asked to stop it, and has sent it a signal.
     STOPPED = enum.auto()
-    #: The process, and everything that it started, is gone. Also a worker that was never started.
+    #: The process, and everything that it started, has ended. Also a worker that was never started.
     ENDED = enum.auto()
 
 
@@ -37,7 +37,7 @@ class WorkerEvent(enum.Enum):
     BEGIN = enum.auto()
     #: It reported a failure, or its result pipe can't be read.
     FAIL = enum.auto()
-    #: Somebody called `Supervisor.stop`.
+    #: `Supervisor.stop` was called.
     STOP = enum.auto()
     #: It was reaped or discarded.
     END = enum.auto()
@@ -54,7 +54,7 @@ TRANSITIONS = {
     (WorkerState.RUNNING, WorkerEvent.FAIL): WorkerState.FAILED,
     (WorkerState.RUNNING, WorkerEvent.STOP): WorkerState.STOPPED,
     (WorkerState.RUNNING, WorkerEvent.END): WorkerState.ENDED,
-    # The first failure is kept; a stop makes the end come sooner.
+    # The first failure is kept; a stop only ends the worker sooner.
     (WorkerState.FAILED, WorkerEvent.BEGIN): WorkerState.FAILED,
     (WorkerState.FAILED, WorkerEvent.FAIL): WorkerState.FAILED,
     (WorkerState.FAILED, WorkerEvent.STOP): WorkerState.FAILED,

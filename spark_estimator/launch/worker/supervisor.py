@@ -1,4 +1,6 @@
-"""Starts one worker, sends its spec, reads its output and reports until it ends, and leaves nothing of it alive."""
+"""Starts one worker, sends its spec, reads its output and reports until it ends, and leaves none of its processes
+alive.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ _READ_BYTES = 1 << 16
 # After a read of less than that from stdout or stderr, the next lines are left to gather.
 _FEW_BYTES = 1 << 13
 
-# A worker that has reported its failure may run its exit handlers for so long.
+# How long a worker that has reported its failure may run its exit handlers.
 _FAREWELL = timedelta(seconds=2)
-# A worker may be stopped by a signal for so many times SPARK_ESTIMATOR_SILENCE_SECONDS.
+# How long a worker may be stopped by a signal, in multiples of SPARK_ESTIMATOR_SILENCE_SECONDS.
 _FROZEN_SILENCES = 1.5
-# The pipes of a dead group are read for so long at most: a process that left the group may hold them open.
+# The longest time for which the pipes of a dead group are read: a process that left the group may hold them open.
 _DRAIN = timedelta(seconds=0.5)
 
 
@@ -74,7 +76,7 @@ class Supervisor:
     Args:
         job: what is run.
         endpoint: the sockets that the worker inherits; closed here once it has started.
-        relay: told of everything as it happens.
+        relay: receives every event as it happens.
         gentle: how long a stopped worker may take to end after SIGTERM before it is killed; zero kills at once.
         inherited: more sockets that the worker inherits and that are closed here once it has started.
         host: how the job calls this host; '' for its own name.
@@ -123,7 +125,7 @@ class Supervisor:
         self._state.fire(WorkerEvent.START)
 
     def run(self, spec: WorkerSpec, payload: bytes) -> Outcome:
-        """Sends the worker its spec and stays until it, and everything that it started, is gone."""
+        """Sends the worker its spec, and returns when it, and everything that it started, has ended."""
         worker = self._worker
         assert worker is not None
         process = worker.process
@@ -232,7 +234,7 @@ class Supervisor:
             count = output.read(key.data)
             if not count:
                 selector.unregister(key.fileobj)
-            elif count < _FEW_BYTES:  # both, or what comes on the one would overtake what rests on the other
+            elif count < _FEW_BYTES:  # both, or lines of one stream would overtake delayed lines of the other
                 selector.rest(*STREAMS)
 
     def _read_result(self, selector: RestingSelector, worker: _Worker) -> None:

@@ -1,7 +1,7 @@
-"""The program that every rank runs, on any launcher: a function or a command, and an account of its end.
+"""The program that every rank runs, on any launcher: runs a function or a command, and reports how it ended.
 
 Its supervisor writes the `WorkerSpec` and the pickled function to its stdin, and reads ``result_pipe`` frames from a
-pipe. Secrets are in neither its arguments nor its environment. The process leads a process group of its own, which dies
+pipe. Secrets are in neither its arguments nor its environment. The process leads a separate process group, which dies
 with the supervisor.
 """
 
@@ -42,7 +42,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 def bind_to_parent(parent: int) -> None:
-    """Has the kernel end this process group when process `parent` dies; ends it at once when that is gone already."""
+    """Has the kernel end this process group when process `parent` dies; ends it at once if that has already ended."""
     try:
         from spark_estimator import _native
 
@@ -64,10 +64,10 @@ def input_of(spec: WorkerSpec, payload: bytes) -> list[bytes]:
 
 
 def read_spec(stream: BinaryIO) -> WorkerSpec:
-    """Takes the spec off the front of stdin; the payload is what comes next.
+    """Reads the spec from stdin; the payload follows it.
 
     Raises:
-        EOFError: the supervisor went away, or gave the job up, before it had written everything.
+        EOFError: the supervisor ended, or gave up the job, before it had written everything.
     """
     header = stream.read(_LENGTH.size)
     (length,) = _LENGTH.unpack(header) if len(header) == _LENGTH.size else (0,)
@@ -92,7 +92,7 @@ def main() -> None:
     pipe = ResultWriter(options.result_fd)
     sys.path.append(autoload_path())
     for name in filter(None, options.preload.split(",")):
-        with suppress(Exception):  # if the function needs it, the function's own import will tell
+        with suppress(Exception):  # if the function needs the module, its own import raises the error
             importlib.import_module(name)
     try:
         spec = read_spec(sys.stdin.buffer)
@@ -112,10 +112,10 @@ def main() -> None:
 
 
 def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int:
-    """Unpickles and calls the function, and sends its value, or what went wrong.
+    """Unpickles and calls the function, and sends its value or its error.
 
     Args:
-        payload: the pickle; read as it comes, so that a large model is held once and not twice.
+        payload: the pickle; read as it arrives, so that a large model is in memory once and not twice.
 
     Returns:
         The exit status of this process.
@@ -134,7 +134,7 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
     compat.install()  # before the function is unpickled: it may name horovod or sparkdl
     pipe.send_json(BEGUN, {"pid": os.getpid()})
     try:
-        # The payload came through the supervisor's pipe, from the driver whose function is to be run.
+        # The payload was read from the supervisor's pipe: it is the function of the driver that runs this job.
         function, args, kwargs = pickle.load(payload)  # noqa: S301
     except BaseException as error:
         return _fail(pipe, spec, failures.NOT_LOADED, _not_loaded(spec.function, error), error)
@@ -168,7 +168,7 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
             return _fail(pipe, spec, failures.BAD_RESULT, message, None)
         pipe.send_value(pickled)
     else:
-        pipe.send_value(b"")  # says that the function has returned: an exit status of 0 alone does not
+        pipe.send_value(b"")  # shows that the function has returned: an exit status of 0 alone does not
     return 0
 
 
@@ -198,7 +198,7 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        # A command line is what horovodrun is for; it goes to no shell.
+        # Running a command line is horovodrun's purpose; no shell interprets it.
         child = subprocess.Popen(
             spec.command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[descriptor, *sockets]
         )
@@ -222,7 +222,7 @@ def _close_stdin() -> None:
 
 
 def _tell_of_lingering_threads(spec: WorkerSpec) -> None:
-    """Says after a while which of the user's threads keep this process from ending."""
+    """Reports after a while which of the user's threads prevent this process from ending."""
     lingering = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
     lingering.remove(threading.main_thread().name)
     if not lingering:

@@ -38,14 +38,14 @@ class WorkerHandle(Protocol):
         """
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """Tells the worker who it is and stays until it, and all that it started, is gone.
+        """Sends the worker its rank and peers, and returns when it, and all that it started, has ended.
 
         Args:
-            rendezvous: without descriptors, which are put in where the worker runs.
+            rendezvous: without descriptors, which are added on the worker's host.
         """
 
     def become(self, rank: int) -> None:
-        """From now on the worker is called by another number."""
+        """Gives the worker a new rank."""
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Has the worker ended; as in `Supervisor`."""

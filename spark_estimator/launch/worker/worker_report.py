@@ -25,9 +25,9 @@ class WorkerReport:
     Args:
         job: what it runs.
         identity: of the worker; its pid becomes the one that the worker reports.
-        state: of the worker; told of BEGIN, FAIL and STOP.
-        output: of the worker; read up to here before something else is passed on.
-        relay: told of everything as it happens.
+        state: of the worker; receives BEGIN, FAIL and STOP.
+        output: of the worker; read before any other frame is passed on, to keep the order.
+        relay: receives every event as it happens.
         memory_before: taken before the worker was started.
     """
 

@@ -1,1 +1,1 @@
-"""Elastic jobs on Spark: each process in a small Spark job, so that processes come and go alone (``job``)."""
+"""Elastic jobs on Spark: each process in a small Spark job, so that processes start and end separately (``job``)."""

@@ -1,14 +1,14 @@
-"""Runs an elastic job on Spark: each of its processes in a small Spark job of its own, so that they come and go alone.
+"""Runs an elastic job on Spark: each of its processes in a separate small Spark job, so that it starts and ends alone.
 
 ``spark_estimator.elastic`` documents the guarantees of elastic jobs; ``launch.elastic`` runs this one as any other, on
-workers that are tasks (`worker`). What is Spark's part in it:
+workers that are tasks (`worker`). What differs on Spark:
 
 - No process depends on another's task, nor on ``spark.task.maxFailures``: an executor that is lost costs the processes
   that it had. A new process is a new Spark job, which waits until there is a slot for it.
-- The driver must be within the executors' reach. Each task connects to it and takes its orders: `task`.
+- The driver must be within the executors' reach. Each task connects to it and follows its orders: `task`.
 - A host on which `FAILURES` processes have ended badly, other than by an exception, is not used again, as long as there
-  is another. Spark does not take wishes, so a task that it starts there nevertheless is left to hold its slot, doing
-  nothing, and another is started.
+  is another. Spark does not let a job choose hosts. So a task that Spark starts there nevertheless only holds its slot,
+  and another task is started.
 - Cancelling one of its Spark jobs, by job group, tag or web page, cancels the whole job.
 - The GPUs that ranks see are those that their executors see: ``local_rank`` changes from round to round, and what a
   process sees cannot.
@@ -60,7 +60,7 @@ from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.observe.driver_log import announce, print_line
 
 _COUNT_SLOTS_EVERY = timedelta(seconds=5)
-# After the job's end: Spark has ended all of its tasks within so long, or goes on to do so without us.
+# After the job's end: how long to wait for Spark to end its tasks; Spark ends the others later.
 _CLEAN_UP = timedelta(seconds=5)
 
 
@@ -134,11 +134,12 @@ class Record:
 
 
 class SparkPlacement(Placement):
-    """There is one host, which is the whole session: Spark decides where in it a process is, and knows what is lost.
+    """There is one host, which is the whole session: Spark chooses the executor of a process, and replaces lost
+    executors.
 
     Attributes:
-        limit: as many slots as the session has. Never less than the job has begun with: an executor that is lost may
-            come again.
+        limit: as many slots as the session has. Never less than the job has begun with: a lost executor may be
+            replaced.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -301,7 +302,7 @@ class _Jobs:
     # --- its own ---
 
     def close(self) -> None:
-        """Ends what is left of the Spark jobs."""
+        """Ends the remaining Spark jobs."""
         self._over.set()
         self._switchboard.close()
         with self._lock:

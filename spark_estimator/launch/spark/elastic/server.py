@@ -64,10 +64,10 @@ class SparkTask:
         job: what it runs.
         tag: of all tasks of the elastic job.
         link_to: makes the link over a socket.
-        payload: the job's, where that goes to Spark apart from it (`task_secrecy`).
+        payload: the job's, if it is sent to Spark separately (`task_secrecy`).
 
     Attributes:
-        events: `Connected`, `Over` and `Stopped`, as they come.
+        events: `Connected`, `Over` and `Stopped`, as they happen.
         over: how it has ended; None before.
     """
 
@@ -114,10 +114,10 @@ class SparkTask:
         self._wanted.set()
 
     def connected(self, sock: socket.socket) -> None:
-        """The task has come.
+        """The task has connected.
 
         Raises:
-            AuthenticationError: it is not wanted, or has come before.
+            AuthenticationError: it is not expected, or has connected before.
         """
         with self._lock:
             if self._given_up or self._socket is not None:
@@ -141,7 +141,7 @@ class SparkTask:
         """Ends the task, and its Spark job in any state. May block for as long as Spark takes to answer.
 
         Args:
-            patience: so long it may take to end by itself, before Spark is asked to cancel it.
+            patience: how long it may take to end on its own, before Spark is asked to cancel it.
         """
         self._given_up = True
         self._wanted.set()

@@ -1,9 +1,9 @@
-"""What Spark runs for each process of an elastic job: a task of its own, in which a host agent of one rank works.
+"""What Spark runs for each process of an elastic job: a separate task, in which a host agent of one rank runs.
 
 The task connects to the driver, which then orders when its worker starts, becomes a rank and ends (``agent.link``).
-What the worker runs, and in which environment, comes with the task, through Spark: no order on the connection changes
-it. A value goes back through Spark, since nothing that will be unpickled may come from a socket; and what the driver
-sends of a round's key is only a share of it.
+The task itself, sent by Spark, contains what the worker runs and in which environment: no order on the connection
+changes them. A value is returned through Spark, since nothing that will be unpickled may come from a socket. The driver
+sends only a share of a round's key.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ElasticTask:
 
     Attributes:
         job: what is run; it has a channel.
-        number: of the task, by which the driver knows it when it connects.
-        payload: the job's, where that comes apart from it.
+        number: identifies the task when it connects to the driver.
+        payload: the job's, if it is sent separately.
     """
 
     job: JobSpec
@@ -72,7 +72,7 @@ class ElasticTask:
                 (address.host, address.port), address.token, job.job_id, self.number, encrypted=job.encrypted
             )
         except RefusedError:
-            return None  # Spark has started the task once more, and the driver has given its first start up
+            return None  # Spark has started the task again, and the driver has given up its first start
         except (OSError, AuthenticationError) as error:
             return unstarted(SetupError(failures.NOT_STARTED, unreachable(address, error, "an elastic job")))
         context = TaskContext.get()
@@ -117,19 +117,19 @@ class TaskAgent(WorkerAgent):
         self._pending = bytearray()
 
     def hand_over(self, number: int, outcome: Outcome) -> None:
-        """Tells the driver how the worker has ended, and keeps its value for Spark."""
+        """Reports to the driver how the worker has ended, and keeps its value for Spark."""
         self.outcome = outcome
         self.link.send_json(frames.OUTCOME, process=number, **outcome_fields(outcome), bytes=None)
 
     def completed(self, rendezvous: Rendezvous) -> Rendezvous:
-        """Makes the round's key of the share that the driver has sent, and of the token, which came with the task.
-
-        So neither who has listened to the connection knows it, nor who can read a task's description.
+        """Derives the round's key from the share that the driver has sent, and the token that was sent with the task.
+        So neither a process that has listened to the connection knows the key, nor one that can read a task's
+        description.
         """
         return replace(rendezvous, key=job_key([rendezvous.key], self._token, rendezvous.job_id))
 
     def passed_down(self, received: bytes) -> bytes:
-        """What the driver tells the worker between two rounds, keys completed."""
+        """The bytes that the driver sends to the worker between two rounds, with the keys completed."""
         self._pending += received
         translated = b""
         while (message := launcher_link.take(self._pending)) is not None:

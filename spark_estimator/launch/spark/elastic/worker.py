@@ -25,12 +25,12 @@ from spark_estimator.launch.job.results import verified_value
 from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask
 from spark_estimator.observe.driver_log import printable
 
-# A task that has told how its worker ended gives its rows to Spark within so long.
+# How long a task may take to return its rows to Spark after it has reported its worker's end.
 _ROWS = timedelta(seconds=30)
-# One whose worker has failed ends by itself within so long. That of an executor that was lost has ended already, but
-# Spark starts it once more; it then finds that it is not wanted, unless it waits for a slot.
+# How long a task whose worker has failed may take to end on its own. The task of a lost executor has ended already, but
+# Spark starts it again; it then ends because it is not expected, unless it waits for a slot.
 _FAREWELL = timedelta(seconds=4)
-# When a connection has ended, Spark has told within so long whether it was somebody there who has ended the task.
+# After the end of a connection: how long Spark may take to report whether a user has cancelled the task.
 _SPARK_SAYS = timedelta(seconds=0.5)
 
 
@@ -53,11 +53,11 @@ class SparkJobs(Protocol):
         """A worker has started."""
 
     def ended(self, host: str, failure: FailureReport | None) -> None:
-        """A worker is gone."""
+        """A worker has ended."""
 
 
 class SparkWorkerHandle:
-    """A `WorkerHandle` in a Spark job of its own, of one task; to be made in the thread that has called for the job.
+    """A `WorkerHandle` in a separate Spark job of one task; to be made in the thread that has called for the job.
 
     Args:
         jobs: that it belongs to.
@@ -124,7 +124,7 @@ class SparkWorkerHandle:
         return self._ended(started)
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """As in `WorkerHandle`. The value of a worker that has ended well comes through Spark."""
+        """As in `WorkerHandle`. The value of a worker that has succeeded is returned through Spark."""
         assert self._there is not None
         self._rank = rendezvous.rank
         return self._ended(self._there.run(rendezvous))
@@ -151,7 +151,7 @@ class SparkWorkerHandle:
         self._task.give_up()
 
     def _read(self, link: AgentLink, talk: Iterator[tuple[bytes, bytes]], there: RemoteWorkerHandle) -> None:
-        """Takes what the task's agent says until it says nothing more."""
+        """Handles the frames of the task's agent until the stream ends."""
         why = "its Spark executor, or its host, has died or was cut off"
         try:
             for letter, content in talk:
@@ -177,7 +177,7 @@ class SparkWorkerHandle:
         """`outcome`, with the value that it has; nothing of the task is left."""
         failure = outcome.failure
         if failure is None:
-            self._task.hang_up()  # the agent takes the end of the talk for leave to go
+            self._task.hang_up()  # the agent ends when the connection ends
             over = self._task.wait(_ROWS)
             try:
                 outcome = replace(outcome, value=verified_value([] if over is None else over.rows))
@@ -199,10 +199,10 @@ class SparkWorkerHandle:
 
 
 def _hello(talk: Iterator[tuple[bytes, bytes]]) -> str:
-    """The name of the host whose agent says hello.
+    """The host name in an agent's hello frame.
 
     Raises:
-        ValueError, KeyError, StopIteration, OSError: it does not.
+        ValueError, KeyError, StopIteration, OSError: the agent sent no valid hello frame.
     """
     letter, content = next(talk)
     if letter != frames.HELLO:
