@@ -14,8 +14,8 @@ class RunState(enum.Enum):
     RUNNING = enum.auto()
     #: The driver ends the ranks: one of them has failed, the time is over, or the user interrupted it.
     STOPPING = enum.auto()
-    #: Spark ended the job with an error: a task failed, an executor was lost, a user cancelled it. ENDED_BY_SPARK =
-    enum.auto()
+    #: Spark ended the job with an error: a task failed, an executor was lost, a user cancelled it.
+    ENDED_BY_SPARK = enum.auto()
     #: The driver no longer listens to the ranks.
     CLOSED = enum.auto()
     #: The same, after STOPPING: that Spark calls the job cancelled means nothing then.
