@@ -18,7 +18,7 @@ _SHOWN_CALLS = 8
 
 
 class Agreement:
-    """What the ranks of a job tell one another about its sets; they all call the same methods in the same order.
+    """Exchanges what the ranks of a job want to do with its sets; all call the same methods in the same order.
 
     Args:
         job: the engine of all ranks.
@@ -26,7 +26,7 @@ class Agreement:
 
     def __init__(self, job: Engine) -> None:
         self._job = job
-        #: An exchange that this rank has begun: what it stated, and the request. It goes on where a wait is given up.
+        #: An exchange that this rank has begun: what it stated, and the request. It continues if its wait is given up.
         self._unanswered: tuple[Mapping[str, Any], Handle] | None = None
 
     def reach(
@@ -40,11 +40,11 @@ class Agreement:
         """Compares what the ranks wish for. Raises on all of them, or on none.
 
         Args:
-            wish: what is to be done, and with which ranks.
+            wish: the action, and the ranks that it concerns.
             problem: why it cannot be done at all; '' for nothing.
             lacking: what this process lacks for it; '' for nothing.
             timeout: for the comparison; None: none.
-            alike: what else is to be the same on all ranks.
+            alike: more values that must be equal on all ranks.
         """
         stated = self.exchange({"wish": wish, "problem": problem, "lacking": lacking, **alike}, timeout)
         problems = {rank: statement["problem"] for rank, statement in stated.items() if statement["problem"]}
@@ -67,7 +67,7 @@ class Agreement:
             )
 
     def exchange(self, stated: Mapping[str, Any], timeout: timedelta | None = None) -> dict[int, dict[str, Any]]:
-        """What every rank of the job states, by rank. One that was given up is taken up again by the same call."""
+        """What every rank of the job states, by rank. If an exchange was given up, the same call resumes it."""
         if self._unanswered is None:
             self._unanswered = stated, submit_bytes(self._job, _EXCHANGE, json.dumps(stated).encode())
         before, handle = self._unanswered

@@ -42,7 +42,7 @@ Array = NDArray[Any]
 _addressof = ctypes.addressof
 _from_buffer = ctypes.c_char.from_buffer
 
-#: Where TensorFlow and JAX want a tensor's memory to begin: they take such an array as it is, and copy others.
+#: The alignment in bytes that TensorFlow and JAX require: they share such an array, and copy others.
 _ALIGNMENT = 64
 _WORTH_ALIGNING = 4096
 
@@ -90,7 +90,7 @@ def allreduce_into(
         output: C-contiguous, of the shape and type of `array`; may be `array` itself. Not to be touched until done.
         array: C-contiguous.
         op: the reduction.
-        name: by which the ranks' calls meet.
+        name: matches the ranks' calls.
         prescale, postscale: factors before and after it.
         process_set: whose ranks take part; None: all.
 
@@ -140,7 +140,7 @@ def allreduce(
     Args:
         array: the same shape and type on all ranks.
         op: the reduction. Adasum needs a floating-point type and a power of two of ranks.
-        name: by which the ranks' calls meet; None: the n-th call without a name meets the others' n-th.
+        name: matches the ranks' calls; None: a rank's n-th call without a name matches the others' n-th.
         prescale, postscale: factors before and after it.
         process_set: whose ranks take part; None: all.
 
@@ -179,8 +179,8 @@ def grouped_allreduce(
 
     Args:
         arrays: of any shapes and types; at least one, and as many on all ranks.
-        residues: a key for each array: they travel as int8 between hosts, and what that leaves out is added to the
-            arrays that come with these keys the next time; see `int8`.
+        residues: a key for each array: they are sent as int8 between hosts, and the rounding error is added to the
+            arrays with these keys in the next call; see `int8`.
     """
     return _reduced("grouped_allreduce", arrays, op, name, prescale, postscale, process_set, residues)
 
@@ -271,7 +271,7 @@ def reducescatter(
     postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Array:
-    """All ranks' arrays reduced to one, of which each rank gets its share of the rows, the first of them rank 0.
+    """All ranks' arrays reduced to one. Each rank gets its share of the rows, rank 0 the first ones.
 
     Args:
         array: the same shape and type on all ranks, at least one dimension. Where the ranks cannot share the first
@@ -305,8 +305,8 @@ def shared_empty(
     """A zeroed array in memory that all ranks of this host see: an allreduce of such arrays in place copies nothing.
 
     It is in place when ``allreduce_into(array, array, ...)`` is called, and copies nothing when all ranks' arrays are
-    in such memory. It is an array like any other for everything else, and lives as long as something refers to it.
-    A rank that shares memory with no other rank gets private memory.
+    in such memory. In all other ways it is an ordinary array, and lives as long as something refers to it. A rank that
+    shares memory with no other rank gets private memory.
 
     Args:
         shape, dtype: of the array.
@@ -348,7 +348,7 @@ def _reduced(
     process_set: ProcessSet | None,
     residues: Sequence[object] = (),
 ) -> list[Array]:
-    """Reduces arrays into new ones, of which this rank gets all rows, or in a reducescatter its own."""
+    """Reduces arrays into new ones, of which this rank gets all rows, or in a reducescatter its share."""
     _check_group(kind, arrays)
     if kind.endswith("allreduce"):
         code = Op.ALLREDUCE

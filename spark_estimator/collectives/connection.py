@@ -16,10 +16,10 @@ DATA = 1  # bulk bytes
 
 _CONTEXT = struct.Struct("<16sIIQIB")
 
-# The engine's signs of life find who is silent, and name them; the kernel's own time-out only backs them, and so comes
-# later, in parts of the silence that a peer is allowed. It is one for both ends of a cut link: on Linux
-# TCP_USER_TIMEOUT also decides when probes of an idle connection have failed, and counts a receiver that reads nothing
-# (a paused process) as gone.
+# The engine's heartbeats detect silent ranks, and name them. The kernel's own time-out is only a fallback, so it is
+# longer; its values are multiples of the silence that a peer is allowed. It applies to both ends of a cut link: on
+# Linux TCP_USER_TIMEOUT also decides when probes of an idle connection have failed, and treats a receiver that reads
+# nothing (a paused process) as lost.
 _PROBE_AFTER = 1 / 3
 _PROBE_EVERY = 1 / 6
 _KEEPALIVE_PROBES = 12  # where there is no TCP_USER_TIMEOUT

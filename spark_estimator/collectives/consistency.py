@@ -46,7 +46,7 @@ def check_identical(
         return
     try:
         of_rank = allgather_object(list(lines), name=detail_name or f"{name}.detail", process_set=process_set)
-    except MismatchError as error:  # a rank has joined, and cannot tell what it has
+    except MismatchError as error:  # a rank has joined, and cannot report its values
         shown = "; ".join([*lines[:_SHOWN], *(["..."] if len(lines) > _SHOWN else [])])
         raise MismatchError(
             f"The ranks disagree about {subject}, and can't compare the details. Rank {engine.global_rank} has: "

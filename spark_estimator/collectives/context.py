@@ -2,7 +2,7 @@
 
 A process is a rank of at most one job at a time. It joins the job of its rendezvous (``rendezvous.current``), which
 its launcher provided. Without one it joins the job in which another launcher, such as mpirun, started it (``foreign``),
-or it is a job of its own, of one rank. It may leave and join again any number of times, as long as all ranks do.
+or it is a job of one rank. It may leave and join again any number of times, as long as all ranks do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spark_estimator.errors import HorovodInternalError, NotInitializedError, Pe
 _log = log.logger(__name__)
 
 
-# Held by init and shutdown, while a process set connects, and by whoever forks: so a child inherits a finished state or
+# Held by init and shutdown, while a process set connects, and during a fork: so a child inherits a finished state or
 # none. Reentrant, as an exit hook or a signal handler may call shutdown() in the middle of init().
 _lock = threading.RLock()
 _membership: Membership | None = None
@@ -49,13 +49,13 @@ def init(
 
     Args:
         comm: the processes that make the job, in the order of their ranks in it: a list of the ranks that the launcher
-            gave them, or a communicator of mpi4py; None: all. Some of them only under mpirun, srun, torchrun and the
-            like, where the others may give a list of their own.
+            gave them, or a communicator of mpi4py; None: all. A part of them only under launchers such as mpirun, srun
+            and torchrun, where the others may pass another list.
         process_sets: sets to register, the same on all ranks; ``"dynamic"``: sets may be added and removed later, as
             with HOROVOD_DYNAMIC_PROCESS_SETS=1.
 
     Raises:
-        PeerLostError: some ranks did not come; the text names them.
+        PeerLostError: some ranks did not connect; the text names them.
         AuthenticationError: a rank holds another key.
         ForeignLauncherError: another launcher started this process as one of several, and they can't form a job: the
             text names what to do.
@@ -235,8 +235,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         The set, which now has its ``process_set_id``.
 
     Raises:
-        ValueError: on all ranks: sets may not come and go (see HOROVOD_DYNAMIC_PROCESS_SETS), the ranks make no set, or
-            there is a set of them already.
+        ValueError: on all ranks: sets may not change (see HOROVOD_DYNAMIC_PROCESS_SETS), the ranks are not a valid set,
+            or a set of them exists already.
         MismatchError: on all ranks: they gave different ranks.
         HorovodInternalError: on all ranks: the set's ranks could not connect, or a rank has no file descriptors left.
     """
@@ -268,7 +268,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         Whether it was registered; False at once for the set of all ranks, which cannot be removed.
 
     Raises:
-        ValueError: on all ranks: sets may not come and go.
+        ValueError: on all ranks: sets may not change.
         MismatchError: on all ranks: they gave different sets.
     """
     return _member().sets.remove(process_set)

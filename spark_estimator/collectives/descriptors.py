@@ -1,4 +1,4 @@
-"""Whether this process has file descriptors and threads left for what it joins, asked before a peer waits for it."""
+"""Checks that this process has file descriptors and threads left for the job, before a peer waits for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shortage(count: int) -> str:
         for _ in range(count):
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
-        # Whatever else is wrong, an empty sandbox without /dev/null for one, is not about descriptors.
+        # Any other error, such as a sandbox without /dev/null, is not about descriptors.
         return shortage_text(count, len(opened)) if are_used_up(error) else ""
     finally:
         for descriptor in opened:

@@ -24,7 +24,7 @@ _log = logger(__name__)
 
 
 class _GoneError(Exception):
-    """Nobody listens where the peer did before it was started: its process has ended."""
+    """No process listens at the peer's address, at which it listened before it was started: its process has ended."""
 
 
 def dial(
@@ -44,8 +44,8 @@ def dial(
         tag: of the job.
         settings: whether local sockets are to be used.
         deadline: on the monotonic clock, in seconds; until then a peer that is not ready is tried again.
-        keep: is given each connection that is made, authenticated, and its secrets if it is encrypted; from any
-            thread, even after this has raised.
+        keep: receives each connection once it is authenticated, and its secrets if it is encrypted; from any thread,
+            even after this has raised.
 
     Raises:
         PeerLostError: some ranks could not be reached, or are in another round.
@@ -114,7 +114,7 @@ def _connect(
             if sock is not None:
                 sock.close()
             if isinstance(error, ConnectionRefusedError):
-                # Ranks listen before anybody is told where, so this cannot mean "not yet".
+                # Ranks listen before their addresses are sent, so this cannot mean "not yet".
                 raise _GoneError("its process has ended") from error
             if not isinstance(error, (NotReadyError, OSError)):
                 raise
@@ -127,7 +127,7 @@ def _connect(
 
 
 def _reach(own_facts: PeerFacts, peer: PeerFacts, settings: Settings, deadline: float) -> socket.socket:
-    """An open connection to `peer`, not yet authenticated: by Unix socket if that can be, else by TCP."""
+    """An open connection to `peer`, not yet authenticated: by Unix socket if possible, else by TCP."""
     remaining = max(0.01, deadline - time.monotonic())
     if settings.shared_memory and own_facts.shares_with(peer):
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -146,7 +146,7 @@ def _reach(own_facts: PeerFacts, peer: PeerFacts, settings: Settings, deadline: 
 def _combined_error(
     rendezvous: Rendezvous, group: RankGroup, failures: dict[int, Exception], settings: Settings
 ) -> Exception:
-    """The one error that tells of all failures; one that is certain before those that only came too late."""
+    """One error with all failures; certain ones come before those that only timed out."""
     named_error: Exception
     for rank, error in sorted(failures.items()):
         if isinstance(error, HorovodInternalError) and not isinstance(error, PeerLostError):

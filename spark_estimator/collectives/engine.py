@@ -20,7 +20,7 @@ from spark_estimator.observe import last_ops
 
 _log = logger(__name__)
 
-# A wait in native code cannot see a signal; after each slice Python handles those that came, Ctrl-C among them.
+# A wait in native code cannot see a signal; after each slice Python handles pending signals, Ctrl-C among them.
 WAIT_SLICE_SECONDS = 0.1
 
 # Enough to see what a failure interrupted; all that is noted is what `Engine.describe` is for.
@@ -63,7 +63,7 @@ class NativeEngine:
         return self.pointer
 
     def __del__(self) -> None:
-        # None first, for whatever of the same garbage is finalised after it.
+        # None first: other objects of the same garbage may be finalised after it.
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
             self.library.se_engine_destroy(pointer)
@@ -88,8 +88,8 @@ class Pending:
 class Engine:
     """A running native engine. Created by ``context`` and ``process_set``, used by ``requests`` and ``handle``.
 
-    The native object is destroyed when the last reference to this one is gone, so that a handle that outlives
-    ``shutdown()`` still finds what it points into. All methods may be called from any thread.
+    The native object is destroyed when the last reference to this one is gone, so that the memory behind a handle that
+    outlives ``shutdown()`` stays valid. All methods may be called from any thread.
 
     Attributes:
         rank, size: this rank's number in the group, and how many the group has.
@@ -98,7 +98,7 @@ class Engine:
         ranks: [size], what each rank of the group is called in the job.
         native: the engine itself.
         joins: how often all ranks of the group have joined.
-        plans: by name, or by call and forms, what ``requests.run`` remembers of requests that come again.
+        plans: by name, or by call and forms, the plans of repeated requests, kept by ``requests.run``.
         pending: by its number, each request for which a handle was made and that is not known to be done: its kind, its
             name (or kind of those without one), and when the handle was made, on the monotonic clock.
         gpu_device: index, in this process, of the GPU that holds this rank's tensors of the group; None: no GPU tensor
@@ -133,10 +133,11 @@ class Engine:
         self._gpu_path_logged = False
         self._chooses_gpu_way = config.gpu_operations == _native.GpuOperations.AUTO
         self._detached: deque[tuple[int, object, int | None]] = deque()
-        # What was under way when the engine broke. Whoever goes on asking a broken one gets no more memory held.
+        # Tensors that were in use when the engine broke. Limited, so that repeated requests to a broken engine hold no
+        # more memory.
         self._failed_on_gpu: deque[object] = deque(maxlen=_MOST_HELD)
         self._sweeping = threading.Lock()
-        self._unreported = threading.Lock()  # taken for good by the first failure
+        self._unreported = threading.Lock()  # acquired by the first failure, never released
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -150,12 +151,12 @@ class Engine:
         return number.value
 
     def run(self, request: Request, number: c_int64) -> None:
-        """Submits and waits for one slice of time. What went wrong is raised.
+        """Submits and waits for one slice of time. Raises the error of a failed request.
 
         Args:
             request: as in `submit`.
-            number: 0; stays so when all is done, else becomes the number of the request, which is either to be waited
-                for or has a result.
+            number: 0; stays so when all is done, else becomes the number of the request, which has a result, or has to
+                be waited for.
         """
         status = self._library.se_run(self._usable(), ctypes.byref(request), WAIT_SLICE_SECONDS, ctypes.byref(number))
         self.check_run(status, number)
@@ -253,7 +254,7 @@ class Engine:
                         if status is not Status.OK:
                             raise _native.error_of(status, "")
                         self.await_on_stream(number, stream)
-                    except Exception as error:  # nobody asks any more
+                    except Exception as error:  # no caller is left that would see it
                         self.hold_for_gpu(keep, error)
                 self.release(number)
         finally:
@@ -262,18 +263,19 @@ class Engine:
     # --- GPUs --------------------------------------------------------------------------------------------------------
 
     def hold_for_gpu(self, keep: object, error: BaseException) -> None:
-        """Keeps the tensors of a GPU request that has failed as long as this engine: the GPU may still be at them.
+        """Keeps the tensors of a failed GPU request as long as this engine: the GPU may still use them.
 
         Args:
             keep: owners of their memory.
-            error: how it failed. What was refused, or not agreed on, has not come to the GPU.
+            error: how it failed. A request that was refused, or that the ranks did not agree on, has not reached the
+                GPU.
         """
         failed = isinstance(error, (HorovodInternalError, MemoryError))
         if failed and not isinstance(error, (MismatchError, DuplicateNameError)):
             self._failed_on_gpu.append(keep)
 
     def claim_gpu(self, device: int) -> bool:
-        """Whether a GPU is the one that this rank uses in the group: the first that was asked for is."""
+        """Whether a GPU is the one that this rank uses in the group: the first one that is passed here."""
         if self.gpu_device is None:
             self.gpu_device = device
         return self.gpu_device == device
@@ -314,11 +316,11 @@ class Engine:
         return {name: self.counter(name) for name in names.decode().split()}
 
     def describe(self, what: str) -> str:
-        """What the engine knows of itself.
+        """The engine's description of its state.
 
         Args:
             what: ``"flight_recorder"`` (its last ops), ``"algorithms"``, ``"gpu"``, or ``"running"`` (the collective
-                that runs and whom it waits for; empty when none waits).
+                that runs and the ranks that it waits for; empty when none waits).
         """
         capacity = 1 << 16
         while True:
@@ -339,7 +341,7 @@ class Engine:
             lines = self.describe("flight_recorder").rstrip().splitlines()
             shown = lines[-_REPORTED_LINES:]
             if shown:
-                # Who goes on without the lost rank has other things to read.
+                # A job that continues without the lost rank shows other messages.
                 level = logging.INFO if self.loss_is_expected else logging.WARNING
                 _log.log(level, f"{last_ops.HEAD}\n%s", len(shown), len(lines), "\n".join(shown))
 
@@ -358,7 +360,7 @@ class Engine:
             The question's number, for `answer`; None when there was none.
 
         Raises:
-            ShutDownError: none will come any more.
+            ShutDownError: there will be no more questions.
         """
         question = c_int64()
         status = self._library.se_await_question(self._usable(), seconds, ctypes.byref(question))
@@ -375,8 +377,8 @@ class Engine:
     def shutdown(self) -> None:
         """Leaves the group; requests that are pending fail with ShutDownError.
 
-        Blocks for at most about a second; where tensors have gone from a GPU also until it has finished with them, and
-        up to two seconds for the other ranks to leave.
+        Blocks for at most about a second; if the engine has used a GPU's tensors, also until the GPU has finished with
+        them, and up to two seconds for the other ranks to leave.
         """
         if self.native.pointer is not None:
             _native.check(self._library.se_engine_shutdown(self.native.pointer))
@@ -395,5 +397,5 @@ class Engine:
     def __del__(self) -> None:
         native = getattr(self, "native", None)
         if native is not None and native.pointer is not None:
-            # So that no detached request is in flight when its plan and its tensors go, before the engine itself.
+            # No detached request may be in flight when its plan and its tensors are released, before the engine itself.
             self._library.se_engine_shutdown(native.pointer)

@@ -1,7 +1,7 @@
 """Finds the CUDA runtime and NCCL that the engine opens, and reports their versions; imports no framework.
 
-Looked for in this order: the path that the user gives, what this process has loaded already (PyTorch's own, as soon as
-it is imported), and the wheels that PyTorch with CUDA brings. Never by a name that the linker would look for in
+Searched in this order: the path that the user sets, the libraries that this process has already loaded (PyTorch's own,
+once it is imported), and the wheels that PyTorch with CUDA depends on. Never by a name that the linker would search in
 LD_LIBRARY_PATH: NCCL gets the tensors and the addresses of all ranks.
 """
 
@@ -24,7 +24,7 @@ from spark_estimator import _native
 from spark_estimator.env import Settings, hides_all_gpus
 from spark_estimator.errors import NativeLibraryError
 
-#: In the folders of the namespace package ``nvidia``, as its wheels lay them out: CUDA 13's, then CUDA 12's.
+#: Paths in the namespace package ``nvidia``, whose wheels have this layout: CUDA 13's, then CUDA 12's.
 _CUDA_IN_WHEELS = ("cu13/lib/libcudart.so.13", "cuda_runtime/lib/libcudart.so.12")
 _NCCL_IN_WHEELS = ("nccl/lib/libnccl.so.2",)
 #: What there is on a machine with NVIDIA's driver: on Linux, in a container, on Windows' Linux.
@@ -80,9 +80,9 @@ def gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> G
 
 
 def libraries_for_engine(settings: Settings) -> GpuLibraries:
-    """As `gpu_libraries`; without a look at anything where this machine has no NVIDIA driver, or they are not wanted.
+    """As `gpu_libraries`; searches nothing if this machine has no NVIDIA driver, or the settings exclude GPUs.
 
-    The user's own paths are kept in any case: who names a library wants that one to be opened, or to hear why not.
+    The user's own paths are kept in any case: a named library must be opened, or the reason reported.
     """
     if settings.gpu_operations != "copy" and any(map(os.path.exists, _TRACES_OF_A_DRIVER)):
         return gpu_libraries(settings)
@@ -109,7 +109,7 @@ def nccl_facts(path: str) -> NcclFacts:
 
 
 def unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
-    """The pairs of GPUs of which one does not reach the other's memory directly.
+    """The pairs of GPUs without direct access to each other's memory.
 
     Args:
         path: of the CUDA runtime.
@@ -155,7 +155,7 @@ def cuda_opens() -> bool:
 
 
 def _settings() -> Settings | None:
-    """What the environment asks for; None where it asks for what cannot be, as `init` will say."""
+    """The settings of the environment; None if they are invalid, which `init` reports."""
     try:
         return Settings.read()
     except ValueError:

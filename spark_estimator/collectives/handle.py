@@ -1,12 +1,12 @@
 """A collective that has been submitted: ask whether it is done, wait for it, take what it made.
 
-Of tensors on a GPU a collective is *done* as soon as all that it needs has been handed to the GPU, which may be at work
-on it for long after. No thread waits for that on the CPU. The caller passes the stream that will read the outputs to
-`Handle.await_on`, and what is enqueued there from then on runs after them. Until then the handle keeps the tensors:
+On GPU tensors a collective is *done* as soon as all of its work is enqueued on the GPU, which may run it much later. No
+CPU thread waits for that. The caller passes the stream that will read the outputs to `Handle.await_on`, and what is
+enqueued there from then on runs after them. Until then the handle keeps the tensors:
 
-* A framework's allocator takes memory back for the stream that it was allocated for, and gives it away again in that
-  stream's order. The engine works on a stream of its own, of which the allocator knows nothing; so nothing that the
-  engine may still read or write must come back to the allocator.
+* A framework's allocator reuses memory in the order of the stream that it was allocated on. The engine works on a
+separate stream, unknown to the allocator; so memory that the engine may still read or write must not return to the
+allocator.
 * Once a stream waits, its order protects all tensors that belong to it. Those that belong to another
   stream are the caller's responsibility: PyTorch's ``Tensor.record_stream`` is for that.
 * What has failed on the GPU may still run there: its tensors stay as long as the engine.
@@ -50,7 +50,7 @@ class Gathered(NamedTuple):
 class Handle:
     """One submitted collective. Made by ``requests``.
 
-    A handle that is dropped unfinished lets the collective run to its end; the tensors stay referenced until then.
+    If a handle is dropped unfinished, the collective still runs to its end; the tensors stay referenced until then.
 
     Args:
         engine, number: the request.
@@ -202,7 +202,7 @@ class Handle:
         if failure is not None:
             self._engine.hold_for_gpu(keep, failure)
             raise failure
-        del keep  # and with it, perhaps, the plan, which must not go before the request
+        del keep  # and with it, perhaps, the plan, which must not be freed before the request
 
     def _check_gathering(self) -> None:
         if self._op not in GATHERING:
@@ -226,7 +226,7 @@ class Handle:
         """Notes the outcome and forgets the native handle, once; another thread may have done it meanwhile."""
         if status is Status.IN_PROGRESS:
             return
-        # The sentence belongs to this thread's last call: fetch it before anything else is called.
+        # The text belongs to this thread's last call: fetch it before any other call.
         message = "" if status is Status.OK else _native.last_error()
         with self._lock:
             if self._status is not None:
@@ -246,7 +246,7 @@ class Handle:
             self._engine.release(self._number)
             if self._stream is not None:
                 self._engine.hold_for_gpu(keep, _native.error_of(status, message))
-            del keep  # and with it, perhaps, the plan, which must not go before the request
+            del keep  # and with it, perhaps, the plan, which must not be freed before the request
         self._engine.report_failure(status)
 
     def _take_results(self) -> None:
@@ -272,12 +272,12 @@ class Handle:
 
 
 def _owned_memory(address: int, count: int) -> memoryview:
-    """`count` bytes at `address` as writable memory that is given back when nothing refers to it any more."""
+    """`count` bytes at `address` as writable memory that is freed when nothing refers to it any more."""
     if count == 0 or address == 0:
         if address:
             _native.library().se_free(address)
         return memoryview(bytearray())
     array = (ctypes.c_ubyte * count).from_address(address)
-    # Not at exit: the process gives all memory back then, and the library may be gone.
+    # Not at exit: the system frees all memory then, and the library may already be unloaded.
     weakref.finalize(array, _native.library().se_free, address).atexit = False
     return memoryview(array).cast("B")

@@ -1,4 +1,4 @@
-"""The socket between a rank of an elastic job and its launcher: how a process learns which rank it becomes next.
+"""The socket between a rank of an elastic job and its launcher: how a process gets its next rank.
 
 It is one end of an unnamed pair of sockets that the process inherits, so no other process can use it, and a key may
 travel on it as it does on a worker's standard input. On it there are frames, four bytes of length and that much JSON:
@@ -40,7 +40,7 @@ _ABSENT = re.compile(r"^init\(\) on .*?: (rank .*?) (?:did not connect within|co
 _RANK = re.compile(r"\brank (\d+) \(")
 _LENGTH = struct.Struct(">I")
 _MAX_BYTES = 16 << 20
-# Whoever listens has room for a frame at once, or reads soon; who does neither has stopped.
+# A process that still reads accepts a frame within this time; one that does not has stopped.
 _SEND_SECONDS = 5.0
 
 
@@ -49,7 +49,7 @@ class Ready:
     """The report of a process that waits for its next round.
 
     Attributes:
-        facts: where it listens; the rank in it is the one that it had, and means nothing.
+        facts: where it listens; the rank in it is the former one, and has no meaning.
         holds_state: it has once taken over the state of its job, so that others may have it from here.
         silent: ranks of the round that it left which sent it no heartbeat, or did not connect.
         why: why it left, for people; '' for one that has been in no round yet.
@@ -116,7 +116,7 @@ class FrameSocket:
         self._pending = bytearray()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a frame. Raises OSError when the other end is gone, or takes nothing for some seconds."""
+        """Sends a frame. Raises OSError if the other end has closed the link, or reads nothing for some seconds."""
         view = memoryview(pack(message))
         deadline = time.monotonic() + _SEND_SECONDS
         poll = select.poll()  # not select(), which takes no descriptor above 1023
@@ -128,11 +128,11 @@ class FrameSocket:
                 view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
 
     def receive(self, *, wait: bool) -> dict[str, Any] | None:
-        """The next frame; None when there is none yet and `wait` is False.
+        """The next frame; None if there is none yet and `wait` is False.
 
         Raises:
-            EOFError: the other end is gone.
-            ValueError: what came is no frame.
+            EOFError: the other end has closed the link.
+            ValueError: the data is not a frame.
         """
         while True:
             if (message := take(self._pending)) is not None:
@@ -172,10 +172,10 @@ class LauncherLink:
         self._over = False
 
     def announced(self) -> bool:
-        """Whether, since this was last asked, it was announced that the job is about to be made of other ranks.
+        """Whether the launcher has announced, since the last call, that the job's ranks are about to change.
 
         Raises:
-            JobFailedError: the launcher is gone.
+            JobFailedError: the launcher has ended.
         """
         self._look()
         updates, self._updates = self._updates, 0
@@ -195,7 +195,7 @@ class LauncherLink:
             raise _launcher_gone() from None
 
     def leaves_because(self, error: BaseException) -> None:
-        """Has the launcher hear, when this process asks it for the next round, what ended this one."""
+        """Stores what ended this round, for this process's next request to the launcher."""
         self.why = without_links(str(error))
         self.silent = silent_ranks(self.why)
 
@@ -203,10 +203,10 @@ class LauncherLink:
         """Waits until the launcher has gathered the ranks of the next round. ``init()`` then joins that one.
 
         Args:
-            former: by which this process was a rank, or which it was given to wait with.
+            former: the rendezvous of this process's last round, or the one with which it was started to wait.
 
         Raises:
-            JobFailedError: the launcher is gone.
+            JobFailedError: the launcher has ended.
         """
         own_facts = former.peers[former.rank]
         endpoint = None if former.awaited else Endpoint.open(own_facts.address)

@@ -84,7 +84,7 @@ class EngineStarter:
             try:
                 start_timeline(engine, path, mark_cycles)
             except (ValueError, HorovodInternalError) as error:
-                # As in Horovod: nobody's training is to end for want of a trace.
+                # As in Horovod: a trace that cannot be written must not end a training.
                 _log.error("no timeline is written: %s", error)
         return engine
 
@@ -102,7 +102,7 @@ class EngineStarter:
         return (sum(engine.counter("requests") for engine in engines), *pending.longest_wait(engines, time.monotonic()))
 
     def _whereabouts(self, asked: Engine) -> str:
-        """What a rank that others wait for says of itself, to them and in its own log.
+        """The report of a rank that others wait for, sent to them and written to its own log.
 
         Args:
             asked: the engine whose coordinator has asked.
@@ -157,7 +157,7 @@ class Membership:
             del self._numbers[kind]
 
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
-        """Has all engines write their timelines, those of process sets to come as well. All do, or none.
+        """Has all engines write their timelines, also those of later process sets. All do, or none.
 
         Raises:
             ValueError: the path is empty, or a timeline is being written already.

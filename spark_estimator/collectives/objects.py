@@ -1,6 +1,6 @@
 """Collectives on whole Python objects, as Horovod's API has them.
 
-The objects travel pickled, between the ranks of one job, over connections that were authenticated with the job's key:
+The objects are sent pickled, between the ranks of one job, over connections that were authenticated with the job's key:
 a rank unpickles only what another rank of its own job made.
 """
 
@@ -29,7 +29,7 @@ def broadcast_object(
     Args:
         obj: what to send; looked at on the root only.
         root_rank: whose object it is; its number in the job, also for a process set.
-        name: by which the ranks' calls meet; None: the n-th call without a name meets the others' n-th.
+        name: matches the ranks' calls; None: a rank's n-th call without a name matches the others' n-th.
         process_set: whose ranks take part; None: all.
 
     Returns:
@@ -43,7 +43,7 @@ def broadcast_object(
     _check_name("broadcast_object", name)
     is_root = context.rank() == whole_number(root_rank)
     payload, problem = _dumped(obj) if is_root else (b"", None)
-    # The length goes first, and -1 for a failure: the others wait for the root and must hear of it.
+    # The length is sent first, and -1 for a failure: the others wait for the root and must receive its error.
     length = ctypes.c_int64(-1 if problem else len(payload))
     _broadcast("length", name, ctypes.addressof(length), 1, DType.INT64, root_rank, process_set, length)
     if length.value < 0:

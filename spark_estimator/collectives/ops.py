@@ -1,4 +1,4 @@
-"""Collectives by address: the one door from every framework binding to the engine of the job, or of a process set."""
+"""Collectives by address: every framework binding uses these to reach the engine of the job or of a set."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def submit(
 
     Args:
         op: the kind.
-        name: by which the ranks' requests meet; 1 to 4095 bytes of UTF-8. One request of a name may be in flight.
+        name: matches the ranks' requests; 1 to 4095 bytes of UTF-8. One request of a name may be in flight.
         tensors: one; for an allreduce, allgather or reducescatter also several, of any types, done as one: all or
             nothing; none for a barrier and a join.
         reduce_op: allreduce, reducescatter: the reduction.
@@ -63,7 +63,7 @@ def submit(
         splits: alltoall: rows for each rank of the set; None: even shares.
         keep: referenced until the collective is done, and on a GPU until a stream waits for it; put the owners of the
             tensors' memory here.
-        unnamed: `name` is a kind, whose requests meet by their order; see `kind_of_unnamed`.
+        unnamed: `name` is a kind, whose requests are matched by their order; see `kind_of_unnamed`.
         gpu: the GPU that holds all tensors; None: they are in host memory.
         residues: of each tensor; see ``requests.Call``.
 
@@ -102,7 +102,7 @@ def run(
 
     Args:
         op: the kind; the rest as for `submit`.
-        repeats: whether a call of this name and form may come again; False for what is used once.
+        repeats: whether a call of this name and form may be repeated; False for what is used once.
         unnamed, gpu, residues: as for `submit`. What is enqueued on the GPU's stream afterwards finds the outputs
             written.
 
@@ -166,7 +166,7 @@ def join() -> int:
     handle = run(Op.JOIN, kind_of_unnamed("join"), (), repeats=False, unnamed=True)
     assert handle is not None
     last = handle.last_joined()
-    # Until then the ranks may have made different numbers of calls without a name. The engine counts anew, too.
+    # Until then the ranks may have made different numbers of calls without a name. The engine restarts its count, too.
     context.restart_numbers(_UNNAMED)
     context.engine(None).joins += 1
     return last
@@ -175,14 +175,14 @@ def join() -> int:
 def kind_of_unnamed(kind: str) -> str:
     """The kind that replaces a name that the caller did not pass: ``'allreduce.noname'``, for ``unnamed=True``.
 
-    The engine counts the requests of a kind, so that this one becomes ``'allreduce.noname.3'``. Ranks that call in the
-    same order meet.
+    The engine counts the requests of a kind, so that this one becomes ``'allreduce.noname.3'``. The calls of ranks that
+    call in the same order match.
     """
     return kind + ".noname"
 
 
 def unnamed_number(kind: str) -> int:
-    """Counts calls without a name since `init` or the last `join`, for requests that must meet by a name after all."""
+    """Counts calls without a name since `init` or the last `join`, for requests that need a name to be matched."""
     return context.next_number(_UNNAMED + kind)
 
 

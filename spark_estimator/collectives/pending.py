@@ -29,7 +29,7 @@ def description(engines: Iterable[Engine], now: float) -> str:
         where = f" of process set {engine.process_set}" if engine.process_set else ""
         for number, request in list(engine.pending.items()):
             if _is_done(engine, number):
-                continue  # its result has not been fetched, perhaps never will be: nobody is kept waiting by that
+                continue  # its result has not been fetched, perhaps never will be: no rank waits because of that
             text = f"{request.op.name.lower()} {request.name!r}{where} ({now - request.since:.0f} s)"
             (waiting if request.waiters else submitted).append((request.since, text))
     text = "It is not waiting in a collective."

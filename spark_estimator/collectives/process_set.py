@@ -1,8 +1,8 @@
 """Process sets: some ranks of a job that run collectives among themselves, beside those of all ranks.
 
-A process set has an engine of its own, with connections, shared memory and negotiation of its own: collectives of
-different sets do not wait for one another, and a name means a different collective in each. Sets are added and removed
-by all ranks of the job together, also by those that are not in them.
+A process set has a separate engine, with its own connections, shared memory and negotiation: collectives of different
+sets do not wait for one another, and a name means a different collective in each. Sets are added and removed by all
+ranks of the job together, also by those that are not in them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ProcessSets:
     Args:
         job: the engine of all ranks.
         make_engine: connects the ranks of a group, of which this rank is one, and starts its engine.
-        dynamic: whether sets may come and go.
+        dynamic: whether sets may be added and removed later.
     """
 
     def __init__(self, job: Engine, make_engine: Callable[[RankGroup], Engine], dynamic: bool) -> None:
@@ -131,11 +131,11 @@ class ProcessSets:
         self._groups: list[Engine] = []
 
     def start(self, static: Sequence[ProcessSet]) -> None:
-        """Registers the sets that ``init()`` was given. All ranks call it, also those that were given none.
+        """Registers the sets that were passed to ``init()``. All ranks call it, also those that passed none.
 
         Raises:
-            ValueError: on all ranks: a set is impossible, or there already.
-            MismatchError: on all ranks: they were given different sets.
+            ValueError: on all ranks: a set is invalid, or exists already. MismatchError: on all ranks: the ranks passed
+                different sets.
         """
         problem = next(filter(None, map(self._problem, static)), "")
         wish = {"init": [process_set.ranks for process_set in static]}
@@ -150,7 +150,7 @@ class ProcessSets:
         """Registers a set. All ranks of the job call it, with the same ranks.
 
         Raises:
-            ValueError: on all ranks: sets may not come and go, the set is impossible, or there already.
+            ValueError: on all ranks: sets may not change, the set is invalid, or exists already.
             MismatchError: on all ranks: they gave different ranks.
             HorovodInternalError: on all ranks: its ranks could not connect, or one has no file descriptors left.
         """
@@ -167,7 +167,7 @@ class ProcessSets:
     ) -> Engine | None:
         """An engine for some of the ranks beside the sets, or the job's for all. All ranks of the job call it.
 
-        It is for what makes groups of ranks by an API of its own, and works where users' sets may not come and go.
+        For code with its own API for groups of ranks (torch.distributed); works also if users' sets may not change.
 
         Args:
             ranks: in any order.
@@ -209,7 +209,7 @@ class ProcessSets:
             False when it is the set of all ranks, or not registered.
 
         Raises:
-            ValueError: on all ranks: sets may not come and go.
+            ValueError: on all ranks: sets may not change.
             MismatchError: on all ranks: they gave different sets.
             TypeError: on this rank: it is no process set.
         """
@@ -285,7 +285,7 @@ class ProcessSets:
         return "process sets are static; set HOROVOD_DYNAMIC_PROCESS_SETS=1 or call init(process_sets='dynamic')."
 
     def _problem(self, process_set: ProcessSet) -> str:
-        """What is wrong with a set, as far as one rank can know by itself; '' for nothing."""
+        """What is wrong with a set, as far as one rank can determine alone; '' for nothing."""
         ranks = process_set.ranks
         if process_set.process_set_id is not None:
             return f"{process_set} is already registered."
@@ -305,7 +305,7 @@ class ProcessSets:
         return ""
 
     def _lacking(self, process_sets: Sequence[ProcessSet]) -> str:
-        """What this process lacks to connect with the ranks of new sets, found out before anybody waits for it."""
+        """What this process lacks to connect with the ranks of new sets, checked before other ranks wait for it."""
         own_sets = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
         return descriptors.shortage(sum(descriptors.needed(len(process_set.ranks)) for process_set in own_sets))
 

@@ -21,12 +21,12 @@ def where(kind: str) -> str:
 
 
 def request_name(kind: str, name: str | None) -> tuple[str, bool]:
-    """The name under which the ranks' requests meet, and whether it is the kind of those without one.
+    """The name that matches the ranks' requests, and whether it is the kind of requests without a name.
 
-    One user name may serve several kinds at the same time.
+    A user may use one name for several kinds at the same time.
 
     Raises:
-        TypeError: the name is no string.
+        TypeError: the name is not a string.
     """
     if name is None:
         return ops.kind_of_unnamed(kind), True
@@ -60,12 +60,12 @@ def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> Redu
         stacklevel: of the warning; by default that of the caller's caller.
 
     Raises:
-        ValueError: both are given, `average` is no truth value, or `op` is none of the constants.
+        ValueError: both are set, `average` is not a truth value, or `op` is none of the constants.
     """
     if average is not None:
         if op is not None:
             raise ValueError(f"Pass either op ({op!r}) or the deprecated average ({average!r}), not both.")
-        # An operation in its place, or a name, would be taken for True.
+        # A reduction or a name, passed in this position, would count as True.
         operation: object = average
         if isinstance(operation, (str, ReduceOp)) or operation not in (True, False):
             raise ValueError(f"average={average!r} must be True or False; for others use op= (hvd.Sum, ...) and name=.")

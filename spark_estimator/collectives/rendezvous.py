@@ -86,7 +86,7 @@ class Topology:
 
     @classmethod
     def of(cls, host_ids: Sequence[str], rank: int) -> Topology:
-        """The place of `rank` among ranks 0 ... len(host_ids) - 1, of which rank i is on host `host_ids[i]`.
+        """The topology of `rank` among ranks 0 ... len(host_ids) - 1, of which rank i is on host `host_ids[i]`.
 
         Hosts are ordered by their lowest rank.
         """
@@ -158,7 +158,7 @@ class Rendezvous:
         return self.peers[self.rank].named(os.getpid())
 
     def to_json(self) -> str:
-        """The whole value, key included, as one line: for a pipe to the process that it is meant for, nothing else."""
+        """The whole value, key included, as one line: only for a pipe to the process that it is meant for."""
         return json.dumps({**asdict(self), "key": self.key.hex()})
 
     @classmethod
@@ -245,7 +245,7 @@ class Endpoint:
 def _open_local() -> tuple[socket.socket | None, str]:
     if not sys.platform.startswith("linux"):
         return None, ""
-    # Abstract: no file to leave behind. Random: nobody can take the name beforehand.
+    # Abstract: no file to leave behind. Random: no other process can take the name beforehand.
     name = f"spark_estimator/{secrets.token_hex(16)}"
     local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -272,7 +272,7 @@ def host_id() -> str:
 def local_rendezvous(
     n: int, address: str = "127.0.0.1", *, encrypted: bool = False
 ) -> list[tuple[Rendezvous, Endpoint]]:
-    """A fresh job of `n` ranks on this host: for each rank what its process must be given, and the sockets to inherit.
+    """A new job of `n` ranks on this host: for each rank its process's rendezvous, and the sockets to inherit.
 
     Args:
         n: number of ranks, at least 1.
@@ -328,22 +328,23 @@ _current: Rendezvous | None = None
 
 
 def set_current(rendezvous: Rendezvous | None) -> None:
-    """Makes `rendezvous` the one that the next ``init()`` of this process joins by; None forgets it."""
+    """Makes the next ``init()`` of this process join by `rendezvous`; None clears it."""
     global _current
     _current = rendezvous
 
 
 def current(rendezvous_fd: int | None = None) -> Rendezvous | None:
-    """This process's rendezvous: what `set_current` was given, else what the launcher wrote to `rendezvous_fd`.
+    """This process's rendezvous: the one passed to `set_current`, else the one that the launcher wrote to
+    `rendezvous_fd`.
 
     Args:
         rendezvous_fd: ``Settings.rendezvous_fd``. It is read once and closed.
 
     Returns:
-        None when there is neither: the process is a job of its own.
+        None if there is neither: the process is a job of one rank.
 
     Raises:
-        ValueError: the descriptor is not what the launcher made, so this process is not the one that it started.
+        ValueError: the descriptor is not the launcher's, so this process is not the one that the launcher started.
     """
     global _current
     if _current is None and rendezvous_fd is not None:
@@ -356,7 +357,7 @@ def offer_to_command(rendezvous: Rendezvous) -> tuple[int, Mapping[str, str]]:
 
     Returns:
         (fd, variables): an anonymous file to be inherited (``pass_fds``, beside the sockets) and then closed here, and
-        the environment variable that tells its number. The variable holds no secret.
+        the environment variable with its number. The variable holds no secret.
     """
     fd = os.memfd_create(_MEMFD_NAME, os.MFD_CLOEXEC)
     os.write(fd, rendezvous.to_json().encode())

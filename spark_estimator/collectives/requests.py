@@ -1,9 +1,9 @@
-"""Turns a collective call into the engine's request, and submits it: once, or again and again.
+"""Turns a collective call into the engine's request, and submits it, once or repeatedly.
 
-Everything here is about one given engine, that is, about one group of ranks; ``ops`` finds the engine.
+All functions here take one engine, that is, one group of ranks; ``ops`` finds the engine.
 
-Tensors on a GPU are handed over with the stream on which they are being written. The engine reads them behind what has
-been enqueued there so far, on a stream of its own; ``handle`` documents when its outputs may be read.
+Tensors on a GPU are submitted with the stream that writes them. The engine reads them after all work that is enqueued
+there so far, on a separate stream; ``handle`` documents when its outputs may be read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spark_estimator.errors import ShutDownError
 _REMEMBERED = 512
 
 Form = tuple[DType, tuple[int, ...]]
-# A list: ctypes takes nothing else for a whole array.
+# A list: ctypes accepts nothing else for a whole array.
 Addresses = list[ctypes.c_void_p | int | None]
 
 
@@ -65,18 +65,18 @@ class Call(NamedTuple):
 
     Attributes:
         op: the kind.
-        name: by which the ranks' requests meet; 1 to 4095 bytes of UTF-8. One request of a name may be in flight.
-            Without a name a kind, see `unnamed`.
+        name: matches the ranks' requests; 1 to 4095 bytes of UTF-8. One request of a name may be in flight. Without a
+            name a kind, see `unnamed`.
         reduce_op: allreduce and reducescatter only.
         prescale, postscale: allreduce and reducescatter only: factors before and after the reduction.
         root_rank: broadcast only: whose input everyone's output becomes; its number in the group.
         splits: alltoall only: [size] rows for each rank; None: even shares.
-        unnamed: the requests of this kind meet by order: this rank's n-th and every other's. Any number may be in
-            flight. The engine calls them ``<kind>.<n>``, counted from 0, and from 0 again when all have joined.
+        unnamed: the requests of this kind are matched by order: this rank's n-th and every other's. Any number may be
+            in flight. The engine calls them ``<kind>.<n>``, counted from 0, and from 0 again when all have joined.
         device: index, in this process, of the GPU that holds the tensors; None: they are in host memory.
         residues: allreduce (sum, average) of host memory only: for each tensor the address of as many float32 elements,
-            0 for a tensor that travels as it is. The others are float32, and may travel as int8 between hosts. What
-            rounding leaves out is written there, and added to what comes with this residue the next time.
+            0 for a tensor that is sent unchanged. The others are float32, and may be sent as int8 between hosts. The
+            rounding error is written there, and added to the next tensor that is submitted with this residue.
     """
 
     op: Op
@@ -122,13 +122,13 @@ def run(
     timeout: timedelta | None = None,
     stream: int = 0,
 ) -> Handle | None:
-    """Submits a collective and waits for it. From its third use on, it takes the engine's shortest way.
+    """Submits a collective and waits for it. From its third use on, it uses the engine's fastest path.
 
     On a GPU the stream is made to wait as well, but for an op that makes its result itself: see ``Handle.collect``.
 
     Args:
         engine, call, tensors, keep, stream: as in `submit`.
-        repeats: whether one of this name, or one like it without a name, may come again.
+        repeats: whether one of this name, or an equal one without a name, may be repeated.
         timeout: for the wait; None: none.
 
     Returns:
@@ -138,7 +138,8 @@ def run(
         As `submit` and ``Handle.wait`` do.
     """
     forms = [(tensor[2], tensor[3]) for tensor in tensors]
-    # Taken out while it is used: two threads must not write the addresses of one plan, and the last used comes last.
+    # Taken out while it is used: two threads must not write the addresses of one plan, and the most recently used plan
+    # is the last of the dict.
     key = (call, *forms) if call.unnamed else call.name
     try:
         known = engine.plans.pop(key, None) if repeats else None
@@ -175,7 +176,7 @@ def gather_bytes(
 
     Args:
         engine: of the group.
-        name: by which the calls meet, or their kind.
+        name: matches the calls, or is their kind.
         payload: of this rank, of any length.
         unnamed: see `Call`.
         timeout: for the wait; None: none.
@@ -277,9 +278,8 @@ class Plan:
     def run(self, inputs: Addresses, outputs: Addresses, keep: object, stream: int = 0) -> Handle | None:
         """Submits it and waits for a moment. Raises as the function `run` does.
 
-        Returns:
-            None when it is done, with the result in its outputs, and the stream waits for it where it is on a GPU; else
-            a handle to wait for.
+        Returns: None if it is done: the result is in its outputs, and on a GPU the stream waits for it. Else a handle
+        to wait for.
         """
         engine = self._ready(inputs, outputs)
         try:
@@ -328,7 +328,8 @@ def _abandon(engine: Engine, number: c_int64, call: Call, keep: object, stream: 
 
 def _remember(engine: Engine, key: object, known: object) -> None:
     if len(engine.plans) >= _REMEMBERED:
-        # Another thread may be at it as well; whoever fails leaves one more than the limit for the next time.
+        # Another thread may remove one at the same time; if this fails, the dict has one more than the limit until the
+        # next call.
         with suppress(RuntimeError, StopIteration):
             engine.plans.pop(next(iter(engine.plans)), None)
     engine.plans[key] = known

@@ -1,7 +1,7 @@
 """Passes shared segments between the ranks of one host, over their authenticated Unix sockets.
 
-A segment is anonymous memory of one rank, made by the engine and known by a descriptor only: there is no name in a file
-system to fill up, to be left behind, or for a stranger to open.
+A segment is anonymous memory of one rank, made by the engine and known by a descriptor only: there is no file that
+could fill a file system, be left behind, or be opened by another user.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def close_descriptor(fd: int) -> None:
 
 
 def receive_descriptor(control: socket.socket) -> int:
-    """The descriptor that comes over a Unix socket with one byte; -1 when the byte comes alone. Raises OSError."""
+    """The descriptor that a Unix socket receives with one byte; -1 if the byte has none. Raises OSError."""
     # Not recv_fds: it drops the flag without which every program started later would inherit the segment.
     room = socket.CMSG_LEN(struct.calcsize("i"))
     message, ancillary, _flags, _address = control.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)

@@ -24,8 +24,8 @@ NAMES = (
 def torch_variables(rendezvous: Rendezvous) -> dict[str, str]:
     """What torchrun would set for this rank.
 
-    MASTER_PORT is the port at which rank 0 listens for its peers. Where torch's own handler of ``env://`` meets it, it
-    fails, because the port is taken, rather than listening at every interface. The handler of
+    MASTER_PORT is the port at which rank 0 listens for its peers. Torch's own handler of ``env://`` fails there,
+    because the port is in use, and so does not listen at every interface. The handler of
     ``torch.process_group.creation`` needs no port.
     """
     topology, master = rendezvous.topology, rendezvous.peers[0]

@@ -5,8 +5,8 @@ by TCP otherwise. Each pair has a control connection (negotiation, liveness) and
 handshake authenticates the context of a connection (job, from, to, round, group, purpose).
 
 A *round* is one ``init()`` to ``shutdown()``, counted from 1. In a round the whole job connects first, and then each
-process set that is added, as a group of its own; a round and a group are a *stage*. A faster rank may already connect
-for a stage to come: such connections are kept until this rank gets there; those of stages gone by are refused.
+process set that is added, as a separate group; a round and a group are a *stage*. A faster rank may already connect for
+a later stage: such connections are kept until this rank reaches that stage; those of past stages are refused.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Switchboard:
         self._make_segment = make_segment
         self._changed = threading.Condition()
         self._begun = (0, 0)  # the last stage that was begun
-        self._over = (0, 0)  # the last that nobody may join any more
+        self._over = (0, 0)  # the last stage that no rank may join any more
         self._gone = False
         # Authenticated, and not yet the engine's; with the secrets of those that are encrypted.
         self._sockets: dict[Connection, tuple[socket.socket, Session | None]] = {}
@@ -93,7 +93,7 @@ class Switchboard:
         )
 
     def next_round(self) -> int:
-        """The number of the round that comes next."""
+        """The number of the next round."""
         return self._begun[0] + 1
 
     def round(self) -> int:
@@ -300,7 +300,7 @@ class Switchboard:
         return listener
 
     def _end(self, stage: tuple[int, int]) -> None:
-        """Gives a stage up: closes what it has, and refuses who still comes for it."""
+        """Gives up a stage: closes its connections, and refuses new ones for it."""
         with self._changed:
             self._over = stage
             for connection in [connection for connection in self._sockets if connection.stage == stage]:
@@ -312,7 +312,7 @@ def _secrets_for_engine(session: Session | None) -> Encryption:
 
 
 def _name_of(facts: PeerFacts, accepted: socket.socket | None) -> str:
-    """A peer's name until its engine tells its own; with the process that has connected here, where that is known."""
+    """A peer's name until its engine reports it; with the process that has connected here, if known."""
     if accepted is not None and accepted.family == socket.AF_UNIX:
         credentials = peer_credentials(accepted)
         if credentials is not None:

@@ -1,4 +1,4 @@
-"""Smaller wire types for tensors, for all frameworks: sent in half precision, returned in their own type.
+"""Smaller wire types for tensors, for all frameworks: sent in half precision, returned in their original type.
 
 A framework's binding defines the cast in a subclass of `CastCompressor`; everything else is here.
 """
@@ -41,10 +41,10 @@ class NoneCompressor:
 class Int8Compressor:
     """Sends float32 gradients as int8 between hosts, with error feedback; for optimizers and tapes only.
 
-    Blocks of 256 values have a scale of their own, so that an element takes 1 byte and a 64th of 4. What rounding
-    leaves out is added to the next gradient of the same variable. Inside a host gradients travel as they are, as do
-    those of other types, of fewer than 1024 elements, and buckets of at most 16 KiB for each rank. Results are
-    the same bits on all ranks. Memory: a residue as large as the variable.
+    Each block of 256 values has a scale, a float32, so that an element takes 1 + 4/256 bytes. What rounding leaves out
+    is added to the next gradient of the same variable. Inside a host gradients travel as they are, as do those of other
+    types, of fewer than 1024 elements, and buckets of at most 16 KiB for each rank. Results are the same bits on all
+    ranks. Memory: a residue as large as the variable.
     """
 
     @staticmethod
@@ -130,7 +130,7 @@ def check_compressor(compression: Any, *, kind: str = "", choices: str = "none, 
 
 
 def _takes(function: Any, arguments: int) -> bool:
-    """Whether a function can be called with so many arguments; True for one whose signature isn't known."""
+    """Whether a function can be called with this number of arguments; True for one whose signature isn't known."""
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError:

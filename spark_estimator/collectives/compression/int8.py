@@ -1,6 +1,6 @@
-"""What rounding to int8 has left out, for the bindings whose tensors are others in each step: kept by key, per engine.
+"""The errors of rounding to int8, for bindings that have new tensors in each step: stored by key, per engine.
 
-The engine adds a residue to the next tensor that comes with it; see ``se_tensor.residue`` of the C ABI.
+The engine adds a residue to the next tensor that is submitted with it; see ``se_tensor.residue`` of the C ABI.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _lock = threading.Lock()
 
 
 def wire_bytes(elements: int) -> int:
-    """Of so many elements between hosts: a byte each, and a float32 for each block."""
+    """The bytes of `elements` elements between hosts: one each, and a float32 for each block."""
     return elements + 4 * math.ceil(elements / BLOCK)
 
 
@@ -71,7 +71,7 @@ def residues(process_set: ProcessSet | None, keys: Sequence[object], forms: Sequ
 
 
 def key_of(variable: Any) -> str:
-    """A key for what is left out of a variable's gradients: another one for each object of this process."""
+    """A key for the rounding error of a variable's gradients; unique for each object of this process."""
     with _lock:
         known = _numbers.get(id(variable))
         if known is None or known[0]() is not variable:

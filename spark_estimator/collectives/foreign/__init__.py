@@ -2,8 +2,8 @@
 
 Such a launcher starts the processes and numbers them. What a rank needs beyond that, its peers' addresses and a key of
 the job's own, rank 0 hands out. It opens a *desk*, a port behind the usual challenge, and leaves a *notice* of it that
-only ranks of this job can use. The others find the notice and bring their addresses to the desk. When all have come,
-each gets the list of all.
+only ranks of this job can use. The others read the notice and send their addresses to the desk. When all have done so,
+each gets the whole list.
 
 =============  ======================================================================================================
 `launchers`    which launcher started this process, as which rank of how many; from environment variables, pure

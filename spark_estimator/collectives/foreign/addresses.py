@@ -23,7 +23,7 @@ def own_addresses() -> list[str]:
 
 
 def listen(choices: Sequence[Sequence[str]], ports: Sequence[int]) -> list[socket.socket]:
-    """Sockets that listen at one port of each address of the first choice where that can be done; else none.
+    """Sockets that listen at one port of each address, for the first choice for which that is possible; else none.
 
     Args:
         choices: lists of addresses, or names of hosts.
@@ -42,7 +42,7 @@ def _listening(addresses: Sequence[str], port: int) -> list[socket.socket]:
         for address in addresses:
             family, _, _, _, resolved = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
             listeners.append(socket.socket(family, socket.SOCK_STREAM))
-            # A port that an earlier job had is free at once. One that somebody listens at is not.
+            # A port that an earlier job had is free at once. A port at which another process listens is not.
             listeners[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listeners[-1].bind(resolved)
             listeners[-1].listen(_BACKLOG)

@@ -1,4 +1,4 @@
-"""Rank 0's desk, which every other rank visits with its facts, and leaves with those of all ranks.
+"""Rank 0's desk: a server to which every other rank sends its facts, and which answers with those of all ranks.
 
 Every connection begins with the usual challenge (``security.authentication``), by the key of the notice. Then there is
 a frame each way: four bytes of length, HMAC-SHA256 of the content, and the content as JSON. The desk's frame repeats
@@ -36,14 +36,14 @@ _CONTEXT = b"spark_estimator desk"
 # One that has proved that it has the key sends its frame at once.
 _FRAME_SECONDS = 5.0
 _DIAL_SECONDS = 2.0
-# Rank 0 tells who is missing. Its answer must come before the visitor itself gives up.
+# Rank 0 reports which ranks are missing. Its answer must come before the visitor itself gives up.
 _ANSWER_SECONDS = 5.0
 _VISITOR, _DESK = b"visitor", b"desk"
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """What a rank brings to the desk.
+    """What a rank sends to the desk.
 
     Attributes:
         size: of the job, as the launcher's variables give it.
@@ -62,7 +62,7 @@ class Desk:
     Args:
         listeners: the desk's ports; it takes ownership of them.
         key: of the notice.
-        visitor: what rank 0 itself brings.
+        visitor: rank 0's own facts.
         job: the job and this process's part in it, for messages.
         where: the notice, for messages.
     """
@@ -81,10 +81,10 @@ class Desk:
 
         Args:
             seconds: how long to wait.
-            own_address: at which rank 0 itself listens; '': where most ranks of other hosts came.
+            own_address: at which rank 0 itself listens; '': the address to which most ranks of other hosts connected.
 
         Raises:
-            PeerLostError: a rank did not come in time, or ended meanwhile; the text names it.
+            PeerLostError: a rank did not connect in time, or ended meanwhile; the text names it.
             ForeignLauncherError: the ranks were started for jobs of different sizes, with two processes for one rank,
                 or have different versions.
         """
@@ -125,7 +125,7 @@ class Desk:
             facts, nonce = PeerFacts(**frame["facts"]), str(frame["nonce"])
             theirs = Visitor(int(frame["size"]), str(frame["version"]), bool(frame["encrypted"]))
         except (OSError, ValueError, KeyError, TypeError):
-            sock.close()  # it comes again, or is missed
+            sock.close()  # it connects again, or is reported as missing
             return
         former = self._visitors.get(facts.rank)
         problem = ""
@@ -144,7 +144,7 @@ class Desk:
             raise ForeignLauncherError(f"init(): {facts.named()} {problem}; rank 0 is {self._job}.")
 
     def _look_for_losses(self) -> None:
-        """Nobody sends anything while it waits: what can be read is the connection's end."""
+        """A visitor sends nothing while it waits: if its socket is readable, the connection has ended."""
         poll = select.poll()
         for sock, _, _ in self._visitors.values():
             poll.register(sock, select.POLLIN)
@@ -174,7 +174,7 @@ class Desk:
 
     def _send_all(self, message: dict[str, Any]) -> None:
         for sock, _, _ in self._visitors.values():
-            with contextlib.suppress(OSError):  # the wiring that follows names a rank that is gone
+            with contextlib.suppress(OSError):  # the wiring that follows names a lost rank
                 _send(sock, self._key, _DESK, message)
 
 
@@ -187,12 +187,12 @@ def visit(
         find: gives the present notice.
         where: of that, for messages.
         rank: this process's.
-        visitor: what else it brings.
+        visitor: its other facts.
         seconds: how long to wait.
         one_host: whether all ranks are on this host.
 
     Raises:
-        PeerLostError: rank 0 did not come in time, or ended, or another rank is missing.
+        PeerLostError: rank 0 did not start in time, or ended, or another rank is missing.
         ForeignLauncherError: as for `Desk.gather`.
     """
     deadline = time.monotonic() + seconds
@@ -277,7 +277,7 @@ def _send(sock: socket.socket, key: bytes, sender: bytes, message: dict[str, Any
 
 
 def _receive(sock: socket.socket, key: bytes, sender: bytes, deadline: float) -> dict[str, Any]:
-    """The other end's frame. Raises OSError or ValueError if there comes none."""
+    """The other end's frame. Raises OSError or ValueError if none arrives."""
     length, code = _HEAD.unpack(_exactly(sock, _HEAD.size, deadline))
     if length > _MOST_BYTES:
         raise ValueError("a frame that is too long")

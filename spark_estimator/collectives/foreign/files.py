@@ -1,8 +1,8 @@
 """A notice in a file that only this user can read: in a folder of this host, or in one that all hosts share.
 
-Rank 0 puts the file in place, over an older one, and removes it once all ranks have come. A file that an earlier job
-left behind does no harm: no process with its key listens at its address any more, so a rank that finds it looks again
-until rank 0 has replaced it.
+Rank 0 puts the file in place, over an older one, and removes it once all ranks have connected. A file that an earlier
+job left behind does no harm: no process with its key listens at its address any more, so a rank that finds it looks
+again until rank 0 has replaced it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_estimator.collectives.foreign.notices import Notice, NoticeBoard
 from spark_estimator.errors import ForeignLauncherError
 
 _MOST_BYTES = 1 << 16
-# Whoever left a file for so long has ended without removing it.
+# A file this old: the process that wrote it has ended without removing it.
 _STALE_SECONDS = 86400.0
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
@@ -147,7 +147,7 @@ def own_folder(parent: str) -> str:
 
 
 def _read(path: str) -> bytes | None:
-    """The content of a file of this user's that no other user can read or write; None if there is no such file."""
+    """The content of a file of this user's that no other user can read or write; None if it does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | _NO_LINK)
     except OSError:

@@ -44,7 +44,7 @@ def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendez
 
     Raises:
         ForeignLauncherError: the launcher's job can't be joined; the text names what to do.
-        PeerLostError: some ranks did not come; the text names them.
+        PeerLostError: some ranks did not connect; the text names them.
         ValueError: this process is not one of `ranks`, or a variable cannot be used.
     """
     global _joined
@@ -152,7 +152,7 @@ def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> Not
 
 
 def _users_key(job: ForeignJob, settings: Settings, identity: str) -> bytes | None:
-    """The key that the user has given for this job; None if there is none."""
+    """The key that the user has set for this job; None if there is none."""
     if settings.job_key:
         if job.sends_environment and not job.one_host and job.rank == 0:
             _log.warning(

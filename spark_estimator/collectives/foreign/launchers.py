@@ -185,7 +185,7 @@ def _hydra_proxy() -> int | None:
 
 
 def _since(pid: int) -> str:
-    """A process's number with its time of start, because the number may come again."""
+    """A process's number with its time of start, because the system may reuse the number."""
     with suppress(OSError):
         return f"{pid}@{_status(pid)[1][19]}"
     return str(pid)

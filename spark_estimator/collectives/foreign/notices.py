@@ -1,4 +1,4 @@
-"""How the ranks learn where rank 0's desk is, and the key to it: the interface, and a key that the user gives."""
+"""How ranks get the address and key of rank 0's desk: the interface, and the case of a key that the user sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Notice:
 
 
 class NoticeBoard(abc.ABC):
-    """One way for a notice from rank 0 to the other ranks of its job.
+    """Base of the ways in which a notice of rank 0 reaches the other ranks of its job.
 
     Attributes:
         where: the board, for messages.
@@ -64,7 +64,8 @@ class NoticeBoard(abc.ABC):
 class AgreedBoard(NoticeBoard):
     """No board at all: the address of rank 0's host and the key are in every process's environment.
 
-    The ports follow from the key, so that two jobs on a host seldom meet, and a stranger can't tell them beforehand.
+    The ports follow from the key, so that two jobs on a host seldom use the same port, and other users can't predict
+    them.
 
     Args:
         master: rank 0's host.
@@ -95,8 +96,7 @@ def first_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> byt
     """The key of one job's desk, from the one that the user keeps for all jobs.
 
     Args:
-        secret: that one.
-        identity: of the job.
+        secret: the user's key. identity: of the job.
         source: of the secret, for messages.
 
     Raises:

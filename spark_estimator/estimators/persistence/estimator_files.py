@@ -1,5 +1,6 @@
-"""A saved estimator's folder, for all frameworks: plain parameters as JSON, objects in a separate file. The framework's
-module decides how objects are written, and which of them are read without trust.
+"""A saved estimator's folder, for all frameworks: plain parameters as JSON, objects in a separate file.
+
+The framework's module decides how objects are written, and which of them are read without trust.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Finds the cause among the failures of a job: the first rank that failed on its own, not those that failed because of
-it.
+"""Finds the cause among the failures of a job: the first rank that failed on its own, not a later one.
 
 A *report* is what one rank's supervisor has seen of its end. Reports are plain data, sent as JSON.
 """

@@ -123,6 +123,7 @@ class TaskAgent(WorkerAgent):
 
     def completed(self, rendezvous: Rendezvous) -> Rendezvous:
         """Derives the round's key from the share that the driver has sent, and the token that was sent with the task.
+
         So neither a process that has listened to the connection knows the key, nor one that can read a task's
         description.
         """
