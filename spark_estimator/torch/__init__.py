@@ -5,7 +5,7 @@ runs when each of them has called it. Start ranks with ``HorovodRunner`` or ``ho
 launcher is a job of one. Tensors of any device are accepted; those that are not in host memory are copied through it.
 """
 
-# the check must come before what would fail without PyTorch
+# the check must precede imports that would fail without PyTorch
 from __future__ import annotations
 
 import importlib

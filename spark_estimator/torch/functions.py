@@ -1,4 +1,4 @@
-"""What scripts import from ``horovod.torch.functions``: starting states and objects for all ranks."""
+"""Names that scripts import from ``horovod.torch.functions``: starting states and objects for all ranks."""
 
 from __future__ import annotations
 

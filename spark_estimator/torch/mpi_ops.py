@@ -1,4 +1,4 @@
-"""What old scripts import from ``horovod.torch.mpi_ops``: the collectives, and some names that Horovod kept there."""
+"""Names that old scripts import from ``horovod.torch.mpi_ops``: the collectives, and some others of Horovod's."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
     """The one operation that both arguments ask for together.
 
     Raises:
-        ValueError: both are given, or `op` is none of the constants.
+        ValueError: both are set, or `op` is none of the constants.
     """
     return reduce_op(average, op)

@@ -32,7 +32,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: i
         root_rank: whose values everyone gets.
 
     Raises:
-        ValueError: `params` is something else, an iterator for example: it would be empty the second time; or one of
+        ValueError: `params` has another type, for example an iterator: it would be empty the second time; or one of
             them holds nothing that can be sent: it is complex, sparse, on device 'meta'. Nothing was sent.
         MismatchError: the ranks' parameters differ in name, shape or type; the first difference is named.
     """
@@ -92,7 +92,7 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: wrapped or not, with the same parameters on all ranks.
-        root_rank: whose state everyone gets; for example the one that has loaded a checkpoint.
+        root_rank: the rank whose state all get; for example the one that has loaded a checkpoint.
         model: not needed; Horovod looks for sparse embeddings in it.
 
     Raises:
@@ -167,7 +167,7 @@ def broadcast_optimizer_state(
 
 @dataclass(frozen=True)
 class _TakenTensor:
-    """Stands where a tensor was taken out: what it takes to make one like it."""
+    """Placeholder for a tensor that was taken out, with its shape and type."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -1,8 +1,8 @@
-"""Batch normalisation over the joint batch of all ranks, for batches that are too small to speak for themselves.
+"""Batch normalisation over the joint batch of all ranks, for batches that are too small for their own statistics.
 
-Each rank tells the others the number, the mean and the squared deviations of its values per channel, in one small
-allgather; the backward pass adds up two sums per channel in one allreduce. What comes out is what one process makes of
-all ranks' batches together.
+Each rank sends the others the number, the mean and the squared deviations of its values per channel, in one small
+allgather; the backward pass adds up two sums per channel in one allreduce. The result is that of one process with all
+ranks' batches together.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SyncBatchNorm(_BatchNorm):
             )
 
     def _running(self) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, float]:
-        """The running mean and variance, if any, and how much of what is new goes into them this time."""
+        """The running mean and variance, if any, and the weight of the new values in them."""
         if self.running_mean is None or self.running_var is None:
             return None, 0.0
         momentum = 0.0 if self.momentum is None else self.momentum
@@ -112,7 +112,7 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """`module` with every batch norm in it replaced; a module that is a batch norm itself comes back as another.
+        """`module` with every batch norm in it replaced; a module that is a batch norm itself is returned as a new one.
 
         Parameters and running statistics are taken over as they are, not copied, so that optimizers keep theirs.
 
@@ -243,5 +243,5 @@ def _others(tensor: torch.Tensor) -> list[int]:
 
 
 def _spread(channels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[channels] values in a shape that goes with a batch."""
+    """[channels] values in a shape that broadcasts over a batch."""
     return channels.view(1, -1, *[1] * (like.dim() - 2))

@@ -1,4 +1,4 @@
-"""One collective on tensors, checked and ready to go: each of Horovod's forms of an op is a way to send one off.
+"""One collective on tensors, checked and ready to run: each of Horovod's forms of an op runs or submits one.
 
 A blocking form calls `Collective.run`, which works in the calling thread; an asynchronous one calls
 `Collective.submit` and hands out a number. The functions below make collectives from what users give.
@@ -42,11 +42,10 @@ class Collective(Generic[Result]):
     Args:
         op: the kind, for the engine.
         name: for the engine; a kind when `unnamed`. See `request_name`.
-        unnamed: whether the ranks' calls meet by their order.
+        unnamed: whether the ranks' calls are matched by their order.
         tensors: what the wire forms share their memory with, or are copies of.
         keep: what owns that memory.
-        result: waits, and makes the user's result when it is done; is given the handle, or None where there is nothing
-            to wait for.
+        result: waits for the handle (None: there is nothing to wait for), and returns the user's result.
         options: further arguments of ``collectives.ops.submit``.
     """
 
@@ -71,10 +70,10 @@ class Collective(Generic[Result]):
         self._options = options
 
     def run(self, *, repeats: bool = True) -> Result:
-        """Runs it and gives its result. Raises as ``collectives.ops.run`` does.
+        """Runs it and returns its result. Raises as ``collectives.ops.run`` does.
 
         Args:
-            repeats: False when none of this name can come again.
+            repeats: False if no call of this name can follow.
         """
         handle = collectives.run(
             self._op,
@@ -88,10 +87,10 @@ class Collective(Generic[Result]):
         return self._result(handle)
 
     def submit(self, of: Callable[[Result], object] | None = None) -> int:
-        """Submits it and gives the number that `synchronize` takes. Raises as ``collectives.ops.submit`` does.
+        """Submits it and returns the number that `synchronize` takes. Raises as ``collectives.ops.submit`` does.
 
         Args:
-            of: what `synchronize` makes of the result; None: nothing else.
+            of: applied by `synchronize` to the result; None: the result is returned unchanged.
         """
         handle = collectives.submit(
             self._op, self._name, self._tensors, keep=self._keep, unnamed=self._unnamed, **self._options
@@ -119,7 +118,7 @@ def allreduce_of(
         kind: of the user's call: names of different kinds are different names.
         name: the user's; None: by order.
         op, prescale, postscale, process_set: as in `allreduce`.
-        in_place: whether the results go where the tensors are.
+        in_place: whether the results replace the tensors' values.
         residues: a key for each tensor, which then travel as int8 between hosts, unless they are on a GPU; see
             ``collectives.compression.int8``.
     """
@@ -177,7 +176,7 @@ def _check_apart(tensors: Sequence[torch.Tensor], kind: str) -> None:
 def allgather_of(
     tensors: Sequence[torch.Tensor], kind: str, name: str | None, process_set: ProcessSet | None
 ) -> Collective[list[tuple[torch.Tensor, Rows]]]:
-    """Tensors whose rows are joined, in one request; the result of each comes with the rows that each rank gave.
+    """Tensors whose rows are joined, in one request; each result is a pair with the number of rows of each rank.
 
     Raises:
         IndexError: a tensor has no dimension to join along.
@@ -241,7 +240,7 @@ def broadcast_of(
 def alltoall_of(
     tensor: torch.Tensor, splits: object, kind: str, name: str | None, process_set: ProcessSet | None
 ) -> Collective[tuple[torch.Tensor, torch.Tensor]]:
-    """A tensor whose rows go to the ranks; the result is the pair of the rows received and of [size] their numbers.
+    """A tensor whose rows are sent to the ranks; the result is a pair: the received rows, and [size] their numbers.
 
     Raises:
         ValueError: the tensor has no rows to share, or the splits do not share them.
@@ -274,7 +273,7 @@ def reducescatter_of(
     postscale: float,
     process_set: ProcessSet | None,
 ) -> Collective[list[torch.Tensor]]:
-    """Tensors that are reduced as one and of which each rank gets its rows. See `allreduce_of` for the arguments.
+    """Tensors that are reduced together; each rank gets its rows of the results. See `allreduce_of` for the arguments.
 
     Raises:
         ValueError: a tensor has no rows to share.
@@ -332,7 +331,7 @@ def _with_rows(tensor: torch.Tensor, kind: str, device: torch.device) -> torch.T
 
 
 def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, ...] | None:
-    """[size] how many rows go to each rank; None: equally many."""
+    """[size] how many rows are sent to each rank; None: equally many."""
     if splits is None:
         if rows % engine.size:
             raise ValueError(

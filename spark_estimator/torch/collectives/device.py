@@ -1,16 +1,16 @@
-"""Where the tensors of a collective are worked on: in host memory, or on their CUDA device.
+"""Where the engine processes the tensors of a collective: in host memory, or on their CUDA device.
 
 The engine takes CUDA tensors as they are, on one device of each rank. Tensors of other devices (MPS, XPU, AMD's under
 CUDA's name), those of a second CUDA device, and all of them under ``HOROVOD_GPU_OPERATIONS=copy`` are copied to host
 memory by PyTorch and back.
 
-Streams. A collective comes after what its device's current stream holds when it is submitted, and the stream that is
-current when it is waited for comes after it: both may be on any thread, no CPU waits, and the user does nothing.
-PyTorch's allocator does not know of the engine's own stream. It takes the memory of a tensor back for the stream that
-the tensor was made on, and that stream's next tensor may get it at once. So the engine's handle keeps all tensors until
-a stream waits for it (see ``collectives.handle``). If that is the stream on which they were submitted, its order
-protects them, as it does in any other operation. If it is another one, the allocator learns of it by
-``record_stream``: the memory comes back only when that stream, and so the engine, has finished.
+Streams. A collective runs after all work that its device's current stream has when it is submitted. Later work of the
+stream that is current when the caller waits runs after the collective. Both may be on any thread, no CPU waits, and the
+user does nothing. PyTorch's allocator does not know the engine's stream. It frees the memory of a tensor on the stream
+that the tensor was made on, and that stream's next tensor may reuse it at once. So the engine's handle keeps all
+tensors until a stream waits for it (see ``collectives.handle``). If that is the stream on which they were submitted,
+its order protects them, as it does in any other operation. If it is another one, ``record_stream`` reports it to the
+allocator: the memory is reused only when that stream, and so the engine, has finished.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def current_stream(device: int, kind: str) -> int:
         kind: of the operation, for messages.
 
     Raises:
-        ValueError: it is being captured into a graph, of which a collective cannot be a part.
+        ValueError: it is being captured into a graph, which cannot contain a collective.
     """
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(

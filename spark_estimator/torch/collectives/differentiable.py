@@ -1,9 +1,9 @@
 """The blocking collectives that return a new tensor; autograd can differentiate through them.
 
-The gradient of a collective is a collective, so that all ranks must call backward, too. It meets under a name that is
-made from that of the forward operation, in any order of the ranks. Gradients follow Horovod's rules: those
-of allgather and broadcast are averages over the ranks, those of allreduce and alltoall sums, as the operation has them,
-and that of reducescatter is such that a reducescatter followed by an allgather has the gradient of an allreduce.
+The gradient of a collective is a collective, so that all ranks must call backward, too. It is matched by a name that is
+made from that of the forward operation, in any order of the ranks. Gradients follow Horovod's rules: those of allgather
+and broadcast are averages over the ranks, those of allreduce and alltoall sums, as the operation has them, and that of
+reducescatter is such that a reducescatter followed by an allgather has the gradient of an allreduce.
 
 The autograd functions bear Horovod's names and take their arguments in its order; scripts call their ``apply``.
 """
@@ -30,7 +30,7 @@ from spark_estimator.torch.collectives.memory import checked_tensor
 from spark_estimator.torch.collectives.reductions import Adasum, Average, Sum, reduce_op
 from spark_estimator.torch.compression.compressors import NoneCompressor, checked_compressor
 
-# From the gradients of an operation's results to those of what it was given.
+# From the gradients of an operation's results to those of its inputs.
 Derivative = Callable[..., "tuple[torch.Tensor, ...]"]
 
 
@@ -60,8 +60,8 @@ def allreduce(
     The gradient is the same operation on the incoming gradient; there is none of Min, Max and Product.
 
     Raises:
-        ValueError: `average` and `op` are both given, the tensor is none, or one that cannot be sent or reduced so, or
-            this rank is not in the set. Nothing was sent.
+        ValueError: `average` and `op` are both set, `tensor` is not a tensor, or one that cannot be sent or reduced so,
+            or this rank is not in the set. Nothing was sent.
         HorovodInternalError: the ranks disagree about the operation, or a rank is lost.
     """
     operation = reduce_op(average, op)
@@ -138,7 +138,7 @@ def alltoall(
     Returns:
         The rows that this rank got; with `splits` a pair of them and of [size] how many of them each rank sent (int32).
 
-    The gradient takes each row's gradient back to where the row came from.
+    The gradient is each row's gradient, sent back to the rank that sent the row.
 
     Raises:
         ValueError: the splits do not fit the tensor, or without them n is not a multiple of size; else as in
@@ -192,18 +192,18 @@ def reducescatter(
 
 
 def needs_gradient(tensor: object, kind: str) -> bool:
-    """Whether autograd wants to know of an operation on `tensor`. Raises ValueError when it is none."""
+    """Whether autograd records an operation on `tensor`. Raises ValueError if it is not a tensor."""
     return checked_tensor(tensor, kind).requires_grad and torch.is_grad_enabled()
 
 
 def gradient_name(kind: str, name: str | None, process_set: ProcessSet | None) -> str:
     """The gradient's name; asked for after every call, also if it needs no gradient, so that all ranks count alike.
 
-    After it, because a call that a rank has refused does not count. Gradients have names where the operation has none,
-    because autograd may come to them in another order on each rank.
+    Called after the operation, because a call that a rank has refused does not count. Gradients have names where the
+    operation has none, because autograd may run them in another order on each rank.
     """
     if name is None:
-        # Each set counts by itself: ranks outside it do not see its calls.
+        # Each set counts separately: ranks outside it do not see its calls.
         number = collectives.unnamed_number(f"{kind} {getattr(process_set, 'process_set_id', None)}")
         name = f"noname.{number}"
     return f"{kind}.{name}.gradient"
@@ -360,7 +360,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
-        """Every row's gradient back where the row came from."""
+        """Every row's gradient, back on the rank that sent the row."""
         back, _received = alltoall(gradient, ctx.received, ctx.gradient_name, ctx.process_set)
         return back, None, None, None
 

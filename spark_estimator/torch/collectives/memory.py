@@ -1,9 +1,9 @@
 """Turns tensors into what the engine reads and writes: an address, a shape and an element type.
 
 The *wire form* of a tensor holds its elements densely, in an order that is the same on all ranks, in the memory where
-the engine is to work: the host's, or that of the tensor's GPU (see ``device``). It is the tensor itself where
-that is so already; else a copy, and the result is copied back. Tensors of devices that the engine does not know (MPS)
-are such a case: what is computed is right, at the price of two copies through the host.
+the engine is to work: the host's, or that of the tensor's GPU (see ``device``). If the tensor already has this form, it
+is the tensor itself; else a copy, and the result is copied back. Tensors of devices that the engine does not know (MPS)
+are such a case: results are right, but cost two copies through the host.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def element_type(dtype: torch.dtype) -> DType:
 
 
 def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
-    """`tensor`, which is one. Raises ValueError for everything else.
+    """`tensor`, checked. Raises ValueError if it is not a tensor.
 
     Args:
-        tensor: as the caller got it.
+        tensor: as the caller received it.
         kind: of the operation that it is for.
     """
     if not isinstance(tensor, torch.Tensor):
@@ -150,14 +150,15 @@ def write_back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def is_alone(tensor: torch.Tensor) -> bool:
     """Whether no other tensor shares memory with a dense one, as far as PyTorch itself knows.
 
-    A gradient's memory may be another gradient's, too, or of something that autograd has yet to read: where parameters
-    meet in a view, ``cat`` or ``+``, it hands out views of one tensor. The very same tensor as the gradient of two
-    parameters is alone, and so are two tensors that were made of one array: `overlapping` knows of these.
+    A gradient may share its memory with another gradient, or with a tensor that autograd will still read: for
+    parameters that are joined by a view, ``cat`` or ``+``, autograd returns views of one tensor. The very same tensor
+    as the gradient of two parameters is alone, and so are two tensors that were made of one array: `overlapping` knows
+    of these.
     """
     return references(tensor.untyped_storage()._cdata) <= ALONE
 
 
-# How many refer to a storage. Some older builds for CPUs cannot tell: there no gradient counts as alone.
+# How many tensors refer to a storage. Some older builds for CPUs do not report it: there no gradient counts as alone.
 references: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 1)
 _lone_tensor = torch.empty(1)
 #: What `references` gives for a storage that one tensor has.
@@ -168,7 +169,7 @@ def overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The ids of those dense tensors that share memory with another one, in part or as a whole, gaps included.
 
     Args:
-        tensors: any number of them; one tensor may come more than once, and overlaps itself then.
+        tensors: any number of them; a tensor that is in the list twice overlaps itself.
     """
     ranges = []
     for tensor in tensors:
@@ -180,7 +181,7 @@ def overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
             ranges.append((start, start + length, id(tensor)))
     ranges.sort()
     overlaps: set[int] = set()
-    furthest, end_of_all = 0, 0  # of all before: the one that ends last, and where
+    furthest, end_of_all = 0, 0  # of all before: the one with the largest end address, and that address
     for start, end, number in ranges:
         if start < end_of_all:
             overlaps.update((furthest, number))
@@ -195,7 +196,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def described(wire_input: torch.Tensor, wire_output: torch.Tensor | None = None) -> Tensor:
-    """The addresses of a wire form; without `wire_output` the result goes where the input is."""
+    """The addresses of a wire form; without `wire_output` the result replaces the input."""
     source = wire_input.data_ptr()
     target = source if wire_output is None else wire_output.data_ptr()
     return Tensor(source, target, element_type(wire_input.dtype), tuple(wire_input.shape))

@@ -1,8 +1,8 @@
 """The collectives on one tensor that return a handle, or work in place; those without a tensor, too.
 
-Ranks' operations find each other by name; those without a name by their order, so that unnamed operations of one kind
-must be called in the same order by all ranks. A tensor must not be written, and the result of an operation in place
-must not be read, before `synchronize` has returned. Names, order of arguments and defaults are Horovod's.
+Ranks' operations are matched by name; those without a name by their order, so that unnamed operations of one kind must
+be called in the same order by all ranks. A tensor must not be written, and the result of an operation in place must not
+be read, before `synchronize` has returned. Names, order of arguments and defaults are Horovod's.
 
 Arguments and errors are as described in `differentiable`.
 """

@@ -1,4 +1,4 @@
-"""How values of several ranks become one, by the names that this binding and its users' scripts know."""
+"""Reductions of several ranks' values, by the names that this binding and its users' scripts use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gradients travel as: casts to 16 bits, the largest elements (topk) and low-rank factors (PowerSGD)."""
+"""Compression of gradients: casts to 16 bits, the largest elements (topk) and low-rank factors (PowerSGD)."""
 
 from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.compression.compressors import (

@@ -1,4 +1,4 @@
-"""The compressors that come with the package, as ``hvd.Compression``."""
+"""The package's compressors, as ``hvd.Compression``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Compression"]
 
 
 class Compression:
-    """The compressors that come with the package.
+    """The package's compressors.
 
-    `int8`, `powersgd` and `topk` go to `DistributedOptimizer` only; the last two are called, with their settings.
+    `int8`, `powersgd` and `topk` are for `DistributedOptimizer` only; the last two are called, with their settings.
     """
 
     none = NoneCompressor

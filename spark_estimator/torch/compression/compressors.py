@@ -30,7 +30,7 @@ __all__ = [
 
 
 class _Unchosen(NoneCompressor):
-    """``Compression.none`` for want of a choice: the environment may make another."""
+    """``Compression.none`` as the default: the environment may select another."""
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is NoneCompressor
@@ -47,7 +47,7 @@ UNCHOSEN = _Unchosen()
 
 
 class BucketCompression(ABC):
-    """A way to exchange gradients that needs more than one tensor at a time, or remembers what it has left out.
+    """A compression that needs more than one tensor at a time, or stores its errors for the next step.
 
     Its ``repr`` shows its settings, which are to be the same on all ranks.
     """
@@ -58,7 +58,7 @@ class BucketCompression(ABC):
 
     @abstractmethod
     def for_one_optimizer(self) -> Self:
-        """The same settings, with a memory of its own: what one optimizer has left out is not another's."""
+        """The same settings, with separate residues: one optimizer's errors are not another's."""
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Raises ValueError: there is no form of one tensor that could travel alone."""
@@ -125,7 +125,7 @@ def checked_compressor(compression: object, kind: str) -> Any:
 
 
 def wire_dtype(compression: object, dtype: torch.dtype) -> torch.dtype | None:
-    """The type in which a gradient of `dtype` travels; None for a custom compressor, which need not tell beforehand."""
+    """The type in which a gradient of `dtype` is sent; None for a custom compressor, which need not declare it."""
     if compression is NoneCompressor or isinstance(compression, BucketCompression):
         return dtype
     if compression in (FP16Compressor, BF16Compressor, FP32Compressor):

@@ -1,6 +1,6 @@
-"""Buckets of gradients that travel in part: what was left out is remembered, and added to the next gradient.
+"""Buckets of gradients that are sent in part: the error is stored, and added to the next gradient.
 
-With this *error feedback* nothing is lost, it comes late: over any number of steps, what all ranks have received and
+With this *error feedback* nothing is lost, only delayed: over any number of steps, what all ranks have received and
 what they still owe add up to all their gradients (Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy
 et al. 2019, "Error Feedback Fixes SignSGD"). What a step owes is changed when its exchange has succeeded, and then only
 for gradients that are finite on all ranks: the loss scale's search does not spoil it.

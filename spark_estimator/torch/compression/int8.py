@@ -1,7 +1,7 @@
-"""Gradients as int8 between hosts: the engine rounds them, and adds what rounding has left out to the next gradient.
+"""Gradients as int8 between hosts: the engine rounds them, and adds the rounding error to the next gradient.
 
-Blocks of 256 values have a scale of their own (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization").
-With error feedback nothing is lost, it comes late; see ``feedback_bucket``.
+Each block of 256 values has a scale (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization"). With error
+feedback nothing is lost, only delayed; see ``feedback_bucket``.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Int8(BucketCompression):
 
 
 class Int8Bucket(DenseBucket):
-    """Gradients in host memory that the engine may round on their way.
+    """Gradients in host memory that the engine may round when it sends them.
 
     Args:
         name, slots, options: as for `Bucket`.
-        settings: with the memory.
+        settings: with the residues.
     """
 
     def __init__(self, name: str, slots: list[Slot], options: Options, settings: Int8) -> None:
@@ -85,6 +85,6 @@ class Int8Bucket(DenseBucket):
         return handle
 
     def _planned(self, wires: Sequence[torch.Tensor]) -> Plan:
-        # The last wire says which gradients there are.
+        # The last wire contains which gradients there are.
         residues = [0 if owed is None else owed.data_ptr() for owed in self._owed] + [0]
         return self._plan_for(wires, residues, keep=self._owed)

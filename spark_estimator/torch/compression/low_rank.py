@@ -1,8 +1,8 @@
 """The algebra of low-rank approximation, with the same bits on every rank and processor.
 
-Matrix products and factorisations of libraries round differently from one processor to the next. So what all ranks
-must have alike is made of two things only: sums of whole numbers, which are the same in every order, and operations
-element by element, each a kernel of its own, which IEEE 754 defines to the last bit.
+Matrix products and factorisations of libraries round differently from one processor to the next. So values that must be
+equal on all ranks are computed by two kinds of operations only: sums of whole numbers, which are the same in every
+order, and operations element by element, each in a separate kernel, which IEEE 754 defines to the last bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def first_factor(columns: int, rank: int, seed: int, dtype: torch.dtype) -> torc
 def orthonormal(matrix: torch.Tensor) -> tuple[torch.Tensor, list[bool]]:
     """An orthonormal basis of what the columns of a matrix span, from the first column to the last (Cholesky QR).
 
-    Columns are rounded to so many bits that their products add up exactly: 26 for up to 1000 rows, 21 for a million.
+    Columns are rounded to a number of bits for which their products add up exactly: 26 for up to 1000 rows, 21 for a
+    million.
 
     Args:
         matrix: [rows, rank], finite, in host memory.

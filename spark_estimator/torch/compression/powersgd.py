@@ -1,6 +1,6 @@
-"""PowerSGD: gradients travel as products of two narrow matrices, found by one step of a power iteration.
+"""PowerSGD: sends gradients as products of two narrow matrices, found by one step of a power iteration.
 
-Of a gradient [rows, columns], ``(rows + columns) * rank`` numbers travel instead of ``rows * columns`` (Vogels,
+Of a gradient [rows, columns], ``(rows + columns) * rank`` numbers are sent instead of ``rows * columns`` (Vogels,
 Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization"). On rank r,
 with gradient + residue M_r and the factor Q of the step before::
 
@@ -10,8 +10,8 @@ with gradient + residue M_r and the factor Q of the step before::
     gradient := B Q^T                   the same on all ranks
     residue  := M_r - B (M_r^T B)^T     what B does not reach of this rank's own
 
-A residue holds what is outside of B only, unlike the paper's, which also holds by how much the rank's own part differs
-from the average: that adds up to zero over the ranks, but grows where their data differ, and is wrong as soon as other
+A residue contains only the part outside of B. The paper's residue also contains the difference of the rank's own part
+from the average: that adds up to zero over the ranks, but grows if their data differ, and is wrong as soon as other
 ranks take part. B and the product are computed from what was received, in ways that round alike on all processors.
 """
 
@@ -56,7 +56,7 @@ class PowerSGD(BucketCompression):
     Args:
         rank: columns of the factors, 1 or more. More is closer to the gradient, and larger.
         dense_steps: how many exchanges of each parameter travel whole before. Gradients turn fastest at the start of a
-            training: then a low rank leaves out most, and what comes late is worth least.
+            training: then a low rank leaves out most, and delayed parts are worth least.
         seed: of the first factors.
 
     Raises:
@@ -88,7 +88,7 @@ class _Matrix:
         position: in the bucket.
         left: P: [rows, rank], summed in place.
         basis: B: [rows, rank]; None: nothing to be done, as no rank has a gradient, or as one is not finite.
-        finite: whether all gradients are, as far as P tells.
+        finite: whether all gradients are, as far as P shows.
         own: this rank's M^T B, [columns, rank].
         right: Q: where the second request puts the sum of those.
     """

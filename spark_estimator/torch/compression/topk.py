@@ -1,4 +1,4 @@
-"""Top-k: of each gradient only the largest elements travel, with their places, and are added up where they meet.
+"""Top-k: sends only the largest elements of each gradient, with their indices, and adds up those with equal indices.
 
 The rest is remembered and added to the next gradient (Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory"; Lin
 et al. 2018, "Deep Gradient Compression"). The ranks' elements have different positions, so they are gathered: each rank
@@ -35,8 +35,8 @@ class TopK(BucketCompression):
     Bytes: an element of a float32 gradient travels as 8 bytes, its value and its place. A rank gives
     ``8 * ratio * size`` instead of ``4 * size``, and receives that from each other rank: of a layer of 1000 by 1000, 80
     KB instead of 4 MB at the default ratio. What a rank receives grows with the number of ranks, other than in an
-    allreduce: beyond ``1 / ratio`` ranks nothing is saved. ``hvd.join()`` does not go with it, as with any
-    allgather. Memory: a residue as large as the parameter.
+    allreduce: beyond ``1 / ratio`` ranks nothing is saved. ``hvd.join()`` does not work with it, as with any allgather.
+        Memory: a residue as large as the parameter.
 
     A gradient that is not finite on some rank is not finite on all, so that a ``GradScaler`` skips the step everywhere;
     the residue stays what it was. A residue is in the loss scale's units of its time: in the step after a change of
@@ -45,7 +45,7 @@ class TopK(BucketCompression):
     Args:
         ratio: which share of a parameter's elements travels, more than 0 and less than 1; at least one element.
         dense_steps: how many exchanges of each parameter travel whole before, as an allreduce. Gradients turn fastest
-            at the start of a training: what comes late is worth least then.
+            at the start of a training: delayed parts are worth least then.
         whole: parameters of fewer elements travel whole always, without places: biases and norms are worth it.
 
     Raises:
@@ -80,7 +80,7 @@ class TopK(BucketCompression):
 
 
 def index_type(elements: int) -> torch.dtype:
-    """The type in which an index into a tensor of so many elements travels."""
+    """The type in which an index into a tensor of this number of elements is sent."""
     return torch.int32 if elements < 1 << 31 else torch.int64
 
 

@@ -14,7 +14,7 @@
     train(hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0))
 
 See ``spark_estimator.elastic`` for what happens when a rank is lost or joins. Between ``hvd.init()`` and `train`
-there must be no collectives: a process that comes later would wait in them for ranks that are long past them.
+there must be no collectives: a process that joins later would wait in them for ranks that have long completed them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ElasticSampler`: shares out what is left of an epoch, also when there are other ranks than when it began."""
+"""`ElasticSampler`: distributes the rest of an epoch, also if the ranks have changed since it began."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from spark_estimator.collectives import context
 class ElasticSampler(Sampler[int]):
     """Indices of a data set, each of them once an epoch on one of the ranks, but for some that fill up the last round.
 
-    All ranks have the same permutation, by seed and epoch. What is left of it is dealt out one by one, so that the
-    first n batches of all ranks together are its first n * batch size * ranks samples: one number is the progress.
+    All ranks have the same permutation, by seed and epoch. The rest of it is dealt out one by one, so that the first n
+    batches of all ranks together are its first n * batch size * ranks samples: one number is the progress.
 
     Args:
         dataset: anything with a length.
@@ -68,7 +68,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Shares out what is left of the epoch among the present ranks. An iterator that is in use keeps its share."""
+        """Distributes the rest of the epoch over the present ranks. An iterator that is in use keeps its share."""
         self.num_replicas = context.size()
         self.rank = context.rank()
         self.remaining_indices = self._permutation()[self.processed_num :]

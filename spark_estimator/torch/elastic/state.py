@@ -1,4 +1,4 @@
-"""`TorchState`: model, optimizer and the rest of a training, saved, restored and taken over, each in its own way."""
+"""`TorchState`: saves and restores model, optimizer and other values of a training, and copies them to new ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from spark_estimator.torch.starting_state import broadcast_optimizer_state, broa
 
 
 class StateHandler:
-    """How values of one type are saved, restored and taken over from rank 0. Derive one for a type of your own.
+    """How values of one type are saved, restored and copied from rank 0. Derive one for your own type.
 
     Attributes:
-        value: what is handled.
-        root: the rank whose value `sync` takes over. Rank 0, but for ``hvd.elastic.run(mode="step")``.
+        value: the handled object.
+        root: the rank whose value `sync` copies. Rank 0, but for ``hvd.elastic.run(mode="step")``.
     """
 
     root = 0
@@ -61,7 +61,7 @@ class StateDictHandler(StateHandler):
         self._saved = host_copy(self.value.state_dict())
 
     def restore(self) -> None:
-        # A copy once more: load_state_dict may keep what it is given, and training would then change the commit.
+        # Another copy: load_state_dict may keep its argument, and training would then change the commit.
         self.value.load_state_dict(host_copy(self._saved))
 
     def sync(self) -> None:
@@ -114,7 +114,7 @@ class LocalStepsHandler(OptimizerStateHandler):
         self.value.drop_exchange()
 
     def sync(self) -> None:
-        """Gives a rank that has just come rank 0's state; others keep theirs, but for learning rates."""
+        """Gives a rank that has just joined rank 0's state; others keep theirs, except learning rates."""
         state_here, keeps = self.value.state, self.value.has_begun and context.rank() != 0
         if keeps:
             self.value.state = defaultdict(dict)
@@ -126,7 +126,7 @@ class LocalStepsHandler(OptimizerStateHandler):
 
 
 class SamplerStateHandler(StateDictHandler):
-    """For `ElasticSampler`. Its place in the epoch is rank 0's, as is the model that has seen so much of it."""
+    """For `ElasticSampler`. Its position in the epoch is rank 0's, as is the model that was trained up to it."""
 
     value: ElasticSampler
 
@@ -158,11 +158,11 @@ class TorchState(ObjectState):
     `get_handler_registry`), all else as plain objects. Each is an attribute of the state.
 
     With an optimizer of `DiLoCo` or `LocalSGD` nothing goes back to a commit when a rank is lost: the others
-    continue with the parameters and the attributes that they have. A rank that has just come takes over rank 0's
+    continue with the parameters and the attributes that they have. A rank that has just joined copies rank 0's
     attributes, and the parameters that all had after the last exchange.
 
     Args:
-        model, optimizer: optional; more of them may be given by other names.
+        model, optimizer: optional; more of them may be passed by other names.
         kwargs: other values to keep, for example ``epoch=0``.
 
     Raises:
@@ -316,7 +316,7 @@ class TorchState(ObjectState):
         return {**{name: handler.value for name, handler in self._handlers.items()}, **plain}
 
     def reset(self) -> None:
-        """Shares out what is left of the epoch among the new ranks."""
+        """Distributes the rest of the epoch over the new ranks."""
         for handler in self._handlers.values():
             if isinstance(handler.value, ElasticSampler):
                 handler.value.reset()

@@ -6,7 +6,7 @@ Promises of ``hvd.elastic.run(mode="step")``
   the last step has left them, and a rank that lacks a step takes them from one that has it.
 - With as many ranks as before, the numbers are those of an undisturbed run, bit for bit: a new process takes the rank
   of the lost one, its random number generators and its buffers (such as those of batch normalization).
-- With fewer ranks the job continues, and grows again when a process comes; both take place at a commit.
+- With fewer ranks the job continues, and grows again when a process joins; both happen at a commit.
 
 Order of events in a step
 -------------------------
@@ -25,7 +25,8 @@ What fails how
 - A failure between ``optimizer.step()`` and ``commit()``, where there should be no collective, on all ranks: the
   attributes do not belong to the parameters on any rank. Then all go back to the last full copy, which is made when a
   round begins and at each hundredth commit.
-- The rank with the copy of a lost one is lost with it: the new process has generators of its own. A warning reports it.
+- The rank with the copy of a lost one is lost with it: the new process has newly seeded generators. A warning reports
+  it.
 - Buffers of more than 16 MiB are not sent; a new process gets those of a survivor. A warning reports it, once.
 """
 
@@ -63,11 +64,10 @@ class RecoveryState(enum.Enum):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a rank tells the others when a round begins.
+    """What a rank sends to the others when a round begins.
 
     Attributes:
-        state: where it is.
-        step: of its last commit.
+        state: of its step. step: of its last commit.
         rank, size: of the round before; -1: none.
         full: the step of its full copy; -1: none.
     """
@@ -91,7 +91,7 @@ class Resumption:
     Attributes:
         root: the rank whose parameters and attributes count.
         step: of the commit.
-        from_full: it is a full copy, to which all go back.
+        from_full: it is a full copy, to which all return.
         spread: not all ranks have that step, so that the root sends it.
     """
 
@@ -180,7 +180,7 @@ class StepKeeper:
         return due
 
     def lost(self) -> bool:
-        """A rank was lost. Returns whether the attributes are to go back to the last commit's."""
+        """Called after the loss of a rank. Returns whether the attributes must be those of the last commit."""
         if self.state in (RecoveryState.COMMITTED, RecoveryState.AGREED):
             self._interrupted = self._packed()
             agreed = self.state is RecoveryState.AGREED
@@ -223,7 +223,7 @@ class StepKeeper:
         if mine_before.rank >= 0 and not at.from_full:
             if mine_before.step == at.step - 1:
                 self._unpack(self._interrupted)
-            elif mine_before.step == at.step:  # buffers may have come from the root
+            elif mine_before.step == at.step:  # buffers may be the root's
                 self._unpack(self._committed)
         self.state, self.step, self._place = RecoveryState.COMMITTED, at.step, (rank, size)
         self.full = at.step
@@ -235,7 +235,10 @@ class StepKeeper:
             self._exchange(self.step)
 
     def _exchange(self, step: int) -> None:
-        """Sends what this rank alone has to the next one of the ring, and keeps what comes. A collective."""
+        """Sends the state that only this rank has to the next rank of the ring, and keeps what it receives.
+
+        A collective.
+        """
         rank, size = self._place
         content = numpy.frombuffer(self._packed(), numpy.uint8)
         splits = [0] * size

@@ -1,4 +1,4 @@
-"""Optimizers whose ranks step by themselves and exchange what has become of the parameters now and then.
+"""Optimizers whose ranks step alone and exchange the changes of their parameters at intervals.
 
 `DiLoCo` (Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models"; 2025, "Streaming
 DiLoCo with overlapping communication") and `LocalSGD` (Stich 2018, "Local SGD Converges Fast and Communicates Little").

@@ -1,4 +1,4 @@
-"""Some parameters that are exchanged together: where all ranks last were, and the outer step from there.
+"""Some parameters that are exchanged together: their last common values, and the outer step from those.
 
 States: AT_REST -> IN_FLIGHT by `send`; IN_FLIGHT -> AT_REST by `take`, and by `drop`, after which the next `send` has
 everything that this one would have brought: a fragment's anchors change by `take` alone.
@@ -22,7 +22,7 @@ from spark_estimator.torch.collectives.memory import described
 
 
 class FragmentState(enum.Enum):
-    """Whether a fragment's outer gradient is on its way."""
+    """Whether a fragment's outer gradient is in flight."""
 
     AT_REST = "the ranks step by themselves"
     IN_FLIGHT = "the engine has the outer gradient"
@@ -34,7 +34,7 @@ class OuterStep:
 
     Attributes:
         learning_rate, momentum: of it.
-        mixing: the share of the rank's own parameters where a result comes late; the rest is the anchor's.
+        mixing: the share of the rank's own parameters if a result arrives late; the rest is the anchor's.
         as_int8: whether outer gradients travel as int8 between hosts.
         process_set: over whose ranks; None: all.
     """
@@ -76,7 +76,7 @@ class Fragment:
 
     @torch.no_grad()
     def send(self) -> None:
-        """Submits the outer gradient: how far this rank has gone from the anchors. Does not block.
+        """Submits the outer gradient: the difference of this rank's parameters from the anchors. Does not block.
 
         Raises:
             HorovodInternalError: the job has failed.
@@ -113,7 +113,7 @@ class Fragment:
 
     @torch.no_grad()
     def take(self, *, late: bool) -> None:
-        """Waits for the average, makes the outer step, and gives this rank's parameters what comes of it. Collective.
+        """Waits for the average, makes the outer step, and updates this rank's parameters. A collective.
 
         Args:
             late: steps were made since `send`: the rank's own parameters keep their share.
@@ -141,7 +141,7 @@ class Fragment:
                 param.copy_(anchor)
 
     def drop(self) -> None:
-        """Forgets what is on its way. The engine uses the memory until the request has ended."""
+        """Discards the request in flight. The engine uses the memory until the request has ended."""
         if self._handle is not None and not self._handle.done():
             self._wires = []
         self._handle = None

@@ -1,8 +1,8 @@
-"""How the ranks of a new membership come to the same anchors: at the start, and when a job has lost or gained ranks.
+"""Gives the ranks of a new membership the same anchors: at the start, and when a job has lost or gained ranks.
 
-Nothing goes back: ranks that have made equally many outer steps keep what they have done since then. One that missed
-the last of them, since the job broke in the middle of it, takes what came of it, in which its own part is counted; a
-rank that has just come takes over everything.
+No step is undone: ranks that have made equally many outer steps keep their steps since then. A rank that missed the
+last outer step, because the job broke in the middle of it, takes that step's result, which includes its own part. A
+rank that has just joined copies everything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def meet(fragments: Sequence[Fragment], steps: int, name: str, process_set: Proc
         fragments: at rest; alike on all ranks, but for what they hold.
         steps: of the schedule, which this rank has made.
         name: of the requests.
-        process_set: whose ranks meet; None: all.
+        process_set: of these ranks; None: all.
 
     Returns:
         The steps of the schedule, the same on all ranks.

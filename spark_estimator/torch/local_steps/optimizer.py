@@ -1,4 +1,4 @@
-"""`DiLoCo` and `LocalSGD`: make an optimizer exchange what has become of its parameters, now and then."""
+"""`DiLoCo` and `LocalSGD`: make an optimizer exchange the changes of its parameters, at intervals."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def DiLoCo(  # a function that is used like a class, as DistributedOptimizer
     compression: Any = Compression.int8,
     process_set: ProcessSet = global_process_set,
 ) -> OptimizerT:
-    """Makes an optimizer step by this rank's own gradients, and an outer step with all ranks now and then.
+    """Makes an optimizer step with this rank's own gradients, and an outer step with all ranks at intervals.
 
-    After `inner_steps` steps the ranks average how far each of them has gone (the outer gradient), and all go from
-    where they last were by SGD with Nesterov momentum (Douillard et al. 2023). A parameter takes about 1 byte for each
-    exchange where `DistributedOptimizer` takes 4 in each step: 126 times less with 32 inner steps. Between two
+    After `inner_steps` steps the ranks average the changes of their parameters (the outer gradient), and all update the
+    last common parameters by SGD with Nesterov momentum (Douillard et al. 2023). A parameter takes about 1 byte for
+    each exchange where `DistributedOptimizer` takes 4 in each step: 126 times less with 32 inner steps. Between two
     exchanges nothing travels, and ranks need not be equally fast.
 
     With `fragments` and `delay` exchanges overlap with steps (Douillard et al. 2025): a part of the parameters is
@@ -58,7 +58,7 @@ def DiLoCo(  # a function that is used like a class, as DistributedOptimizer
     batch normalisation, are not exchanged. With a ``GradScaler``, a step whose gradients overflow counts as a step.
 
     A rank that is lost in an elastic job costs what it has done itself since the last exchange, and no other rank
-    anything: with a ``TorchState`` that has this optimizer nothing goes back to a commit.
+    anything: with a ``TorchState`` that has this optimizer, no rank returns to a commit.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``; the same object is returned. Add all parameters before the first step.
@@ -66,8 +66,8 @@ def DiLoCo(  # a function that is used like a class, as DistributedOptimizer
         inner_steps: between two exchanges of a parameter.
         outer_lr, outer_momentum: of the outer step. The papers' momentum of 0.9 pays in long trainings, and loses
             accuracy in those of few exchanges.
-        fragments: so many parts of nearly equal size take turns.
-        delay: steps between sending a fragment and taking what came of it; less than `inner_steps`. 0: ranks wait.
+        fragments: the number of parts, of nearly equal size, that take turns.
+        delay: steps between sending a fragment and using its result; less than `inner_steps`. 0: ranks wait.
         mixing: with a delay, the share of a rank's own parameters when it takes that.
         compression: `Compression.int8` or `Compression.none` (float32). Parameters on a GPU travel through host memory.
         process_set: over whose ranks; a rank outside it steps alone.
@@ -155,7 +155,7 @@ class LocalStepsMethods(torch.optim.Optimizer):
         return 0 if self._local_steps.rounds is None else self._local_steps.rounds.bytes_given
 
     def drop_exchange(self) -> None:
-        """Forgets what is on its way, after the job has failed: the next exchange has it all."""
+        """Discards requests in flight, after the job has failed: the next exchange covers all changes."""
         if self._local_steps.rounds is not None:
             self._local_steps.rounds.drop()
 

@@ -1,4 +1,4 @@
-"""The exchanges of one optimizer, step by step: which fragments are sent, and when what came of them is taken."""
+"""The exchanges of one optimizer, step by step: which fragments are sent, and when their results are used."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Rounds:
     Args:
         optimizer: whose parameters.
         names: of its parameters, by id, for messages.
-        schedule: when fragments travel.
-        outer: how they do, and what comes of them.
+        schedule: when fragments are sent.
+        outer: how they are sent, and how their results are used.
 
     Attributes:
         schedule, outer: see above.
@@ -99,7 +99,7 @@ class Rounds:
         self.steps = 0
 
     def drop(self) -> None:
-        """Forgets what is on its way, after the job has failed: the next exchange has it all."""
+        """Discards requests in flight, after the job has failed: the next exchange covers all changes."""
         for fragment in self.fragments:
             fragment.drop()
 
@@ -163,7 +163,7 @@ class Rounds:
         self._inner[number] = self.schedule.delay if late else 0
 
     def _meet_if_new(self) -> None:
-        """In a membership that this optimizer has not been in, all ranks come to the same anchors first."""
+        """In a membership that is new to this optimizer, all ranks first agree on the same anchors."""
         process_set = self.outer.process_set
         engine = context.engine(process_set)
         if self._engine is not None and self._engine() is engine:
@@ -197,8 +197,8 @@ _in_order: list[weakref.ref[Rounds]] = []
 
 
 def _name_all_in(engine: Engine, process_set: ProcessSet | None) -> None:
-    """Gives those that were made in an earlier job their numbers in this one, in which a rank may have just come."""
-    gc.collect()  # what nobody uses any more takes no number, as on a rank that has never had it
+    """Gives optimizers that were made in an earlier job their numbers in this one, which may have new ranks."""
+    gc.collect()  # an optimizer that is no longer used gets no number, as on a rank that has never had it
     for rounds in [rounds for reference in _in_order if (rounds := reference()) is not None]:
         if rounds.outer.process_set is process_set and (rounds._named_in is None or rounds._named_in() is not engine):
             rounds._take_name(engine)

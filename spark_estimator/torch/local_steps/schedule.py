@@ -10,7 +10,7 @@ from spark_estimator.torch.compression.feedback_bucket import check_whole
 
 @dataclass(frozen=True)
 class ExchangeSchedule:
-    """When each fragment is sent, and when what came of it is taken. Steps count from 1.
+    """When each fragment is sent, and when its result is used. Steps count from 1.
 
     Each fragment is sent every `inner_steps` steps. Where there are several, their turns are spread over these steps,
     so that the network is used evenly.
@@ -18,7 +18,7 @@ class ExchangeSchedule:
     Attributes:
         inner_steps: between two exchanges of a fragment.
         fragments: how many there are.
-        delay: steps that a rank makes while a fragment is on its way; 0: it waits.
+        delay: steps that a rank makes while a fragment is in flight; 0: it waits.
 
     Raises:
         ValueError: a number is out of range.
@@ -42,7 +42,7 @@ class ExchangeSchedule:
         return [number for number in range(self.fragments) if (step - self._turn(number)) % self.inner_steps == 0]
 
     def taken_after(self, step: int) -> list[int]:
-        """The fragments whose result is taken after a step, if they are on their way."""
+        """The fragments whose results are used after a step, if they are in flight."""
         return self.sent_after(step - self.delay)
 
     def _turn(self, number: int) -> int:

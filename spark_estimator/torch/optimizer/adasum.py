@@ -1,8 +1,8 @@
-"""The adaptive sum of what a step has changed: each rank steps by its own gradients, then the changes are combined.
+"""The adaptive sum of a step's changes: each rank steps by its own gradients, then the changes are combined.
 
 The changes of two ranks are added after each has lost half of its projection on the other: orthogonal ones are summed,
 parallel ones averaged (Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation"). Each parameter has
-coefficients of its own.
+its own coefficients.
 
 All ranks must step equally often. A GradScaler decides by this rank's own gradients, so it is asked to leave that to
 the optimizer, as to PyTorch's fused ones: a rank whose gradients are not finite steps without any, and takes part with

@@ -1,4 +1,4 @@
-"""What ``DistributedOptimizer`` is given, checked before anything is changed. Each function raises ValueError."""
+"""Checks the arguments of ``DistributedOptimizer`` before anything is changed. Each function raises ValueError."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A bucket of gradients on its way: taken from the parameters, handed to the engine by address, put back as averages.
+"""A bucket of gradients: takes them from the parameters, submits them by address, and writes the averages back.
 
-`Bucket` is what every kind of bucket promises; `DenseBucket` is the usual one. A gradient is not copied where it is
-dense in host memory or on the GPU, in the parameter's own type and order: the engine works on the memory that
-autograd gave it. In all other cases (another order, a sparse gradient, another device, compression) a copy travels.
+`Bucket` is the interface of all kinds of bucket; `DenseBucket` is the usual one. A gradient is not copied where it is
+dense in host memory or on the GPU, in the parameter's own type and order: the engine works on the memory that autograd
+gave it. In all other cases (another order, a sparse gradient, another device, compression) a copy is sent.
 
-So it does where the memory is not the gradient's alone: of other gradients, say, or of what autograd has yet to read.
-Each parameter's average is then put into a tensor of its own.
+A copy is also sent if the gradient shares its memory, with other gradients or with a tensor that autograd will still
+read. Each parameter's average is then put into a new tensor.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Options:
     """How gradients are exchanged; the same on all ranks.
 
     Attributes:
-        compression: what is sent in place of a gradient; see ``compression.Compressor``.
+        compression: of the gradients that are sent; see ``compression.Compressor``.
         op: Average or Sum.
         predivide: f of ``gradient_predivide_factor``: multiplied by 1/f before the sum and by f/size after it.
         groups: explicit buckets: a number of them, or lists of parameters; None: by size.
-        sparse_as_dense: sparse gradients travel as dense ones and come back sparse.
+        sparse_as_dense: sparse gradients are sent as dense ones and returned as sparse ones.
         process_set: over whose ranks; None: all.
         shard_state: whether each rank then steps a share of the parameters only.
     """
@@ -58,7 +58,7 @@ class Options:
         return context.engine(self.process_set)
 
     def bucket(self, name: str, slots: list[Slot]) -> Bucket:
-        """A bucket for dense gradients, in the compression's own way where it has one."""
+        """A bucket for dense gradients, of the compression's own class if it has one."""
         if isinstance(self.compression, BucketCompression):
             bucket: Bucket = self.compression.bucket(name, slots, self)
             return bucket
@@ -90,8 +90,8 @@ class Bucket(ABC):
     Attributes:
         location: where the gradients are worked on.
         missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
-        torn: it is unknown whether the engine has it: the name of what, such as a KeyboardInterrupt, came while it was
-            handed over; "" when nothing did.
+        torn: it is unknown whether the engine has it: the name of the exception, such as KeyboardInterrupt, raised
+            during the submission; "" when nothing did.
         bytes_given: that this rank handed to the engine in the last exchange.
     """
 
@@ -134,7 +134,7 @@ class Bucket(ABC):
                     raise
 
     def note_stream(self) -> None:
-        """What comes on a GPU's current stream is to come before what is submitted."""
+        """Later work of a GPU's current stream must wait for the submitted requests."""
         if self.location.on_gpu:
             self._streams.add(raw_stream(self.location.number))
 
@@ -167,7 +167,7 @@ class Bucket(ABC):
             slot.forget()
 
     def detach_gradients(self) -> None:
-        """Parts the parameters from memory that the engine may be writing; `finish` brings them together again."""
+        """Detaches the parameters from memory that the engine may be writing; `finish` attaches them again."""
         for slot in self.slots:
             slot.param.grad = None
 
@@ -222,7 +222,10 @@ class DenseBucket(Bucket):
         return self._submit_plan(wires, present.to(self.location.device, self._ones.dtype))
 
     def _gradients_that_lie_right(self) -> list[torch.Tensor] | None:
-        """All gradients, if each can travel as it is; else None. The usual case, once a step: not a line too much."""
+        """All gradients, if each can be sent unchanged; else None.
+
+        The usual case, on the path of every step: keep it short.
+        """
         if self._options.compression is not NoneCompressor:
             return None
         dtype, strided, count, alone = self.slots[0].dtype, torch.strided, references, ALONE

@@ -1,4 +1,4 @@
-"""Decides which gradients travel together. Pure: numbers and names go in, lists of positions come out.
+"""Decides which gradients are sent together. Pure: from numbers and names to lists of positions.
 
 A *bucket* is a list of gradients that are reduced by one request as soon as the last of them is known. Autograd gives
 gradients in about the reverse order of the parameters, so buckets are filled in that order.
@@ -45,9 +45,10 @@ def plan(
 
     Args:
         gradients: in the order of the optimizer's parameters.
-        bucket_bytes: a bucket is closed before it would grow beyond so many bytes; a larger gradient is one of its own.
-        groups: None: by `bucket_bytes`. A number: so many nearly equal runs of the parameter order. Lists of
-            positions: those together, each of the rest by itself.
+        bucket_bytes: a bucket is closed before it would exceed this size in bytes; a larger gradient gets a separate
+            bucket.
+        groups: None: by `bucket_bytes`. A number: of nearly equal runs of the parameter order. Lists of positions: each
+            list together, each other parameter alone.
 
     Returns:
         Buckets in the order in which they are expected to be complete. One whose wire type is not known is alone.

@@ -1,4 +1,4 @@
-"""The classes that wrapped optimizers have: subclasses of the user's own, which take nothing from them."""
+"""The classes of wrapped optimizers: subclasses of the user's classes that keep all of their methods and attributes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Averages an optimizer's gradients over the ranks while autograd is still at work on the rest of them.
+"""Averages an optimizer's gradients over the ranks while autograd is still computing the others.
 
-One *exchange* belongs to one ``step()``: in it every bucket is submitted exactly once by every rank, also those
-for which the rank's backward has computed nothing. That rule keeps ranks together that leave parameters unused, that
-have no backward at all in a step, or whose backward raised half way.
+One *exchange* belongs to one ``step()``: in it every rank submits every bucket exactly once, also those for which the
+rank's backward has computed nothing. Because of that rule, ranks stay in step even if some leave parameters unused,
+have no backward in a step, or raise in the middle of it.
 
 A step with N backward passes::
 
@@ -17,11 +17,11 @@ pass exchanges nothing, and what the pass has added since waits for the next ste
 `step_state` has the states of a step in one table.
 
 Where the last pass of a step is not known beforehand, N is one, passes that begin while ``accumulating``
-count for nothing, and each of the others may be followed by more: the average over ranks of an average and of what a
-rank has added to it since is that of all that it has added.
+count for nothing, and each of the others may be followed by more: the average over ranks of (an earlier average plus a
+rank's later additions) equals the average of everything that was added.
 
-A parameter that several optimizers have is exchanged by the one that was made last, in its way; the others step with
-what that one has made of the gradient.
+A parameter that several optimizers have is exchanged by the one that was made last; the others step with what that one
+has made of the gradient.
 
 A backward inside another one (a reentrant checkpoint, an autograd function or a hook that calls ``backward``) is part
 of it: the pass ends when the outermost has ended. A model whose parameters get gradients from several of these shows
@@ -71,7 +71,7 @@ class _BackwardPass:
     Attributes:
         kind: what it is to its step.
         submits_early: a bucket is submitted when its gradients are complete. Else all are at the end of the pass: a
-            user's hook may come after ours, or what it adds to one gradient it adds to others, too.
+            user's hook may run after this one, or may change other gradients, too.
         is_retry: an earlier try of it has raised, and had submitted buckets: those count.
         inner: the last backward inside it that has ended.
     """
@@ -101,7 +101,7 @@ class GradientExchange:
         self._pass = _BackwardPass(PassKind.EARLIER)  # the present one, or the one before
         self._hooks = ParameterHooks(self)
         self._lock = threading.Lock()
-        # One parameter with the average that it was given last: gone when the user has cleared the gradients.
+        # One parameter with its last average: the average is missing if the user has cleared the gradients.
         self._averaged: tuple[torch.Tensor, weakref.ref[torch.Tensor]] | None = None
         # The parameter whose hook called for the last exchange: its gradient was written before.
         self._exchanged_in_hook_of: int | None = None
@@ -125,9 +125,9 @@ class GradientExchange:
 
     @property
     def in_backward(self) -> bool:
-        """Whether a backward pass is under way, so that gradients may be in flight."""
+        """Whether a backward pass is running, so that gradients may be in flight."""
         if self._progress.state in IN_BACKWARD and not inside_backward():
-            self.backward_raised()  # no report came: an inner pass had ended, and the outer one raised
+            self.backward_raised()  # not reported: an inner pass had ended, and the outer one raised
         return self._progress.state in IN_BACKWARD
 
     @property
@@ -139,7 +139,7 @@ class GradientExchange:
         """Exchanges what has not been exchanged in this step; returns when all gradients are averages. Collective."""
         key = self._hooks.running()
         if key is not None:
-            self._note_written(key)  # the user's hook may come before ours
+            self._note_written(key)  # the user's hook may run before this one
         if self._exchanged and self._averages_are_gone() and not self._has_gradients():
             self.begin_step()  # a step was given up: the other ranks may have averaged others since, for this one
         if not self._exchanged:
@@ -153,7 +153,7 @@ class GradientExchange:
             self._exchange()
 
     def forget_passes(self) -> None:
-        """Counts backward passes from 0 again: their gradients have been used, or given up."""
+        """Counts backward passes from 0 again: their gradients have been used or discarded."""
         self._progress.passes = 0
 
     def set_passes_per_step(self, passes: int | None) -> None:
@@ -209,7 +209,7 @@ class GradientExchange:
         bucket = self._membership.plan.bucket_of[key]
         if not bucket.submitted:
             self._membership.plan.repeats = True
-        elif not self._pass.is_retry:  # else the earlier try of this step, whose backward raised, is what counts
+        elif not self._pass.is_retry:  # else the earlier attempt of this step, whose backward raised, counts
             self._membership.interrupted_by = AssertionError.__name__
             name = next(slot.name for slot in bucket.slots if id(slot.param) == key)
             raise AssertionError(
@@ -226,8 +226,8 @@ class GradientExchange:
         if outer is not None:
             self._progress.apply(StepEvent.SUSPEND)
             self._pass.inner = InnerPass(outer)
-            # If the outer one raises from here on, no report comes: what adds to these gradients when it is tried
-            # again must not find the memory that the engine works on.
+            # If the outer pass raises from here on, it is not reported. A second attempt then adds to these gradients,
+            # and must not use the memory that the engine works on.
             self._membership.plan.detach_submitted()
             call_after(outer, self._resume)
             return
@@ -248,7 +248,7 @@ class GradientExchange:
         membership.plan.forget_unsubmitted()
 
     def _note_written(self, key: int) -> None:
-        """The pass that is under way has written the gradient of a parameter."""
+        """The current pass has written the gradient of a parameter."""
         with self._lock:  # autograd has a thread for each device
             state = self._progress.state
             if state not in LISTENING:
@@ -258,7 +258,7 @@ class GradientExchange:
 
     def _begin_pass(self, key: int) -> None:
         if self._progress.state in IN_BACKWARD and not self._continues():
-            self.backward_raised()  # the pass before raised, and no report came
+            self.backward_raised()  # the pass before raised, and was not reported
         if self._progress.state is StepState.SUSPENDED:
             self._listen(StepEvent.RESUME)
             return
@@ -275,7 +275,7 @@ class GradientExchange:
         self._listen(StepEvent.BEGIN)
 
     def _continues(self) -> bool:
-        """Whether the backward that has reached a parameter is a part of the pass that is under way."""
+        """Whether the backward that has reached a parameter is a part of the current pass."""
         inner = self._pass.inner
         return self._progress.state is StepState.SUSPENDED and inner is not None and inner.is_of_this_pass()
 
@@ -325,7 +325,7 @@ class GradientExchange:
         self._averaged = next(((param, weakref.ref(grad)) for param, grad in averages if grad is not None), None)
 
     def _averages_are_gone(self) -> bool:
-        """Whether the user has given the averages up without a word to the optimizer.
+        """Whether the user has discarded the averages without a call of the optimizer.
 
         ``model.zero_grad()`` after a step that a GradScaler skipped, for one.
         """

@@ -14,7 +14,7 @@ from torch.autograd.function import BackwardCFunction
 
 
 class Listener(Protocol):
-    """Receives the reports. All calls come from inside autograd, from the thread that works on the pass."""
+    """Receives the reports. Called from inside autograd, in the thread that runs the pass."""
 
     def gradient_complete(self, key: int) -> None:
         """The gradient of the parameter whose id is `key` has got all that this pass adds to it.
@@ -56,7 +56,7 @@ class ParameterHooks:
         self._handles: dict[int, tuple[torch.Tensor, Any, _Counted]] = {}
 
     def add(self, param: torch.Tensor) -> None:
-        """Listens to a trainable parameter that `may_have` allows, in the place of the listener that did so before.
+        """Listens to a trainable parameter that `may_have` allows; replaces its earlier listener.
 
         A second call changes nothing.
         """
@@ -104,7 +104,7 @@ class ParameterHooks:
         return moved
 
     def newer(self, params: Sequence[torch.Tensor]) -> list[Listener]:
-        """Those who listen to some of `params` in the place of this one's listener."""
+        """The listeners that have replaced this one's listener at some of `params`."""
         if not self._gave_away:  # the usual case, asked in every step
             return []
         owners = dict.fromkeys(_owner.get(id(param)) for param in params if not self.may_have(param))
@@ -185,7 +185,7 @@ def _hook(
 
 
 class EndOfBackward:
-    """What autograd calls at the end of the pass that is under way; it is dropped uncalled when the pass raises."""
+    """A function that autograd calls at the end of the current pass; it is dropped uncalled if the pass raises."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = weakref.ref(listener)
@@ -205,7 +205,7 @@ class EndOfBackward:
 
 
 class _AtTheEnd:
-    """What is called last of all in one pass. If something raises, the rest is called all the same."""
+    """Functions that are called at the very end of one pass. If one raises, the others are still called."""
 
     def __init__(self) -> None:
         self.acts: list[Callable[[], None]] = []
@@ -215,7 +215,7 @@ class _AtTheEnd:
         for act in self.acts:
             try:
                 act()
-            except Exception as error:  # not what is meant to end all at once, such as Ctrl-C
+            except Exception as error:  # not exceptions that must end everything at once, such as Ctrl-C
                 first = first or error
         if first is not None:
             raise first
@@ -226,10 +226,10 @@ _at_the_end: weakref.WeakValueDictionary[int, _AtTheEnd] = weakref.WeakValueDict
 
 
 def call_at_the_end(act: Callable[[], None]) -> None:
-    """Calls `act` at the end of the pass that is under way, after all that is to be called then already.
+    """Calls `act` at the end of the current pass, after all callbacks that are already queued.
 
-    If it raises, what else this function was given for the pass is called before the error is raised again.
-    Nothing of it is called when the pass raises.
+    If it raises, the other functions registered here for the pass are called before the error is raised again. Nothing
+    of it is called when the pass raises.
     """
     number = current_pass()
     acts = _at_the_end.get(number)
@@ -245,19 +245,19 @@ def current_pass() -> int:
 
 
 def enclosing_node() -> Any | None:
-    """At the end of a pass: the node of another pass in which it ran; None: it ran by itself.
+    """At the end of a pass: the node of another pass in which it ran; None: it ran on its own.
 
-    That is an autograd function whose ``backward`` called it, as a reentrant checkpoint's does, or what has a hook that
-    called it.
+    The node is an autograd function whose ``backward`` called the pass, as a reentrant checkpoint's does, or the node
+    of a hook that called it.
     """
     return torch._C._current_autograd_node()
 
 
 class InnerPass:
-    """A backward inside another one, made at its end: knows whether what comes later belongs to that other one, too.
+    """A backward inside another one, created at its end: decides whether a later pass belongs to that other one, too.
 
     Args:
-        node: what `enclosing_node` gave.
+        node: the result of `enclosing_node`.
     """
 
     def __init__(self, node: Any) -> None:
@@ -265,7 +265,7 @@ class InnerPass:
         self._function = weakref.ref(node) if isinstance(node, BackwardCFunction) else None
 
     def is_of_this_pass(self) -> bool:
-        """Whether the pass under way is the outer one, or inside it. Else the outer one has raised."""
+        """Whether the current pass is the outer one, or inside it. Else the outer one has raised."""
         if current_pass() < self._number:
             return True
         function = None if self._function is None else self._function()
@@ -291,8 +291,8 @@ def inside_backward() -> bool:
 def call_after(node: Any, act: Callable[[], None]) -> None:
     """Calls `act`, once, when a node of the graph is done with, in the pass that it belongs to.
 
-    Not called when that raises, nor from the hooks that run after the node. No report comes then: what its graph holds
-    may be dropped at any later time, also in the middle of another pass.
+    Not called if that raises, nor from the hooks that run after the node. Then nothing is reported: what its graph
+    holds may be dropped at any later time, also in the middle of another pass.
     """
 
     def hook(*_: object) -> None:

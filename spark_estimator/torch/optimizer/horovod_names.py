@@ -1,4 +1,4 @@
-"""Horovod's names and warnings around a `DistributedOptimizer` that programs probe for, and do not need here."""
+"""Horovod's names and warnings around a `DistributedOptimizer` that programs look up, but do not need here."""
 
 from __future__ import annotations
 

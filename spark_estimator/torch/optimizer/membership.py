@@ -1,7 +1,7 @@
 """One optimizer's part in the present job: the name that all ranks know it by, and the plan for its parameters.
 
-Both are made again when they must be: the name after another ``init()``, the plan also when parameters have come, gone,
-been moved or got another type.
+Both are remade when necessary: the name after another ``init()``, the plan also after parameters were added, removed or
+moved, or changed their type.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class JobMembership:
         self.exchanges_of_newer = {}
         self.exchanges = 0
         self.interrupted_by = ""
-        self.plan.forget()  # what was sent to an engine that is gone
+        self.plan.forget()  # submitted to an engine that has ended
         self._signature = None
 
     def _name_of(self, param: torch.Tensor) -> str:
@@ -155,8 +155,8 @@ _in_order: list[weakref.ref[JobMembership]] = []
 def _join_in_order(engine: Engine) -> None:
     """Has every optimizer of all ranks take its name in a new job, in the order in which they were made.
 
-    A process that has just come to an elastic job numbers its optimizers as it makes them; those that were there before
-    must come to the same numbers, whichever of them is used first.
+    A process that has just joined an elastic job numbers its optimizers as it makes them; processes that were there
+    before must get the same numbers, whichever optimizer they use first.
     """
     gc.collect()  # an optimizer that is out of use must not be counted on one rank and not on another
     _in_order[:] = [reference for reference in _in_order if reference() is not None]

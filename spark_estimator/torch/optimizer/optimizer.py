@@ -1,8 +1,8 @@
 """``DistributedOptimizer``: the user's own optimizer, whose gradients are averages over all ranks.
 
 The object stays the same; its class becomes a subclass of the user's class with the same name, so that learning-rate
-schedulers made before, ``isinstance`` and ``state_dict`` hold. ``step`` itself is not overridden: a scheduler puts its
-own function in the instance, past any subclass; the optimizer's step hooks are called either way.
+schedulers made before, ``isinstance`` and ``state_dict`` hold. ``step`` itself is not overridden: a scheduler replaces
+the instance's method, which bypasses a subclass; the optimizer's step hooks are called either way.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ _ATTRIBUTE = "_distributed"
 
 @dataclass
 class _Distributed:
-    """What a wrapped optimizer carries with it. With one rank for good there is nothing to
-    exchange, and no hook."""
+    """The additions to a wrapped optimizer. If the job can only have one rank, nothing is exchanged, and no hook is
+    set.
+    """
 
     options: Options
     passes: int
@@ -89,30 +90,30 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     have been computed until then. Those that the rest of the pass computes are averaged by the next step.
 
     All ranks make their optimizers in the same order, in which messages number them from 0, and step them in the same
-    order. A parameter that several have is exchanged by the one that was made last, in its way; the others step with
-    what came of it.
+    order. A parameter that several have is exchanged by the one that was made last; the others step with the result.
 
-    A copy or a pickle is a plain optimizer of its own class: wrap it again. LBFGS works, each evaluation of its closure
-    an exchange; its state can be neither broadcast nor divided.
+    A copy or a pickle is a plain optimizer of the original class: wrap it again. LBFGS works, each evaluation of its
+    closure an exchange; its state can be neither broadcast nor divided.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
         named_parameters: usually ``model.named_parameters()``, for messages. None: parameters are named by number.
-        compression: what is sent in place of each gradient; see `Compression`. Where none is given,
-            SPARK_ESTIMATOR_COMPRESSION chooses it (none, fp16 or bf16).
-        backward_passes_per_step: gradients of so many backward passes are added up before they travel (they are not
-            divided by that number). An extra pass before ``step()`` raises AssertionError.
+        compression: how gradients are compressed; see `Compression`. By default SPARK_ESTIMATOR_COMPRESSION chooses it
+            (none, fp16 or bf16).
+        backward_passes_per_step: the number of backward passes whose gradients are added up before they are sent (they
+            are not divided by that number). An extra pass before ``step()`` raises AssertionError.
         op: `Average` or `Sum` of gradients. `Adasum`: each rank steps by its own gradients, and what the step has
             changed is combined by the adaptive sum.
         gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
         num_groups: deprecated, as ``groups=num_groups``.
-        groups: which gradients travel together: a number of nearly equal groups, or lists of parameters; by default so
-            many as fill SPARK_ESTIMATOR_BUCKET_BYTES.
-        sparse_as_dense: sparse gradients travel as dense ones and come back sparse; without it their rows travel.
+        groups: which gradients travel together: a number of nearly equal groups, or lists of parameters; by default
+            groups of SPARK_ESTIMATOR_BUCKET_BYTES.
+        sparse_as_dense: sparse gradients are sent as dense ones and returned as sparse ones; without it their rows
+            travel.
         process_set: over whose ranks; a rank outside it steps by its own gradients.
         shard_state: each rank holds the optimizer's state for its share of the parameters only (for Adam 8 bytes a
             parameter in the job instead of on each rank) and steps that share. For optimizers of ``torch.optim`` that
-            treat each element by itself (``sharded_state.ELEMENTWISE``) and their subclasses. Not in Horovod.
+            treat each element separately (``sharded_state.ELEMENTWISE``) and their subclasses. Not in Horovod.
 
     Raises:
         ValueError: an argument is out of range, or `named_parameters` is not a list of unique names that covers the
@@ -160,7 +161,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
 
     unwrap(optimizer)
     distributed = _Distributed(options, backward_passes_per_step, None, [], names)
-    if size > 1 or (over is None and context.settings().elastic):  # an elastic job may come to have more ranks
+    if size > 1 or (over is None and context.settings().elastic):  # an elastic job may get more ranks
         distributed.hooks = [optimizer.register_step_pre_hook(_before_step), _first_after_step(optimizer)]
         if operation is ReduceOp.ADASUM:
             distributed.exchange = AdasumStep(optimizer, names, options)
@@ -229,10 +230,10 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Backward passes in this context add to the gradients, and nothing travels; they do not count for the step.
+        """Backward passes in this context add to the gradients, and nothing is sent; they do not count for the step.
 
-        The next one outside, or else ``step()``, exchanges all that has been added. All ranks need not make equally
-        many of these passes. Not in Horovod.
+        The next pass outside, or else ``step()``, exchanges the sums. All ranks need not make equally many of these
+        passes. Not in Horovod.
         """
         exchange = self._distributed.exchange
         if exchange is None:
@@ -253,11 +254,11 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
                 raise AssertionError(
                     "zero_grad() was called during a backward pass, while its gradients are being exchanged."
                 )
-            exchange.begin_step()  # what was exchanged and not used is given up, as it is on ranks without a backward
+            exchange.begin_step()  # averages that were not used are discarded, as on ranks without a backward
         super().zero_grad(*args, **kwargs)
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """As the optimizer's own; what ``shard_state=True`` does before a step comes after all such hooks."""
+        """As the optimizer's own; the work of ``shard_state=True`` before a step runs after all such hooks."""
         handle = super().register_step_pre_hook(hook)
         if self._distributed.shards is not None:
             last, hooks = self._distributed.hooks[-1].id, self._optimizer_step_pre_hooks
@@ -289,7 +290,7 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
             self.state = divided_state
 
     def consolidate_state_dict(self, to: int = 0) -> None:
-        """Brings a divided state together on one rank, whose ``state_dict()`` is whole then. Collective.
+        """Gathers a divided state on one rank, whose ``state_dict()`` is then complete. A collective.
 
         Without ``shard_state=True`` there is nothing to do.
         """
@@ -310,8 +311,8 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
     def bytes_given(self) -> int:
         """Bytes of gradients, in the form in which they travel, that this rank gave to the last exchange; 0 before it.
 
-        What crosses a wire depends on the collective: of an allreduce up to twice as much, of an allgather so much from
-        every other rank.
+        The traffic depends on the collective: up to twice as much for an allreduce, this much from every other rank for
+        an allgather.
         """
         return 0 if self._distributed.exchange is None else self._distributed.exchange.bytes_given
 

@@ -1,4 +1,4 @@
-"""What one optimizer's exchange is made of: its parameters in buckets, on which the ranks agree before one travels."""
+"""The plan of one optimizer's exchange: its parameters in buckets, on which the ranks agree before any is sent."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class GradientPlan:
 
     @property
     def interrupted_by(self) -> str:
-        """What came while a bucket was handed to the engine, which may or may not have it; "" when nothing did."""
+        """The exception that interrupted the submission of a bucket, which the engine may have; "" if none did."""
         return next((bucket.torn for bucket in self.buckets if bucket.torn), "")
 
     def detach_submitted(self) -> None:
-        """Parts the parameters from memory of submitted buckets; `exchange` brings them together again."""
+        """Detaches the parameters from memory of submitted buckets; `exchange` attaches them again."""
         for bucket in self.buckets:
             if bucket.submitted:
                 bucket.detach_gradients()

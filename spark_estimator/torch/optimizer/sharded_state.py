@@ -10,7 +10,7 @@ then, in ``step()``:
    their gradients. The optimizer's own step works on those and remembers what it remembers for them alone.
 3. All ranks' pieces are gathered, and the groups hold the parameters again.
 
-It is right for optimizers that treat each element by itself, and for those only.
+It is right only for optimizers that treat each element separately.
 
 A checkpoint holds the state as a whole: `consolidate` on all ranks, then ``state_dict()`` on one. ``load_state_dict``
 takes such a whole, also one of another number of ranks or of an optimizer that was not sharded; on all ranks, or on one
@@ -37,7 +37,7 @@ from spark_estimator.torch.collectives.memory import described
 
 _KIND = "step of an optimizer with shard_state=True"
 
-#: Optimizers of PyTorch whose step treats each element of a parameter by itself.
+#: Optimizers of PyTorch whose step treats each element of a parameter separately.
 ELEMENTWISE = (
     torch.optim.ASGD,
     torch.optim.Adadelta,
@@ -103,7 +103,7 @@ class ShardedState:
         self._rank_and_size = (0, 0)  # this rank's, and the number of ranks, when the pieces were made
         self._groups: list[list[_Piece]] = []
         self._params: list[list[torch.Tensor]] = []
-        self._entered: list[list[torch.Tensor]] | None = None  # the groups' own parameters, while pieces stand there
+        self._entered: list[list[torch.Tensor]] | None = None  # while the groups contain pieces
         self._full_state: dict[torch.Tensor, dict[str, Any]] | None = None  # until the next step
         self._request_name()
 
@@ -229,7 +229,7 @@ class ShardedState:
         return self._name
 
     def consolidate(self, to: int) -> None:
-        """Brings the whole state together on rank `to`, for ``state_dict()`` there. Collective.
+        """Gathers the whole state on rank `to`, for ``state_dict()`` there. A collective.
 
         Args:
             to: a rank of the job; it needs memory for the whole state, the others for two shares.
@@ -241,7 +241,7 @@ class ShardedState:
         pieces = [piece for group in self._groups for piece in group]
         full_state: dict[torch.Tensor, dict[str, Any]] = {}
         for rank in engine.ranks:
-            # In host memory: a pickle of a CUDA tensor comes back on the device of the same number, on every rank.
+            # In host memory: a CUDA tensor is unpickled on the device of the same number, on every rank.
             share = {
                 number: _in_host_memory(state[piece.view])
                 for number, piece in enumerate(pieces)
@@ -258,10 +258,10 @@ class ShardedState:
         self._full_state = full_state if engine.global_rank == to else None
 
     def consolidated_state(self) -> dict[torch.Tensor, dict[str, Any]] | None:
-        """What ``state_dict()`` is to be made of; None: of the optimizer's own state, in which nothing is divided yet.
+        """The source of ``state_dict()``; None: the optimizer's own state, in which nothing is divided yet.
 
         Raises:
-            RuntimeError: the state is divided, and this rank has not been given the whole since the last step.
+            RuntimeError: the state is divided, and has not been gathered on this rank since the last step.
         """
         if self._full_state is None and self.holds_state:
             raise RuntimeError(

@@ -17,13 +17,12 @@ def note_gradients(
 ) -> bool:
     """Notes in each slot the gradient that its parameter has, and whether that shares memory with another one.
 
-    Usually there are none, as ``zero_grad`` has taken them away. What autograd puts in their place is looked at when it
-    travels.
+    Usually there are none, as ``zero_grad`` has removed them. New gradients of autograd are checked when they are sent.
 
     Args:
         slots: of one optimizer's parameters.
         other_params: gives the parameters of other optimizers, whose gradients count, too.
-        first: id of the parameter that the pass under way has reached already.
+        first: id of the parameter that the current pass has already reached.
 
     Returns:
         Whether one of them does: none may be sent before the pass has ended.
@@ -52,8 +51,9 @@ def note_gradients(
 
 
 def _is_new(slots: Sequence[Slot], gradient: torch.Tensor, first: int | None) -> bool:
-    """Whether a gradient is the one that the pass has just made, in memory of its own: nearly every pass has that
-    one alone, and looks at no other optimizer's parameters."""
+    """Whether a gradient is the one that the pass has just made, in separate memory: nearly every pass has only that
+    one, and need not check other optimizers' parameters.
+    """
     param = next((slot.param for slot in slots if id(slot.param) == first), None)
     # Memory that PyTorch has not allocated, as an array's, cannot be resized.
     return (

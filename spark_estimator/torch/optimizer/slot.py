@@ -1,4 +1,4 @@
-"""A parameter's place in an exchange of gradients: which memory travels for it, and what becomes of the average."""
+"""A parameter's part in an exchange of gradients: the memory that is sent for it, and the use of the average."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from spark_estimator.torch.collectives.memory import is_alone, overlaps_itself
 
 
 class Slot:
-    """A parameter's place in the plan, and what travels for it in the present exchange.
+    """A parameter's position in the plan, and what is sent for it in the present exchange.
 
     Attributes:
         param: the parameter.
         name: for messages.
-        dtype, strides: in which its gradient can travel as it is; dense also where the parameter itself is not.
+        dtype, strides: in which its gradient can be sent unchanged; dense also where the parameter itself is not.
         before: the gradient that was there when the last backward pass of the step began, so that autograd has added to
             its memory and not chosen it; None when there was none.
         overlapped: whether that one shared memory with another gradient.
         gradient: as autograd left it; None when there is none.
-        parted: whether that one's memory is not its alone, so that the average goes to another place.
+        parted: whether it shares its memory, so that the average is written to new memory.
         wire: what the engine works on: the gradient itself, or a copy.
     """
 
@@ -44,13 +44,13 @@ class Slot:
         self.name = name
         self.dtype = param.dtype
         self.strides = torch.empty_like(param, device="meta").stride()
-        # Of the last sparse gradient seen: the form in which an average is given back where there was no gradient.
+        # Of the last sparse gradient seen: the form of the average for a parameter without a gradient.
         self.sparse_dims: int | None = None
         self.before: torch.Tensor | None = None
         self.gradient: torch.Tensor | None = None
         self.wire: torch.Tensor | None = None
         self.overlapped = self.parted = False
-        self.context: Any = None  # what decompress wants
+        self.context: Any = None  # the argument of decompress
 
     def forget(self) -> None:
         """Makes ready for the next exchange."""

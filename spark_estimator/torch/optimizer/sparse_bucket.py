@@ -1,6 +1,6 @@
-"""A sparse gradient on its way: every rank's rows and their places are gathered, and added up where they meet.
+"""The exchange of a sparse gradient: every rank's rows and indices are gathered; rows of equal index are added up.
 
-What travels is as long as the rows that were touched, not as the parameter: two allgathers, as one request.
+Only the rows that were used are sent, not the whole parameter: two allgathers, as one request.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The states of one optimizer step, from its first backward pass to the use of the averaged gradients, in one table.
 
-A step usually goes through four of them::
+A step usually passes through four of them::
 
     IDLE --begin--> BACKWARD --complete--> COMPLETE --exchanged--> AVERAGED --step--> IDLE
       ^                |
@@ -53,7 +53,7 @@ def _table() -> dict[tuple[StepState, StepEvent], StepState]:
     event = StepEvent
     return {
         (idle, event.BEGIN): backward,
-        (idle, event.RAISE): idle,  # the report came late: the pass was known to be lost
+        (idle, event.RAISE): idle,  # a late report: the pass was already known to be lost
         (idle, event.EXCHANGED): averaged,  # by step() or synchronize(), with or without a backward
         (idle, event.FAIL): idle,
         (idle, event.STEP): idle,
@@ -82,7 +82,7 @@ def _table() -> dict[tuple[StepState, StepEvent], StepState]:
         (averaged, event.EXCHANGED): averaged,  # at the end of a pass, after another optimizer's exchange has stepped
         (averaged, event.FAIL): averaged,
         (averaged, event.STEP): idle,
-        # The rest of a pass in the middle of which a hook has called synchronize(), and perhaps step().
+        # The rest of a pass after a hook has called synchronize(), and perhaps step(), in the middle of it.
         (averaged_inside, event.WRITTEN): backward,
         (averaged_inside, event.SUSPEND): averaged,
         (averaged_inside, event.END): averaged,
@@ -101,7 +101,7 @@ def _table() -> dict[tuple[StepState, StepEvent], StepState]:
 #: All changes of state that there are: the state before, and what happened -> the state after.
 TRANSITIONS = _table()
 
-#: A pass is under way whose end autograd will report.
+#: A pass is running whose end autograd will report.
 LISTENING = frozenset({StepState.BACKWARD, StepState.AVERAGED_INSIDE, StepState.STEPPED_INSIDE})
 
 #: Gradients of a pass may be in flight.
@@ -161,7 +161,7 @@ class StepProgress:
         self._passes_per_step = passes
 
     def begin_step(self) -> None:
-        """The averages have been used or given up."""
+        """The averages have been used or discarded."""
         self.passes = 0
         self.apply(StepEvent.STEP)
 

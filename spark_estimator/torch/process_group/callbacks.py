@@ -1,12 +1,13 @@
-"""The position of a future's callback in the program, so that the collectives that it calls meet those of other ranks.
+"""The position of a future's callback in the program, so that the collectives that it calls match those of other ranks.
 
-Ranks run the callback of a future at different moments, and in different threads: in that which adds it if the
-operation is done by then, else in the waiter's (see ``work``). What a callback calls can therefore not meet by the
-order in time, as other operations do. It meets by its *point*: which operation's future it was, its which callback, and
-which call in it. Those are the same on all ranks that run the same program, at any time and in any thread.
+Ranks run the callback of a future at different moments, and in different threads: in the one that adds it if the
+operation is done by then, else in the waiter's (see ``work``). So a callback's calls cannot be matched by their order
+in time, as other operations are. They are matched by their *point*: the operation of the future, the number of the
+callback, and the number of the call in it. Those are the same on all ranks that run the same program, at any time and
+in any thread.
 
 Torch runs a callback that is added late within ``then``, unseen; so `watch_futures` wraps the methods of torch's
-futures that take a callback. For a future of another backend they do what they did.
+futures that take a callback. For a future of another backend they behave as before.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class JobGroups:
         default = distributed_c10d.GroupMember.WORLD
         ranks = arguments.get("ranks")
         ranks = list(range(self.engine.size) if ranks is None else sorted(ranks))
-        # Torch refuses what is not a set of the job's ranks.
+        # Torch refuses ranks that are not a set of the job's ranks.
         refused = len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.engine.size))
         if refused or self is not _current or not isinstance(default, EngineGroup):
             yield
@@ -163,17 +163,17 @@ class JobGroups:
         try:
             yield
         finally:
-            if self._prepared is not None:  # torch raised an error before it came to the backend
+            if self._prepared is not None:  # torch raised an error before it reached the backend
                 context.end_group(self._prepared[0])
                 self._prepared = None
 
     def take_prepared(self) -> tuple[Engine, int] | None:
-        """What `prepared` has made for the call that is under way."""
+        """What `prepared` has made for the current call."""
         part, self._prepared = self._prepared, None
         return part
 
     def close(self) -> None:
-        """Ends what is not the job's own."""
+        """Ends every group except the job's own."""
         global _current
         with _lock:
             if _current is self:
@@ -242,7 +242,7 @@ def _of_another_backend(backend: str | None) -> str:
 
 
 def _check_rank(rank: int, size: int) -> None:
-    """Raises ValueError unless torch's arguments agree with the job; -1 means not given."""
+    """Raises ValueError unless torch's arguments agree with the job; -1 means not set."""
     own_rank, ranks = context.rank(), context.size()
     if rank not in (-1, own_rank) or size not in (-1, ranks):
         raise ValueError(

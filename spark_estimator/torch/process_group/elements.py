@@ -1,7 +1,7 @@
-"""What a process group makes of tensors and reductions before it gives them to the engine: flat rows of known elements.
+"""Converts tensors and reductions of a process group for the engine: to flat rows of known element types.
 
 Ranks compare numbers of elements, not shapes, as torch does: everything is sent flat. An operation that only moves
-elements takes any element type; one that the engine does not know goes as bytes.
+elements takes any element type; one that the engine does not know is sent as bytes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def flat_joined(tensors: Sequence[torch.Tensor], what: str, *, moved: bool = Fal
 
 
 def writable(tensor: torch.Tensor, what: str, *, moved: bool = False) -> torch.Tensor:
-    """As `flat`, of a tensor that a result goes to; `put` puts it there.
+    """As `flat`, for a tensor that receives a result; `put` writes it there.
 
     Raises:
         ValueError: as `flat`, or elements of the tensor share memory.
@@ -153,12 +153,12 @@ def received(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
 
 
 def taken(wire: torch.Tensor) -> Tensor:
-    """A flat tensor for an operation whose result the engine puts into memory of its own."""
+    """A flat tensor for an operation whose result is in memory of the engine."""
     return described(wire)._replace(output=0)
 
 
 def share(what: str, elements: torch.Tensor, rows: Sequence[int], outputs: Sequence[torch.Tensor]) -> None:
-    """Puts what came from each rank into its place, or all of it into the one place.
+    """Writes each rank's part into its target, or all parts into the single target.
 
     Args:
         what: the operation, for messages.
@@ -214,7 +214,7 @@ def one_each(what: str, tensors: Sequence[Any], size: int) -> list[Any]:
 
 
 def listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
-    """A list of tensors, where torch's callers may give the one that is in it."""
+    """A list of tensors; torch's callers may pass a single tensor instead."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 

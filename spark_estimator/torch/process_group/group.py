@@ -68,7 +68,7 @@ class EngineGroup(IssuingGroup):
             return self._joined_bitwise(what, tensors, how, opts, root)
         receives = root in (None, self._engine.rank)
         wires = [writable(tensor, what) if receives else flat(tensor, what) for tensor in tensors]
-        if overlap(wires):  # else what is done with one would be seen in another; each gets the same result so
+        if overlap(wires):  # else a change to one would change another; so each gets the same result
             wires = [wire.clone() for wire in wires]
         targets = wires if receives else [torch.empty_like(wire) for wire in wires]
 
@@ -243,12 +243,12 @@ class EngineGroup(IssuingGroup):
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> GroupWork:
-        """As `alltoall`, of tensors that are cut along their first dimension: equally, or in so many rows for each."""
+        """As `alltoall`, of tensors that are cut along their first dimension: equally, or by numbers of rows."""
         same_type([output, input_], "all_to_all_single")
         targets = parts(output, output_splits, self._engine.size, "output")
         splits = parts(input_, input_splits, self._engine.size, "input")
         wire = flat(input_, "all_to_all_single", moved=True)
-        width = wire.numel() // max(1, input_.numel())  # more than one where elements go as bytes
+        width = wire.numel() // max(1, input_.numel())  # more than one if elements are sent as bytes
         return self._exchanged("all_to_all_single", wire, tuple(part.numel() * width for part in splits), targets, opts)
 
     alltoall_base = all_to_all_single
@@ -256,7 +256,7 @@ class EngineGroup(IssuingGroup):
     def _exchanged(
         self, what: str, wire: torch.Tensor, splits: tuple[int, ...], targets: Tensors, opts: Any
     ) -> GroupWork:
-        """Sends `splits[i]` elements of `wire` to rank i, and puts what comes into `targets`, in rank order."""
+        """Sends `splits[i]` elements of `wire` to rank i, and writes the received ones to `targets`, in rank order."""
 
         def finish(handle: Handle | None) -> list[Any]:
             assert handle is not None

@@ -1,4 +1,4 @@
-"""How an operation of a process group gets to the engine, and what else a group is to torch beside its operations."""
+"""Submits a process group's operations to the engine, and has the group's other methods that torch calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BACKEND_NAME = "spark_estimator"
 _KIND = "torch.distributed"
 _SUM = ElementReduction(ReduceOp.SUM)
 
-#: Given the handle of an operation that has ended well (None where it made no memory): puts its results in place.
+#: Called with the handle of an operation that has succeeded (None if it made no memory): writes its results.
 Finish = Callable[[Handle | None], list[Any]]
 
 
@@ -45,7 +45,7 @@ class IssuingGroup(ProcessGroup):
         store: of torch, for the group.
         engine: of the ranks.
         number: of the group in its job, the same on all ranks.
-        timeout: for operations that have none of their own.
+        timeout: for operations without their own.
         mailbox: for messages between two ranks.
         at_end: called at `shutdown`, once.
         more: makes a group of some of the ranks; see `new_group`.
@@ -71,7 +71,7 @@ class IssuingGroup(ProcessGroup):
         self._mailbox = mailbox
         self._at_end = at_end
         self._more = more
-        # One kind for all operations: ranks that call in different orders hear of it, instead of waiting for ever.
+        # One kind for all operations: ranks that call in different orders get an error, instead of waiting for ever.
         self._kind = kind_of_unnamed(f"{_KIND}.{number}" if number else _KIND)
         self._coalesced: list[GroupWork] | None = None
         self._ended = False
@@ -114,7 +114,7 @@ class IssuingGroup(ProcessGroup):
         self._desc = text
 
     def getGroupDesc(self) -> str:
-        """What the group is for; ``'default_pg'``, ``'undefined'`` or what ``new_group`` was given."""
+        """What the group is for; ``'default_pg'``, ``'undefined'`` or the argument of ``new_group``."""
         return self._desc
 
     def name(self) -> str:
@@ -131,21 +131,21 @@ class IssuingGroup(ProcessGroup):
             raise RuntimeError(
                 "new groups can only be created from the default group's ranks, not from another group's."
             )
-        # Torch does not say which backend it was asked for, and would call the group one of that.
+        # Torch does not pass the name of the requested backend, and would report the group as one of it.
         caller = sys._getframe(1)
         return self._more(ranks, backend=caller.f_locals.get("backend"), **options)
 
     @property
     def timeout(self) -> timedelta:
-        """The time-out of operations that have none of their own."""
+        """The time-out of operations without their own."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The time-out of operations that have none of their own, from now on."""
+        """Sets the time-out of later operations without their own."""
         self._timeout = timeout
 
     def shutdown(self) -> None:
-        """What ``destroy_process_group`` calls, on each of the group's ranks by itself."""
+        """Called by ``destroy_process_group``, on each of the group's ranks separately."""
         self._ended = True
         at_end, self._at_end = self._at_end, None
         if at_end is not None:
@@ -175,7 +175,7 @@ class IssuingGroup(ProcessGroup):
         return work
 
     def _root(self, what: str, opts: Any) -> int:
-        """The root's number in the group, as options or by itself. Raises ValueError when it is none."""
+        """The root's number in the group, from options or a plain number. Raises ValueError if it is not a rank."""
         return self._checked(what, "root", getattr(opts, "rootRank", opts))
 
     def _peer(self, what: str, rank: int) -> int:
@@ -228,7 +228,7 @@ class IssuingGroup(ProcessGroup):
         return self._noted(GroupWork(label, None, None, limit, outputs=finish(done), point=point))
 
     def _next_path(self, label: str) -> tuple[str, bool]:
-        """The path of the operation that is called now, and whether it meets by order: not in a future's callback."""
+        """The path of the present call, and whether it is matched by order: not in a future's callback."""
         callback = callbacks.current()
         if callback is None and not runs_callbacks():
             # Also where no caller asks for it: all ranks count, and only some may ask.

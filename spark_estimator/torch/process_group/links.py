@@ -1,7 +1,8 @@
-"""Connections between ranks beside the engine's, for what is no collective: torch's store, and messages of two ranks.
+"""Connections between ranks beside the engine's, for operations that are no collectives: torch's store, and messages of
+two ranks.
 
-Each rank listens at its own address, on a port of the moment that the ranks tell one another through the engine. Every
-connection is authenticated with the job's key, as the engine's are (``spark_estimator.security.authentication``).
+Each rank listens at its own address, on a free port that the ranks exchange through the engine. Every connection is
+authenticated with the job's key, as the engine's are (``spark_estimator.security.authentication``).
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ Taker = Callable[[socket.socket, int], None]
 
 
 class Links:
-    """This rank's own listening port, and the way to every other's. All ranks of the job make it together.
+    """This rank's own listening port, and connections to every other's. All ranks of the job make it together.
 
     Args:
         engine: of the job.
-        takers: by purpose (a word of at most 16 bytes), who is given (socket, peer's rank) of a connection that
-            arrived, in a thread of its own; the socket is theirs.
+        takers: by purpose (a word of at most 16 bytes), the function that is called with (socket, peer's rank) of a new
+            connection, in a separate thread; the socket is theirs.
     """
 
     def __init__(self, engine: Engine, takers: dict[str, Taker]) -> None:
@@ -51,7 +52,7 @@ class Links:
         if engine.size == 1 or rendezvous is None:
             return
         self._rendezvous = rendezvous
-        # Random, so that a connection that was meant for an earlier membership of this process finds no way in.
+        # Random, so that a connection for an earlier membership of this process is refused.
         address = rendezvous.peers[rendezvous.rank].address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family, backlog=min(4096, 4 * engine.size))

@@ -1,10 +1,10 @@
-"""Messages from one rank to another: torch's send and recv, over a connection of their own for each direction.
+"""Messages from one rank to another: torch's send and recv, over a separate connection for each direction.
 
 The engine has no operation between two ranks, and a process set for each pair would cost every pair an engine. So bytes
 go over one authenticated TCP connection from sender to receiver, made at the first message. A thread of the sender
 writes what is queued for one receiver, in order; a thread of the receiver reads what one sender wrote, into the tensor
-that waits for it, or into memory of its own when none does yet. A message meets the receive of its sender, group and
-tag that was posted first. Who waits for a rank that is lost hears of it, named.
+that waits for it, or into new memory if none does yet. A message goes to the oldest posted receive of its sender, group
+and tag. A rank that waits for a lost rank gets an error that names it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Arrived(NamedTuple):
 
 @dataclass
 class _Outbox:
-    """What is to be written to one receiver."""
+    """The queue of messages to one receiver."""
 
     waiting: queue.SimpleQueue[tuple[Envelope, MessageBytes, Transfer] | None] = field(
         default_factory=queue.SimpleQueue
@@ -123,7 +123,7 @@ class Mailbox:
         """Has the next message of that group, sender and tag put into `memory`. Arguments as for `send`.
 
         Args:
-            rank: None takes any sender's; the transfer's `source` tells whose it was.
+            rank: None accepts any sender; the transfer's `source` is the sender's rank.
             ranks: the group's, as the job numbers them.
         """
         whose = f"any of the ranks {list(ranks)}" if rank is None else self._name(rank)
@@ -184,7 +184,7 @@ class Mailbox:
         sock.recv(1)
 
     def close(self) -> None:
-        """Ends all that waits; what was sent is on its way."""
+        """Ends all that waits; messages that were sent may still arrive."""
         with self._lock:
             self._closed = True
             posted, self._posted = self._posted, []
@@ -205,7 +205,7 @@ class Mailbox:
         return f"rank {rank}" if self.links is None else self.links.name(rank)
 
     def _advice(self, key: Key, rank: int | None, ranks: Sequence[int]) -> str:
-        """What is known while a receive waits: who is lost, what else came, what may be the matter."""
+        """What is known while a receive waits: lost ranks, other messages that arrived, possible causes."""
         senders = [sender for sender in ranks if sender != self._rank] if rank is None else [rank]
         with self._lock:
             lost = [sender for sender in senders if sender in self._lost]
@@ -326,7 +326,7 @@ class Mailbox:
                     reason = str(error)
                 else:
                     time.sleep(_GRACE_SECONDS)
-        # What it sent last may still be on its way: the end of that connection, if there is one, tells what is lost.
+        # Its last messages may still arrive: the end of that connection, if there is one, shows what is lost.
         time.sleep(_GRACE_SECONDS)
         with self._lock:
             if rank in self._senders:

@@ -1,4 +1,4 @@
-"""What process groups need where PyTorch is older than 2.13: a refusal of 2.6, and ``new_group`` on all ranks."""
+"""Additions to process groups if PyTorch is older than 2.13: a refusal of 2.6, and ``new_group`` on all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _OLDEST = "2.7"
 _ASKS_DEFAULT_GROUP = "2.13"
 _MARK = "_spark_estimator_prepares"
 
-#: Given the arguments of torch's ``_new_group_with_tag``: what is to be done on all ranks around the call.
+#: Called with the arguments of torch's ``_new_group_with_tag``: returns the context manager to run on all ranks around
+#: the call.
 Preparation = Callable[[dict[str, Any]], AbstractContextManager[None]]
 
 

@@ -41,7 +41,7 @@ def check_encryption() -> None:
     """Warns, once, that another backend's connections between hosts are open to the network.
 
     Raises:
-        EncryptionUnavailableError: the job encrypts what goes between hosts, which such a backend does not.
+        EncryptionUnavailableError: the job encrypts traffic between hosts, which such a backend does not.
     """
     global _warned
     rendezvous = rendezvous_module.current()

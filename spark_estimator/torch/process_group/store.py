@@ -1,7 +1,7 @@
 """The key-value store that ``torch.distributed`` asks for, kept by rank 0 of a job and reached with the job's key.
 
 Torch's own ``TCPStore`` listens at every interface and authenticates no client; this package needs no open port. One
-thread of rank 0 serves each connection, a thread of a rank has a connection of its own, and a request is answered
+thread of rank 0 serves each connection, each thread of a rank has a separate connection, and a request is answered
 before the next is read. What is stored are bytes; nothing in them is ever unpickled here.
 """
 
@@ -23,7 +23,7 @@ PURPOSE = "store"
 
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 30
-# How long a thread of the server sleeps at most, so that one whose client has gone ends.
+# How long a thread of the server sleeps at most, so that one whose client has disconnected ends.
 _SLICE_SECONDS = 1.0
 
 
@@ -159,7 +159,7 @@ class JobStore(Store):
         return int(self._ask(b"add", _bytes(key), b"%d" % amount)[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Stores `desired` if `expected` is there (or nothing, and `expected` is empty); gives what is there then."""
+        """Stores `desired` if the value is `expected` (missing: if that is empty); returns the value after that."""
         return self._ask(b"compare_set", _bytes(key), _bytes(expected), _bytes(desired))[0]
 
     def check(self, keys: Sequence[str]) -> bool:

@@ -102,7 +102,7 @@ class Envelope(NamedTuple):
 
 
 class Transfer:
-    """One message under way, for its sender or its receiver.
+    """One message in flight, for its sender or its receiver.
 
     Attributes:
         source: once it is done, at the receiver: the sender's rank in the job.
@@ -134,7 +134,7 @@ class Transfer:
         return self._ended.is_set()
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Returns when it is done; raises what went wrong, or TimeoutError. Warns when it takes long."""
+        """Returns when it is done; raises its error, or TimeoutError. Warns if it takes long."""
         begun = time.monotonic()
         if self._since is None:
             self._since = begun

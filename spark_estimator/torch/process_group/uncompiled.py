@@ -1,4 +1,4 @@
-"""Keeps ``torch.compile`` from looking into what torch's C++ or a compiled program calls here."""
+"""Keeps ``torch.compile`` from tracing functions that torch's C++ or a compiled program calls here."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The ``Work`` that a collective or message of a process group is: waited for, asked, or turned into a future.
+"""The ``Work`` of a process group's collective or message: it can be waited for, queried, or turned into a future.
 
 The engine has no callbacks, so a future that is not done when it is asked for is fulfilled by one thread of the
-process, the *waiter*. It sleeps while no future is owed, and waits in the engine otherwise, where it lends the engine
-its core. Callbacks of futures run in it. One that waits for something hands the waiter's work to another thread first,
-or it might wait for what only the waiter could bring about, on this rank or on another.
+process, the *waiter*. It sleeps while no future is pending, and otherwise waits in the engine, whose rounds it then
+runs. Callbacks of futures run in it. A callback that waits hands the waiter's work to another thread first, or it might
+wait for something that only the waiter can complete, on this rank or on another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_estimator.torch.process_group import callbacks
 from spark_estimator.torch.process_group.callbacks import ProgramPoint
 from spark_estimator.torch.process_group.uncompiled import uncompiled
 
-#: What torch passes for "no time-out of its own".
+#: Torch's value for "no time-out set".
 _NO_TIMEOUT = timedelta(0)
 # The oldest is waited for; those behind it, which may end before it, are looked at so often.
 _SWEEP = timedelta(milliseconds=20)
@@ -68,7 +68,7 @@ class Awaited(Protocol):
     """What a work waits for; ``collectives.handle.Handle`` is one."""
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Returns when it is done; raises what went wrong, or TimeoutError."""
+        """Returns when it is done; raises its error, or TimeoutError."""
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
@@ -83,7 +83,7 @@ class GroupWork(torch.distributed.Work):
         awaited: what to wait for; None: the operation is done, and `outputs` returns its result.
         finish: called once, when that has ended well: puts results where they belong and returns the outputs.
         outputs: as `finish` returns them, of an operation that is done.
-        timeout: for waits that have none of their own.
+        timeout: for waits without their own.
         source: of a received message: gives the sender's rank in the group.
         point: of the operation, for what callbacks of its future call; None: of a message, which has none.
     """
@@ -119,7 +119,7 @@ class GroupWork(torch.distributed.Work):
         Raises:
             DistBackendError: the time-out has passed; the operation continues.
             HorovodInternalError: it failed: the ranks disagree about it, or one of them is lost.
-            ValueError: what came does not fit where it was to go.
+            ValueError: the result does not fit its target.
         """
         limit = timeout if timeout > _NO_TIMEOUT else self._timeout
         if self._awaited is not None:
@@ -145,7 +145,7 @@ class GroupWork(torch.distributed.Work):
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """What went wrong, if it has ended so."""
+        """Its error, if it has failed."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[Any]:
@@ -205,7 +205,7 @@ class GroupWork(torch.distributed.Work):
             except Exception as error:
                 problem = in_torchs_words(error)
             with self._lock:
-                if self._awaited is not None:  # another thread may have come first
+                if self._awaited is not None:  # another thread may have been faster
                     if problem is None and self._finish is not None:
                         try:
                             self._outputs = self._finish()
@@ -235,7 +235,7 @@ class AllOf:
 
 
 class _Waiter:
-    """Fulfils futures in a thread of its own, which starts with the first one that is owed."""
+    """Fulfils futures in a separate thread, which starts with the first pending one."""
 
     def __init__(self) -> None:
         self._owed: list[tuple[GroupWork, Future[Any]]] = []
@@ -251,7 +251,7 @@ class _Waiter:
             self._changed.notify_all()
 
     def hand_over(self) -> None:
-        """Called by a thread that runs a callback: if it is the one that fulfils futures, another takes its place."""
+        """Called by a thread that runs a callback: if it is the one that fulfils futures, another one replaces it."""
         with self._changed:
             if self._thread is threading.current_thread():
                 self._start()
