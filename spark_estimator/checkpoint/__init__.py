@@ -16,8 +16,9 @@ without it is no checkpoint.
 
 **Order of events**
 
-1. ``save()`` on every rank. A message of some bytes tells the ranks which of their writers are busy, so that all decide
-   alike. Then the state is copied into memory that the rank shares with its *writer*, a process without PyTorch. There
+1. ``save()`` on every rank. A message of some bytes tells the ranks which of their writers are busy, so that all make
+the same decision. Then the state is copied into memory that the rank shares with its *writer*, a process without
+PyTorch. There
    is room for two states: one that is written and one that waits.
 2. *All writers are free*: they begin. *One is busy*: the copy waits, and replaces one that has waited before. It is
    written when ``wait()`` or ``close()`` asks for it, or when the rank has died. A later ``save()`` that finds all
@@ -29,12 +30,13 @@ without it is no checkpoint.
 
 **Failures**
 
-- *The store is slow or away*: writers try again for some time. Training continues; checkpoints come later, or fewer.
-- *A writer fails or is killed*: the rank logs rank, host and path at its next call. The other ranks hear of it at the
-  next ``save()`` and give that checkpoint up; the one before stays. A writer that was killed is started again.
-  With ``stop_on_error=True`` all ranks raise `DataError` there instead.
-- *A rank dies*: its writer completes what it writes and what waits, and ends. If another rank's part does not come, it
-  gives up after a minute, or twice the time that its own part took.
+- *The store is slow or unavailable*: writers try again for some time. Training continues; checkpoints come later, or
+  fewer.
+- *A writer fails or is killed*: the rank logs rank, host and path at its next call. The other ranks learn of it at the
+  next ``save()`` and give up that checkpoint; the one before stays. A writer that was killed is started again. With
+  ``stop_on_error=True`` all ranks raise `DataError` there instead.
+- *A rank dies*: its writer completes the copy that it writes and the copy that waits, and ends. If another rank's part
+  is missing, it gives up after a minute, or twice the time that its own part took.
 - *The ranks have states of different structure*: `DataError` on all ranks, with the first difference, before a copy.
 - *Values that cannot be read back without running code* are refused at the first ``save()`` (`DataError`).
 

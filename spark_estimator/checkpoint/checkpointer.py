@@ -53,7 +53,7 @@ class _Standby:
     Attributes:
         since: when that began, by rank 0's clock, in milliseconds.
         spent: milliseconds that training has waited for copies since.
-        is_last: the last copy stands by.
+        is_last: the last copy is on standby.
         is_left_out: the last one that was due was not made.
     """
 
@@ -64,7 +64,8 @@ class _Standby:
 
 
 class Checkpointer:
-    """Makes checkpoints of the objects that it is given. See ``spark_estimator.checkpoint`` for order and failures.
+    """Makes checkpoints of the objects that are passed to it. See ``spark_estimator.checkpoint`` for order and
+    failures.
 
     A collective on ranks, as are `restore`, `step`, `save`, `wait` and `close`: all ranks call them at the same steps.
     In a process that is no rank it is one rank's.
@@ -81,7 +82,7 @@ class Checkpointer:
         stop_on_error: all ranks raise DataError at the next `save` when one of them could not write; False: a line is
             logged.
         local: objects whose state differs from rank to rank, by name.
-        state: objects that all ranks have alike, or of which rank 0's counts, by name: modules, optimizers,
+        state: objects that are equal on all ranks, or of which rank 0's is saved, by name: modules, optimizers,
             schedulers, samplers, loaders, anything with ``state_dict()`` and ``load_state_dict()``. Of a module the
             small buffers are each rank's own.
 
@@ -174,7 +175,7 @@ class Checkpointer:
         """Copies the state; returns whether it did.
 
         Args:
-            may_be_left_out: a copy that would only stand by is not made when such copies have taken more than
+            may_be_left_out: a copy that would only be on standby is not made if such copies have taken more than
                 `_STANDBY_SHARE` of the time since the checkpoint that is being written; `close` makes up for it.
         """
         link = self._open()
@@ -182,7 +183,7 @@ class Checkpointer:
         began = time.perf_counter()
         self._schedule.made()
         self._tell(link.reports())
-        # What is wrong with the state shows before the ranks meet, and all of them hear of it.
+        # Errors in the state are found before the collective, and all ranks get them.
         problem, entries, objects = "", [], []
         try:
             entries = self._entries()

@@ -1,4 +1,4 @@
-"""`FileSaver`: one file that is replaced again and again, by a process beside the one that makes its content."""
+"""`FileSaver`: one file that is replaced repeatedly, by a process beside the one that makes its content."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FileSaver:
         return [*result, *self._link.reports()]
 
     def close(self) -> None:
-        """Lets the writer end when it is done. `wait` comes first."""
+        """Lets the writer end when it is done. Call `wait` first."""
         self._link.close(None)
 
 

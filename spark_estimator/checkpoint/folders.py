@@ -1,4 +1,4 @@
-"""The folders of checkpoints in a store: their names, which are complete, and which are not to be kept.
+"""The folders of checkpoints in a store: their names, which are complete, and which can be removed.
 
 ``step-0000000120-20261125T093543Z-1a2b3c4d``: the step, when it was copied (UTC), and the writers that belong together.
 """
@@ -91,16 +91,14 @@ def expendable(
     """Which folders to remove after a checkpoint was completed.
 
     Args:
-        folders: all there are, the newest first.
-        complete: those that are checkpoints.
-        keep: so many of the newest stay.
-        keep_every: besides, the first of each such period stays; None: no others.
+        folders: all folders, the newest first. complete: those that are checkpoints. keep: the number of newest ones
+            that stay. keep_every: the first of each such period stays, too; None: no others.
     """
     kept = [folder for folder in folders if folder in complete]
     stay = set(kept[:keep])
     if keep_every is not None:
         firsts: dict[int, Folder] = {}
-        for folder in kept:  # the oldest of a period comes last
+        for folder in kept:  # the oldest of a period is the last
             firsts[int(folder.time // keep_every.total_seconds())] = folder
         stay |= set(firsts.values())
     newest = kept[0] if kept else None

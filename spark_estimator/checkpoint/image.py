@@ -1,4 +1,4 @@
-"""The file of a part as a picture in memory: what ``torch.save`` writes for each piece, with room for the numbers.
+"""The image of a part's file in memory: the bytes that ``torch.save`` writes for each piece, with room for its data.
 
 The room is filled with one copy for each piece; nothing else of the file changes from checkpoint to checkpoint. What
 ``torch.save`` writes is a zip archive; the writer puts in its checksums, which are not known before.
@@ -37,7 +37,7 @@ class Hole:
 
 @dataclass(frozen=True)
 class Frame:
-    """A saved tensor without its numbers.
+    """A saved tensor without its data.
 
     Attributes:
         size: of all, in bytes.
@@ -64,7 +64,7 @@ def frame_of(shape: tuple[int, ...], dtype: torch.dtype) -> Frame:
             header = _at(texts, info.header_offset, 30)
             name, extra = struct.unpack_from("<HH", header, 26)
             offset = info.header_offset + 30 + name + extra
-            # After the numbers comes a descriptor: its signature, then the checksum.
+            # After the data there is a descriptor: its signature, then the checksum.
             hole = Hole(offset, info.file_size, (offset + info.file_size + 4, entry + 16))
     return Frame(stream.size, tuple(texts), hole)
 
@@ -126,7 +126,7 @@ class _Sparse(io.RawIOBase):
 
 
 def _directory(texts: Sequence[tuple[int, bytes]], size: int) -> list[tuple[zipfile.ZipInfo, int]]:
-    """The entries of the archive, and where each stands in its central directory."""
+    """The entries of the archive, and the offset of each in its central directory."""
     last_offset, last = texts[-1]  # after the last gap: the directory is in it
     archive = zipfile.ZipFile(_View(texts, size))
     result, place = [], last.index(b"PK\x01\x02")

@@ -104,7 +104,7 @@ def _extent(place: Any, first: tuple[int, ...] = (), sizes: tuple[int, ...] = ()
 
 
 class _Record:
-    """Stands for an object of torch's: it keeps what that would be given."""
+    """Placeholder for an object of torch's: it keeps the arguments of its constructor."""
 
     state: Any = None  # pickle makes some without __init__
 

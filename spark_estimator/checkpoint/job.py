@@ -1,4 +1,4 @@
-"""What a rank puts into a slot beside the tensors: the other values, and what the writer has to do."""
+"""The content of a slot beside the tensors: the other values, and the writer's instructions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Objects:
         self._checked: set[str] = set()
 
     def packed(self, entries: Sequence[StateEntry], rank_state: Mapping[str, Any], rank: int) -> list[Packed]:
-        """What goes into this rank's part: its own values, and on rank 0 those of all.
+        """The content of this rank's part: its own values, and on rank 0 those of all.
 
         Raises:
             DataError: one could not be read back without running code.

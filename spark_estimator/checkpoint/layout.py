@@ -1,4 +1,7 @@
-"""The place of each piece of the state in a slot's memory, and so in the rank's part. Made once for a structure."""
+"""The position of each piece of the state in a slot's memory, and so in the rank's part.
+
+Computed once for a structure.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,7 @@ class Placed:
     """A piece of this rank's part.
 
     Attributes:
-        entry: the number of its tensor.
-        hole: where its numbers go.
+        entry: the number of its tensor. hole: the position of its data.
     """
 
     entry: int

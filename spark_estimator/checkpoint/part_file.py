@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-#: The file is written in pieces of so many bytes: between two of them the writer looks whether it is still wanted.
+#: The file is written in pieces of this size in bytes: between two of them the writer checks whether it is still
+#: needed.
 CHUNK_BYTES = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""Which rank writes which piece of the state that all ranks have alike. Nothing here communicates."""
+"""Assigns to ranks the pieces of the state that is equal on all ranks. Nothing here communicates."""
 
 from __future__ import annotations
 

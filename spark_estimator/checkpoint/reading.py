@@ -1,4 +1,4 @@
-"""Reads checkpoints: which there are, and their values, with their checksums, from no more of a file than needed."""
+"""Lists checkpoints, and reads their values and verifies checksums, from no more of a file than needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After which steps there is a checkpoint, decided alike on all ranks though their clocks differ."""
+"""Decides after which steps to make a checkpoint, the same on all ranks though their clocks differ."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Schedule:
     """Counts steps.
 
     Args:
-        every_steps: due after so many; None: their number does not matter.
-        every: due after so much time; None: time does not matter.
-        first_clock: gives the first rank's clock on all ranks, in seconds; a collective, called at the same steps.
+        every_steps: due after this number of steps; None: their number does not matter.
+        every: due after this time; None: time does not matter.
+        first_clock: returns the first rank's clock on all ranks, in seconds; a collective, called at the same steps.
     """
 
     def __init__(self, every_steps: int | None, every: timedelta | None, first_clock: Callable[[], float]) -> None:

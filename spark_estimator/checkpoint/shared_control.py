@@ -1,4 +1,4 @@
-"""What a rank and its writer tell each other in shared memory: the state of two slots, under a lock of the kernel.
+"""What a rank and its writer share in memory: the state of two slots, under a lock of the kernel.
 
 A *slot* is room for one copy of the state. The kernel releases the lock of a process that dies, so neither can block
 the other. Nothing here waits for a message.
@@ -23,11 +23,11 @@ _OUTCOME_OFFSET = 1024
 
 
 class SlotState(enum.IntEnum):
-    """Of one slot.
+    """The states of one slot.
 
     FREE: the rank may fill it. STANDBY: a whole copy, written only if the rank dies or asks for it. GO: a whole copy,
     to be written next. WRITING: the writer reads it. Rank: FREE -> STANDBY or GO, STANDBY -> GO or FREE, GO -> FREE.
-    Writer: GO -> WRITING -> FREE; of a rank that is gone also STANDBY -> WRITING.
+    Writer: GO -> WRITING -> FREE; of a rank that has ended also STANDBY -> WRITING.
     """
 
     FREE = 0
@@ -41,7 +41,7 @@ class CopySlot:
     """One slot.
 
     Attributes:
-        ticket: the number of the copy; later ones have larger numbers, and all ranks number alike.
+        ticket: the number of the copy; later ones have larger numbers, the same on all ranks.
         job: where its description is in the slot's memory: first byte, and number of bytes.
     """
 

@@ -37,7 +37,7 @@ class SlotMemory:
         return self._map
 
     def make_room(self, size: int) -> bool:
-        """Has at least so many bytes. Returns whether `view` is another one than before."""
+        """Grows to at least this number of bytes. Returns whether `view` has been replaced."""
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if size <= self._size:
             return False
@@ -49,7 +49,7 @@ class SlotMemory:
         """Has the kernel give all pages now: the first copy would wait for each of them. Other threads keep running."""
         view = self.view
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        with contextlib.suppress(OSError):  # before Linux 5.14 there is no such call
+        with contextlib.suppress(OSError):  # Linux before 5.14 lacks the call
             _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self._size), _MADV_POPULATE_WRITE)
 
     def put(self, offset: int, content: bytes | memoryview) -> None:
@@ -63,6 +63,6 @@ class SlotMemory:
             view, offset = view[written:], offset + written
 
     def close(self) -> None:
-        """Closes the descriptor; the view goes when nothing uses it."""
+        """Closes the descriptor; the view is freed when nothing uses it."""
         self._map = None
         os.close(self.descriptor)

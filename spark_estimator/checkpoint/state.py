@@ -1,4 +1,4 @@
-"""What a checkpoint holds of modules, optimizers and other objects with a ``state_dict()``: by name, in torch's way."""
+"""The content of a checkpoint: ``state_dict()`` of modules, optimizers and other objects, by name, as torch has it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ RESERVED = ("step", "ranks")
 
 @dataclass(frozen=True)
 class StateEntry:
-    """One value that all ranks have alike, or of which rank 0's counts.
+    """One value that is equal on all ranks, or of which rank 0's is saved.
 
     Attributes:
-        key, path: by which it is found in the whole state, as ``torch.distributed.checkpoint`` names it.
-        of_first: rank 0 writes it, as other ranks may have another.
+        key, path: its name in the whole state, as ``torch.distributed.checkpoint`` names it.
+        of_first: rank 0 writes it, as other ranks may have another value.
     """
 
     key: str

@@ -1,7 +1,7 @@
-"""The writer: a process beside a rank that writes what the rank has copied, and outlives it until that is done.
+"""The writer: a process beside a rank that writes the rank's copies, and outlives the rank until they are written.
 
-It is started by `writer_link`, has its descriptors, and imports neither torch nor numpy. Its store comes from the rank,
-by pickle, through a pipe.
+It is started by `writer_link`, has its descriptors, and imports neither torch nor numpy. The rank sends its store,
+pickled, through a pipe.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from spark_estimator.store import FilesystemStore, Store
 from spark_estimator.store.digests import seal_of
 from spark_estimator.store.replacement import make_folders
 
-# Of a store that is away: with these pauses it is tried again, half a minute in all.
+# Pauses between attempts if a store is unavailable: half a minute in all.
 _PAUSES = (0.5, 1, 2, 4, 8, 16)
 _SHORTEST_POLL, _LONGEST_POLL = 0.02, 1.0
-# For the parts of other ranks, when this one's rank is gone.
+# How long to wait for other ranks' parts if this writer's rank has ended.
 _SHORTEST_GRACE = timedelta(seconds=60)
 
 
 class GivenUpError(Exception):
-    """The checkpoint is not wanted any more: another rank has failed, or another attempt writes."""
+    """The checkpoint is no longer needed: another rank has failed, or another attempt writes."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ class WriterStart:
     Attributes:
         store: into which it writes.
         write: ``write(path, content)`` puts a file in place; None: there are only parts.
-        control, wake, report: descriptors: the shared page, the pipe that ends when the rank is gone, and that of
-            the reports.
+        control, wake, report: descriptors: the shared page, the pipe that ends with the rank, and that of the reports.
         slots: [slots] descriptors of their memory.
     """
 
@@ -80,7 +79,7 @@ class Writer:
         return self._start.store
 
     def run(self) -> None:
-        """Writes until the rank is gone and all is written."""
+        """Writes until the rank has ended and all is written."""
         while True:
             number = self._next()
             if number is not None:
@@ -230,7 +229,7 @@ class Writer:
             raise GivenUpError("another rank has failed to write its part")
 
     def _pause(self, seconds: float | None) -> None:
-        """Until the rank calls or is gone, or the time is over."""
+        """Returns when the rank calls or has ended, or the time is over."""
         if self._is_orphan:
             time.sleep(seconds or 0)
             return

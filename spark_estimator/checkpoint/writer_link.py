@@ -1,4 +1,4 @@
-"""A rank's end of its writer: starts the process, hands over copies, and reads what became of them."""
+"""A rank's end of its writer: starts the process, submits copies, and reads their results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Report:
         error: why it was not; empty: it was.
         raised: the class of that error, where one was raised.
         again: why it is tried again; empty otherwise, and then the copy's fate is not known yet.
-        note: what else is worth a line.
+        note: another line for the log.
         seconds, bytes: that it took.
     """
 
@@ -54,7 +54,7 @@ class WriterLink:
     """One writer, started again when it has died.
 
     Args:
-        store, write: as of `writer.WriterStart`; they go to the writer by pickle.
+        store, write: as of `writer.WriterStart`; pickled to the writer.
     """
 
     def __init__(self, store: Store, write: Callable[[str, bytes], None] | None = None) -> None:
@@ -88,18 +88,18 @@ class WriterLink:
         return number, replaced
 
     def submit(self, number: int, ticket: int, job: tuple[int, int], *, now: bool) -> None:
-        """Hands over a filled slot.
+        """Submits a filled slot.
 
         Args:
             job: where its description is.
-            now: it is written as soon as the writer is free; False: it stands by.
+            now: it is written as soon as the writer is free; False: it is on standby.
         """
         with self.control.locked():
             self.control.set_slot(number, CopySlot(SlotState.GO if now else SlotState.STANDBY, ticket, job))
         self._call()
 
     def begin_standby(self) -> bool:
-        """Has the copy that stands by written. Returns whether there is one."""
+        """Has the standby copy written. Returns whether there is one."""
         with self.control.locked():
             numbers = self.control.in_state(SlotState.STANDBY)
             for number in numbers:
@@ -120,7 +120,7 @@ class WriterLink:
             self.control.set_outcome(failed=max(ticket, self.control.failed))
 
     def reports(self, timeout: timedelta = timedelta(0)) -> list[Report]:
-        """What has come since the last call; waits so long for the first. Starts a new writer if it has died."""
+        """The reports since the last call; waits this time for the first. Starts a new writer if it has died."""
         poll = select.poll()
         poll.register(self._reports, select.POLLIN)
         ready = bool(poll.poll(1000 * timeout.total_seconds()))
@@ -141,7 +141,7 @@ class WriterLink:
         return result
 
     def close(self, timeout: timedelta | None) -> None:
-        """Tells the writer that nothing more comes, and waits so long until it has ended; None: not at all."""
+        """Sends the writer the end of its input, and waits at most this time for its exit; None: not at all."""
         for descriptor in (self._wake, self._reports):
             os.close(descriptor)
         if timeout is not None:

@@ -1,4 +1,4 @@
-"""Rows on their way into batches: columns of a DataFrame, or of Parquet files, become fields in a rank's spool.
+"""From rows to batches: columns of a DataFrame, or of Parquet files, become fields in a rank's spool.
 
 For functions that run on ranks (`HorovodRunner`, `spark.run`, ``horovodrun``): `make_torch_dataloader` reads a rank's
 equal share of Parquet files; `files_of` returns, on the driver, the files that a DataFrame consists of; `data_sets`

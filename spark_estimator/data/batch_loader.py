@@ -32,11 +32,11 @@ class BaseDataLoader:
 class AsyncDataLoaderMixin:
     """Reads ahead in a thread: ``class Loader(AsyncDataLoaderMixin, MyLoader)``.
 
-    Unlike Horovod's, each pass has a thread of its own, which ends with the pass, and an error of `_iterate` is raised
+    Unlike Horovod's, each pass has a separate thread, which ends with the pass, and an error of `_iterate` is raised
     where the batch was expected.
 
     Args:
-        async_loader_queue_size: so many batches are read ahead; 0: none.
+        async_loader_queue_size: the number of batches to read ahead; 0: none.
         debug_data_loader: no effect.
         args, kwargs: of the next class.
     """
@@ -52,7 +52,7 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Ends the pass that is under way."""
+        """Ends the current pass."""
         self._stop.set()
 
     def __iter__(self) -> Iterator[Any]:

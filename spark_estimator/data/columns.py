@@ -1,4 +1,4 @@
-"""From the columns of a DataFrame to fields: which types can be trained on, and what Spark casts them to on the way.
+"""Turns the columns of a DataFrame into fields: the types that can be trained on, and what Spark casts them to.
 
 ============================  ===========================================================================
 Spark type                    values of the tensor
@@ -248,7 +248,7 @@ _NUMBERS_OF: dict[str, Callable[[Column], Column]] = {
 
 
 def check_decoded(name: str, kind: str) -> None:
-    """Refuses a decoder for what is not binary.
+    """Refuses a decoder for a column that is not binary.
 
     Raises:
         DataError: the text names the column.

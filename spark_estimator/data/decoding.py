@@ -22,7 +22,7 @@ class Decoder:
     Attributes:
         name: of the column, for messages.
         function: from bytes to what numpy makes an array of; all rows' have one shape and type.
-        shape: of a row's array; None: that of the first row that comes.
+        shape: of a row's array; None: that of the first row.
         dtype: of the arrays as they are kept, one of `kept_dtype`; None: likewise.
     """
 
@@ -66,7 +66,7 @@ class Decoder:
             return numpy.asarray(self.function(value))
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, and tell nobody
+        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
             raise DataError(
                 f"the decoder of column {self.name!r} failed in row {row} of this rank's rows, on {len(value)} bytes: "
                 f"{failure_text(error)}"
@@ -116,7 +116,7 @@ def lists_of(values: Array, valid: pyarrow.Array) -> pyarrow.Array:
     """[rows] of lists, from [rows, *shape]; of plain numbers where the shape is ().
 
     Args:
-        valid: [rows] of truth; null stands where it is false.
+        valid: [rows] of truth; null where it is false.
     """
     flat = pyarrow.array(values.reshape(-1))
     result = flat

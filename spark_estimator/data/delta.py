@@ -28,7 +28,7 @@ from spark_estimator.store import FilesystemStore
 LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
-# What a table may say of itself: the data shows whether a file has deletion vectors, or another type of a column.
+# Table features that are accepted: the data shows whether a file has deletion vectors, or another type of a column.
 _KNOWN_FEATURES = {
     "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
     "vacuumProtocolCheck",

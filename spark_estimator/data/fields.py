@@ -1,4 +1,4 @@
-"""What one tensor of a batch is made of: columns, a numpy type, the shape of a row; and Arrow's arrays as such."""
+"""The columns, numpy type and row shape of one tensor of a batch; and the conversion of Arrow's arrays to it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Field:
 
     Attributes:
         names: the columns as the user calls them, for messages.
-        columns: the same in the Arrow batches; a row has their values side by side. Consecutive scalars with
-            the same name here come as one array.
+        columns: the same in the Arrow batches; a row has their values side by side. Consecutive scalars with the same
+            name here form one array.
         widths: values a row of each column; 1 for a scalar.
         dtype: of the tensor, in numpy's words: ``float32``.
         shape: of one row; () for a scalar. Its product is the sum of `widths`.
@@ -118,10 +118,10 @@ def widths_of(batch: pyarrow.RecordBatch, columns: Sequence[str]) -> list[int | 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the values of one column become; see `Field`.
+    """The target of one column's values; see `Field`.
 
     Attributes:
-        names: one; or those of the scalars that came as one array.
+        names: one; or those of the scalars that form one array.
         width, dtype, padding: of the array.
     """
 
@@ -241,5 +241,5 @@ def is_list(kind: pyarrow.DataType) -> bool:
 
 
 def _first(mask: pyarrow.Array) -> int:
-    """Where the first true stands."""
+    """The index of the first true."""
     return int(numpy.asarray(mask).argmax())

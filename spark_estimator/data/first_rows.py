@@ -1,4 +1,4 @@
-"""What the first rows show of a user's decoders: shapes and types, which all rows then have to have."""
+"""Finds the shapes and types of a user's decoders from the first rows; all other rows must then match."""
 
 from __future__ import annotations
 

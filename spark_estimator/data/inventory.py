@@ -1,4 +1,4 @@
-"""The data sets that trainings have left in a store: which there are, and how they are removed.
+"""Lists and removes the data sets that trainings have written to a store.
 
 ``fit`` with ``materialize=True`` writes a new data set unless it knows that an existing one has the same rows: once in
 each session, and each time over Spark Connect. None is removed automatically, as `fit_on_parquet` may need it.
@@ -64,7 +64,7 @@ def _inspected(store: FilesystemStore, index: int | None, folder: str) -> DataSe
         rows = prepared(store, folder).rows
         manifest = manifest_of(store, folder) if store.exists(f"{folder}/{MANIFEST}") else {}
     except DataError:
-        pass  # incomplete, or being written: it is listed all the same
+        pass  # incomplete, or being written: it is listed nevertheless
     seconds, session = manifest.get("written"), manifest.get("session")
     written = datetime.fromtimestamp(seconds, timezone.utc) if isinstance(seconds, (int, float)) else None
     return DataSet(index, folder, size, rows, written, session if isinstance(session, str) else None, store)

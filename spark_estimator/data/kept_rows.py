@@ -1,4 +1,4 @@
-"""Rows that ranks keep as they came, for a function that is called for each row again in each epoch.
+"""Rows that ranks keep unchanged, for a function that is called for each row in each epoch.
 
 A spool has rows of one size. A row's values are therefore written as bytes, as many for each row as the longest has,
 and read back when a batch is made.

@@ -1,10 +1,10 @@
-"""A DataFrame's rows as Parquet files in a store: written once, whole or not there, for ranks to read again and again.
+"""A DataFrame's rows as Parquet files in a store: written once, complete or not at all, and read by ranks repeatedly.
 
 Each task writes one file, from its beginning to its end, under a name that no other attempt has. The *manifest* lists
 the files of a data set. The driver writes it when all files are there, because object stores have no rename that could
 make a folder appear at once. A folder with neither a manifest nor Spark's ``_SUCCESS`` is incomplete, or is being
 written, and is not read. While the driver waits for the tasks, a marker file is in the folder: when one task fails,
-Spark ends the others a moment later. They find that the marker is gone, and remove what they have written.
+Spark ends the others a moment later. They find that the marker is missing, and remove their files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MANIFEST = "_spark_estimator.json"
 _IN_THE_MAKING = "_spark_estimator_writes_"
 _VERSION = 1
 _TRIES = 3
-# So much becomes one row group: it is held in memory while it is written.
+# The bytes of one row group, which is in memory while it is written.
 _GROUP_BYTES = 32 << 20
 _FILE_RELATION = "org.apache.spark.sql.execution.datasources.LogicalRelation"
 # Leaves of a plan whose rows stay what they are. An RDD may read its source again each time.
@@ -98,7 +98,7 @@ class _PartWriter:
                 with contextlib.suppress(io.UnsupportedOperation):  # another file system's file
                     os.fsync(file.fileno())
             self._check_wanted()
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # each kind of store has its own errors
             with contextlib.suppress(Exception):
                 self.store.remove(path)
             raise DataError(
@@ -163,7 +163,7 @@ def folders_of(store: FilesystemStore) -> dict[int | None, str]:
         entries = store.entries(parent)
     except FileNotFoundError:
         return {}
-    except Exception as error:  # each kind of store has errors of its own
+    except Exception as error:  # each kind of store has its own errors
         raise DataError(
             f"the store's folder {parent} cannot be listed on host {socket.gethostname()}: {type(error).__name__}: "
             f"{error}"
@@ -244,11 +244,11 @@ def _claimed(store: FilesystemStore, there: Collection[int | None]) -> tuple[str
             if [entry.path for entry in store.entries(folder)] == [mark]:
                 return folder, mark
             store.remove(mark)
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # each kind of store has its own errors
             raise DataError(
                 f"{folder} {_NOT_WRITTEN} {socket.gethostname()}, the driver's: {type(error).__name__}: {error}"
             ) from error
-        for _ in range(secrets.randbelow(3)):  # two that give way to each other part
+        for _ in range(secrets.randbelow(3)):  # two drivers that collide choose different numbers
             next(numbers)
 
 
@@ -290,7 +290,7 @@ def _written(
 
 
 def _discard(store: FilesystemStore, folder: str, mark: str) -> None:
-    """Removes a folder whose data set was not finished. Tasks that still write find that the mark is gone."""
+    """Removes a folder whose data set was not finished. Tasks that still write find that the mark is missing."""
     with contextlib.suppress(Exception):
         store.remove(mark)
     for _ in range(_TRIES):  # a task may just have begun a file in it

@@ -1,4 +1,4 @@
-"""Columns of Parquet files as the numbers that Spark would have made of them: types, vectors of Spark ML, nulls."""
+"""Converts columns of Parquet files to the same numbers as Spark would: types, vectors of Spark ML, nulls."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _values_of_vectors(array: pyarrow.Array) -> pyarrow.Array:
     offsets = numpy.concatenate([[0], numpy.cumsum(widths)])
     numbers: Array = values.flatten().to_numpy(zero_copy_only=False)
     row = numpy.repeat(numpy.arange(len(array)), stored)
-    # Within its row: of a dense vector the place where it is stored, of a sparse one what its index says.
+    # The position in its row: the element's position in a dense vector, its index in a sparse one.
     place = numpy.arange(len(numbers)) - numpy.repeat(numpy.cumsum(stored) - stored, stored)
     place[(kinds != _DENSE)[row]] = indices.flatten().to_numpy(zero_copy_only=False)
     flat = numpy.zeros(offsets[-1])

@@ -1,4 +1,4 @@
-"""Rows of Parquet files without Spark: which files there are, which rows are whose, and batches of them.
+"""Rows of Parquet files without Spark: lists the files, assigns rows to ranks, and reads batches.
 
 A set of files is read by `n` ranks as if all row groups were one sequence of rows, cut into `n` equal pieces: shares
 differ by one row at most, for any sizes of files and row groups. A rank reads only the row groups that its piece
@@ -24,7 +24,7 @@ from spark_estimator.data.rank.spool import Spool, spooled
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 
-# Of arrays whose length is looked for so many are read at a time.
+# How many arrays are read at a time to find their length.
 _ROWS_TO_MEASURE = 1 << 13
 
 

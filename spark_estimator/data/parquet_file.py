@@ -15,7 +15,7 @@ from spark_estimator.data.numbers import kind_of
 from spark_estimator.errors import DataError
 from spark_estimator.store import DBFSLocalStore, FilesystemStore, Store
 
-# Of a column's bytes so many are held at a time, and not a whole row group.
+# The bytes of a column that are buffered at a time, instead of a whole row group.
 BUFFER_BYTES = 1 << 20
 # Spark writes checksums. To look at them takes no time beside decoding, and damage gives other values. PyArrow 14 does
 # not look at them.
@@ -79,7 +79,7 @@ class DataFile:
         """The open file. Inside the block each error becomes a `DataError` that names the file.
 
         Args:
-            buffer_bytes: of each column's encoded bytes, so many are held at a time.
+            buffer_bytes: the encoded bytes of each column that are buffered at a time.
             footer: `metadata` of the file when it was open before; None: it is read.
 
         Raises:
@@ -152,7 +152,7 @@ def local_form(path: str) -> str:
 
 
 def some_rows(batches: Iterator[pyarrow.RecordBatch], start: int, rows: int) -> Iterator[pyarrow.RecordBatch]:
-    """Of rows that come in batches, `rows` from `start` on.
+    """From a stream of batches, `rows` rows from `start` on.
 
     Raises:
         ValueError: there are fewer.

@@ -1,4 +1,4 @@
-"""From the batches in which rows come, by way of the user's functions, to the columns that fields are made of."""
+"""Converts batches of rows, with the user's functions, to the columns from which fields are made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.numbers import numbers_of, without_nulls
 from spark_estimator.data.transformation import Takes, Transformation
 
-# A batch on its way into the spool is no larger, but for rows that are.
+# The largest batch that is written to the spool, unless one row is larger.
 _BATCH_BYTES = 16 << 20
 _MOST_BATCH_ROWS = 1 << 16
 
@@ -25,10 +25,10 @@ class Preparation:
     First bytes are decoded, then the transformation is called, then nulls are handled.
 
     Attributes:
-        columns: [c0, c1, ...] the names, in the batches that come, of what fields call so.
+        columns: [c0, c1, ...] the names in the batches of the columns that fields call so.
         marker: the column that marks rows for validation; None: no row is.
         nulls: as in `numbers.without_nulls`.
-        decoders: by the column's name in the batches that come.
+        decoders: by the column's name in the batches.
         transformation: None: there is none.
         transformation_columns: the columns that the transformation receives; empty: `columns` and `marker`.
         by_name: the columns of a transformation that takes rows are all that it returns.
@@ -44,12 +44,12 @@ class Preparation:
 
     @property
     def read(self) -> list[str]:
-        """The columns of the batches that come; none twice."""
+        """The columns of the batches; none twice."""
         return list(dict.fromkeys(self.transformation_columns or self._wanted))
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether all rows that come are left, one for one."""
+        """Whether every input row becomes one output row."""
         return self.nulls != "drop" and self.transformation is None
 
     @property
@@ -127,5 +127,5 @@ def dtypes_of(fields: Sequence[Field]) -> list[str]:
 
 
 def batch_rows_of(fields: Sequence[Field]) -> int:
-    """So many rows of these fields are worked on at a time."""
+    """The number of rows of these fields that are processed at a time."""
     return max(1, min(_MOST_BATCH_ROWS, _BATCH_BYTES // max(1, sum(field.row_bytes for field in fields))))

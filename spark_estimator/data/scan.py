@@ -1,9 +1,9 @@
-"""Whether a DataFrame is just Parquet files, which ranks can read by themselves, to the row and to the bit.
+"""Decides whether a DataFrame is just Parquet files, which ranks can read without Spark, to the row and to the bit.
 
 Nothing is guessed: the plan has to be a read of Parquet files below nothing but choices of whole columns. Filters,
 renamed or computed columns, joins, limits, views, caches, partition columns, formats on top of Parquet (Delta,
-Iceberg), all that is not known, goes through Spark. On Spark Connect the client knows only what it has asked for
-itself, so that one path, read without options and a schema, is all that is seen through.
+Iceberg), everything unknown is read through Spark. On Spark Connect the client knows only what it has asked for itself,
+so that one path, read without options and a schema, is all that is seen through.
 
 Whether executors reach the files, and with which types, a small Spark job finds out, which reads their footers.
 """
@@ -38,13 +38,13 @@ _COLUMN = f"{_SQL}catalyst.expressions.AttributeReference"
 # Listing more of them takes the driver longer than Spark takes to read them.
 _MOST_FILES = 5000
 _MOST_NODES = 100
-# With either, Spark leaves out files that it cannot read, or that are gone, and does not report it.
+# With either, Spark leaves out files that it cannot read, or that are missing, and does not report it.
 _LEAVING_OUT = ("ignoreCorruptFiles", "ignoreMissingFiles")
 _PARTITION = re.compile(r"/[^/=]+=[^/]*/")
 
 
 class ThroughSpark(Exception):
-    """The rows of a DataFrame have to come through Spark; the text has the reason."""
+    """The rows of a DataFrame have to be read through Spark; the text has the reason."""
 
 
 def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> DataFiles:
@@ -121,7 +121,7 @@ def files_of(frame: DataFrame, columns: Sequence[str] | None = None) -> DataFile
 
 def _of_classic(frame: DataFrame) -> tuple[list[str], dict[str, str]]:
     """URIs of the files, and those of the read's options that `_LEAVING_OUT` names, in small letters."""
-    # With what is cached in its place: rows that are in memory already are not read from files.
+    # The plan with cached data: rows that are already in memory are not read from files.
     plan = frame._jdf.queryExecution().withCachedData()
     for _ in range(_MOST_NODES):
         kind = plan.getClass().getName()
@@ -147,7 +147,7 @@ def _of_classic(frame: DataFrame) -> tuple[list[str], dict[str, str]]:
     result = [str(uri) for uri in relation.location().inputFiles()]
     if len(set(result)) < len(result):
         raise ThroughSpark("it reads a file twice")
-    # Spark takes options whatever their case.
+    # Spark ignores the case of options.
     options = {name.lower(): relation.options().get(name.lower()) for name in _LEAVING_OUT}
     return result, {name: str(value.get()) for name, value in options.items() if value.isDefined()}
 

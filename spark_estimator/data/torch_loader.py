@@ -80,7 +80,7 @@ def make_torch_dataloader(
 
     Raises:
         DataError: files or columns that cannot be read; the text names them.
-        ValueError: both `columns` and `feature_cols` were given, `batch_size` is less than 1, or a limit is negative.
+        ValueError: both `columns` and `feature_cols` are set, `batch_size` is less than 1, or a limit is negative.
     """
     check_request(batch_size, columns, feature_cols, label_cols)
     limits = RowLimits.of(cache_bytes, buffer_bytes)
@@ -133,7 +133,7 @@ def check_request(
 
 
 class _Reading(enum.Enum):
-    """Whether batches of the present epoch, from where it was taken up, were given already."""
+    """Whether batches of the present epoch, since it was begun or resumed here, were already returned."""
 
     BEFORE = enum.auto()
     WITHIN = enum.auto()
@@ -146,7 +146,7 @@ class TorchLoader:
     Tensors are copies: write to them as you like.
 
     ``state_dict()`` returns its position, by the protocol of torchdata's StatefulDataLoader. It is the same on all
-    ranks, and another number of ranks may take it up: what is left of the epoch is read, each row once.
+    ranks, and another number of ranks may resume from it: the rest of the epoch is read, each row once.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class TorchLoader:
         self._epoch, self._earlier, self._steps, self._state = epoch, (), 0, _Reading.BEFORE
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is: the batches that were given count as done. After the last one the next epoch begins."""
+        """The position: returned batches count as done. After the last one the next epoch begins."""
         leg = self._rows.leg(self._batch_size, self._steps)
         return {
             "epoch": self._epoch,
@@ -193,7 +193,7 @@ class TorchLoader:
         On as many ranks, with the same `batch_size`, it gives the batches that would have followed.
 
         Raises:
-            ValueError: that loader had other rows, another order, or kept its rows in another way.
+            ValueError: that loader had other rows, another order, or stored its rows in another way.
         """
         for name, value in (("seed", self._seed), ("rows", self._rows.total)):
             if state_dict[name] != value:
@@ -219,7 +219,7 @@ class TorchLoader:
         return Batches(self._rows.counts, self._batch_size).steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor] | tuple[torch.Tensor, ...]]:
-        if self._state is _Reading.WITHIN:  # the iteration before this one was given up
+        if self._state is _Reading.WITHIN:  # the iteration before this one was abandoned
             self.set_epoch(self._epoch + 1)
         epoch = self._epoch
         order = self._order(epoch)
@@ -331,7 +331,7 @@ class _Column:
 def _inspected(
     files: DataFiles, names: Sequence[str], wanted: Preparation, padding: float | Mapping[str, float] | None
 ) -> tuple[FileRows, list[_Column]]:
-    """What the first rows show, and of arrays that are filled up all rows. A collective where `padding` says so."""
+    """The shapes that the first rows show; for arrays that are padded, all rows. A collective if `padding` is set."""
     result = [readable_in(files.kinds, name, name in wanted.decoders) for name in names]
     folder = Settings.read().spool_folder or None
     bare = FileRows(files, replace(wanted, decoders={}), folder)

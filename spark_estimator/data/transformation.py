@@ -1,4 +1,4 @@
-"""`transformation_fn`: a function of the user's that changes rows, as pandas or as dicts, on their way to the ranks."""
+"""`transformation_fn`: the user's function that changes rows, as pandas or as dicts, before the ranks get them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Takes(Enum):
 
 @dataclass(frozen=True)
 class Transformation:
-    """The function, and what is known of its result. It travels to the ranks.
+    """The function, and the schema of its result. It travels to the ranks.
 
     Attributes:
         function: takes a pandas.DataFrame and returns one, with as many rows as it likes; or takes and returns a dict.
@@ -146,7 +146,7 @@ class Transformation:
             result = self.function(frame)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, and tell nobody
+        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
             failure = error
         if isinstance(result, pandas.DataFrame):
             return Takes.FRAME, result
@@ -225,11 +225,11 @@ def _column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> 
     """A column of the result as Arrow's, of the type that the first rows have shown.
 
     Args:
-        row: the number of the first row that the function was given, for messages.
+        row: the number of the first row that was passed to the function, for messages.
     """
     if (values.dtype == object and any(map(_is_array, values))) if shown is None else shown.is_array:
         return _arrays(values, name, shown)
-    # From what it holds, and then into the type: of Decimals, for example, Arrow makes no floats by itself.
+    # First to the type of its values, then to the target type: Arrow does not convert Decimals to floats, for example.
     array = pyarrow.array(values, from_pandas=True)
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks()

@@ -7,42 +7,43 @@ process. A *survivor* is a process that moves from one round into the next, with
 Guarantees
 ----------
 - A rank that dies, raises or freezes costs the job that rank, and all work since the last commit; nothing else. The
-  other processes stay, are renumbered in their old order (so the lowest that is left becomes rank 0), and continue.
+  other processes stay, are renumbered in their old order (so the lowest remaining one becomes rank 0), and continue.
 - The state of a round is that of its rank 0, and rank 0 holds a state: it has taken part in a synchronisation before,
   or the job has just begun. Processes with a state have lower ranks than processes without, so a new process never
-  overwrites a survivor. When no process with a state is left, the job ends with an error that names this cause.
+  overwrites a survivor. If no process with a state is left, the job ends with an error that names this cause.
 - The error that ends a job names the ranks that were lost, how, and how many ranks were needed.
 
 Order of events
 ---------------
-1. *A rank is lost.* Its engine's peers notice the end of its connections, or 6 s without a heartbeat, and what they
-   wait for raises `HorovodInternalError`. (`run_fn`) Each survivor restores its last commit.
+1. *A rank is lost.* Its engine's peers notice the end of its connections, or 6 s without a heartbeat, and the
+collectives that they wait for raise `HorovodInternalError`. (`run_fn`) Each survivor restores its last commit.
 2. (`rejoin`) It leaves the round (``shutdown``), opens new sockets to listen at, and sends `READY` to its launcher,
    with the ranks that were silent. Then it waits; no other process has to be alive for that.
 3. (`rounds.RoundPlanner`, at the launcher) When every process of the round is ready or has ended, the next one begins.
    A silent process that is not ready either is killed first, so that it cannot come back. Each process receives
-   its new number, its peers, and a key that no earlier round knew: `ROUND`.
+   its new number, its peers, and a new key: `ROUND`.
 4. (`rejoin`) ``init()`` connects the new round. It starts over with another one when a process dies meanwhile, within
    the limit of resets; that holds for the first ``init()`` of a job, too.
 5. `State.on_reset`: the callbacks, for example to rescale a learning rate. They must run no collectives.
-6. `State.sync`: all take over the state of rank 0, and commit it. The function is called again.
+6. `State.sync`: all copy the state of rank 0, and commit it. The function is called again.
 
-*A process comes.* The launcher starts it, and it runs the program until ``init()``, which waits. The launcher then
+*A process joins.* The launcher starts it, and it runs the program until ``init()``, which waits. The launcher then
 sends `UPDATED` to the others. At the next ``commit()`` or ``check_host_updates()`` rank 0 broadcasts that it has
-received it, they raise `HostsUpdatedInterrupt` together, keep their state as it is, and continue with step 2; they
-wait only for the slowest of them, and the new process is part of the next round.
+received it, they raise `HostsUpdatedInterrupt` together, keep their state as it is, and continue with step 2; they wait
+only for the slowest of them, and the new process is part of the next round.
 
-*A process has to leave*, as its slot is gone: the others receive `UPDATED`, and step 3 leaves it out of the next round
-and ends it. As long as there are too few without it, or no other process holds the state, it continues to work.
+*A process has to leave*, because its slot was removed: the others receive `UPDATED`, and step 3 leaves it out of the
+next round and ends it. As long as there are too few without it, or no other process holds the state, it continues to
+work.
 
 Failures
 --------
-- A collective that the ranks contradict one another about fails in the same way each time it is repeated: the third
-  time, without a commit in between, its error is raised.
+- A collective about which the ranks disagree fails in the same way each time it is repeated: the third time, without a
+  commit in between, its error is raised.
 - Any other exception of the program ends its process, which then is a lost rank.
 - A process of the round that is not ready within the launcher's time-out is killed, and named.
-- With fewer ranks than ``min_size``, and no new process starting: the job ends; where hosts may yet come, only after
-  the launcher's time-out.
+- With fewer ranks than ``min_size``, and no new process starting: the job ends; if hosts may still join, only after the
+  launcher's time-out.
 - In a job that is not elastic `HorovodInternalError` is raised as if there were no `run_fn`.
 - The launcher is killed: the kernel ends all that it started.
 

@@ -1,4 +1,4 @@
-"""What the user asks of an elastic job, and what a `RoundPlanner` decides about it."""
+"""The user's settings of an elastic job, and the decisions of a `RoundPlanner`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from datetime import timedelta
 
 @dataclass(frozen=True)
 class Terms:
-    """What the user asked for.
+    """The user's settings.
 
     Attributes:
         size: number of ranks to begin with.
         min_size: the least to continue with, 1 <= min_size <= size.
-        replace: new processes come as far as there is room: in place of those that were lost, and more, up to
-            `max_size`.
-        max_size: the most ranks that there may come to be, if `replace`; None: `size`.
+        replace: new processes are started while there is room: to replace lost ones, and more, up to `max_size`.
+        max_size: the most ranks that the job may have, if `replace`; None: `size`.
         reset_limit: how many rounds may follow the first; None: any number, as long as there is progress (see
             `FRUITLESS_ROUNDS`).
         timeout: how long to wait for the members of a new round, and for newcomers without whom there are too few.
@@ -30,7 +29,7 @@ class Terms:
 
     @property
     def most(self) -> int:
-        """The most ranks that there may come to be."""
+        """The most ranks that the job may have."""
         return self.size if self.max_size is None else self.max_size
 
     def __post_init__(self) -> None:
@@ -53,14 +52,14 @@ class Terms:
 
 @dataclass(frozen=True)
 class Begin:
-    """Tell these, which all wait, that they are the next round. A process's position is its rank."""
+    """Start the next round with these processes, which all wait. A process's position is its rank."""
 
     processes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell these that a newcomer waits, or that one of them is to go, so that they leave at the next commit."""
+    """Notify these of a waiting newcomer, or of a removed slot, so that they leave the round at the next commit."""
 
     processes: tuple[int, ...]
 
@@ -74,14 +73,14 @@ class Dissolve:
 
 @dataclass(frozen=True)
 class Start:
-    """Start so many newcomers."""
+    """Start `count` newcomers."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Kill:
-    """End this process; it does no more good. `why` stands behind "was stopped"."""
+    """End this process, which the job cannot use any more. `why` follows "was stopped" in messages."""
 
     process: int
     why: str
@@ -89,7 +88,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Release:
-    """End these: their slots are gone. It is no failure, and the job does not need them."""
+    """End these: their slots were removed. It is not a failure, and the job does not need them."""
 
     processes: tuple[int, ...]
 

@@ -5,8 +5,8 @@ the planner decides. The planner knows neither processes nor sockets nor clocks,
 it: ``launch.elastic`` is one.
 
 A *member* is a process of the present round, a *newcomer* one that was started later and waits for its first. A member
-is *unwanted* when its slot is gone. It stays at work until the next commit at which the others can continue without it:
-they are enough, or newcomers are there to take over the state.
+is *unwanted* if its slot was removed. It stays at work until the next commit at which the others can continue without
+it: they are enough, or newcomers are there to take over the state.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ __all__ = [
     "Terms",
 ]
 
-#: A member that was found silent may yet come within so long, before it is given up.
+#: How long a silent member may still become ready before it is given up.
 SILENT_GRACE = timedelta(seconds=2)
 
-#: Where no limit of resets is set: so many rounds in a row that end without a commit are no chance.
+#: Without a limit of resets: this number of rounds in a row without a commit ends the job, since it is no coincidence.
 FRUITLESS_ROUNDS = 10
 
 
-# --- What is known of a process ---------------------------------------------------------------------------------------
+# --- Processes --------------------------------------------------------------------------------------------------------
 
 
 class Phase(enum.Enum):
-    """Where a process stands."""
+    """The state of a process, as the planner knows it."""
 
     RUNNING = "a member at work, or on its way out of the round"
     READY = "a member that has left the round and waits for the next"
@@ -77,16 +77,16 @@ class _Process:
 class RoundPlanner:
     """The one object that decides who is in a round. Not safe for several threads at once.
 
-    Processes are called by numbers that the launcher gives: those of the first round are 0 ... size - 1 and have these
-    ranks, newcomers get others.
+    Processes have numbers that the launcher assigns: those of the first round are 0 ... size - 1 and have these ranks,
+    newcomers get others.
 
     Attributes:
         terms: what the user asked for.
         round: number of the present round, from 1.
-        room: how many processes there can be now, without those that are unwanted; None: as many as ever. The launcher
-            changes it as hosts come and go.
-        room_may_grow: hosts may yet come, so that too few ranks wait for them, as long as the terms allow.
-        waits_for_room: what is waited for in that way, in words; '' when nothing is.
+        room: how many processes there can be now, without those that are unwanted; None: no limit. The launcher changes
+            it as hosts are added and removed.
+        room_may_grow: hosts may still be added, so too few ranks wait for them, as long as the terms allow.
+        waits_for_room: what those ranks wait for, for messages; '' for nothing.
     """
 
     terms: Terms
@@ -100,7 +100,7 @@ class RoundPlanner:
     _stories: list[str] = field(default_factory=list)  # how those of this job that were lost ended, in words
     _gathering_since: float | None = None
     _found_silent: dict[int, float] = field(default_factory=dict)
-    _broken: bool = False  # the present round has lost somebody, or somebody has left it
+    _broken: bool = False  # the present round has lost a member, or a member has left it
     _dissolved: bool = False
     _announced: bool = False
     _unwanted: dict[int, float] = field(default_factory=dict)  # since when
@@ -111,11 +111,11 @@ class RoundPlanner:
     _over: bool = False
 
     def __post_init__(self) -> None:
-        # Whoever is there from the start holds the state that the job starts with.
+        # The first processes have the state with which the job starts.
         self._processes = {number: _Process(Phase.RUNNING, number, True) for number in range(self.terms.size)}
         self._ranks = tuple(self._processes)
 
-    # --- what the launcher tells ---
+    # --- reports of the launcher ---
 
     def started(self, process: int) -> None:
         """A newcomer has been started."""
@@ -134,7 +134,7 @@ class RoundPlanner:
         """A process waits for its next round.
 
         Args:
-            now: seconds, on the clock that `decide` is given.
+            now: seconds, on the clock of `decide`.
             holds_state: it has taken over the job's state once.
             silent: ranks of the round that it left which it found silent.
             commits: how often it has committed in that round.
@@ -157,10 +157,10 @@ class RoundPlanner:
                 self._found_silent.setdefault(self._ranks[rank], now)
 
     def ended(self, process: int, now: float, story: str | None) -> None:
-        """A process is gone. Report this before `room` is changed for that reason.
+        """A process has ended. Report this before `room` is changed for that reason.
 
         Args:
-            story: who it was and how it ended, a sentence; None: it ended well.
+            story: a sentence: which process it was and how it ended; None: it succeeded.
         """
         known = self._processes.pop(process, None)
         self._unwanted.pop(process, None)
@@ -179,9 +179,9 @@ class RoundPlanner:
                 self._gather(now)
 
     def unwanted(self, processes: Iterable[int], now: float) -> None:
-        """The slots of these, and of no others, are gone."""
+        """The slots of these, and of no others, are removed."""
         gone = {process for process in processes if process in self._processes}
-        # Slots that come back may make more than there may be: those that came last are the ones to go.
+        # With slots that are available again there may be too many processes: those that started last have to leave.
         others = sorted((process for process in self._processes if process not in gone), key=self._order)
         gone.update(others[self.terms.most :])
         self._unwanted = {process: self._unwanted.get(process, now) for process in sorted(gone)}
@@ -238,13 +238,13 @@ class RoundPlanner:
             # One with the state is enough, who hands it on; so there is, for a round, one more than there may be.
             coming.append(staying.pop(0))
         if len(coming) < self.terms.min_size:
-            return []  # newcomers are on their way, or `_too_few` would have said so
+            return []  # newcomers are starting, or `_too_few` would be true
         if not self._resets_allow(1):
             return [Fail(f"it reached reset_limit={self.terms.reset_limit}")]
         self._fruitless += 1
         if self.terms.reset_limit is None and self._fruitless >= FRUITLESS_ROUNDS:
             return [Fail(f"{self._fruitless} rounds in a row have ended without a commit")]
-        # Who holds the state first, as rank 0's is the one that all take over; else the old order.
+        # Processes with the state first, as all copy rank 0's; otherwise in the old order.
         coming.sort(key=self._in_the_next_round)
         if not self._processes[coming[0]].holds_state:
             return [Fail("no process that has its state is left: all others are new")]
@@ -277,7 +277,7 @@ class RoundPlanner:
         return [Release(tuple(processes))] if processes else []
 
     def _overdue(self, now: float) -> list[Decision]:
-        """Ends those whose slots are gone for so long that nothing can be expected of the next commit."""
+        """Ends processes whose slots were removed so long ago that they will not reach the next commit."""
         seconds = self.terms.timeout.total_seconds()
         decisions: list[Decision] = []
         for process in self._unwanted_members():
@@ -301,7 +301,7 @@ class RoundPlanner:
         return None
 
     def _too_few(self, now: float) -> Fail | None:
-        """The end, when fewer are left than must be and nobody else will come."""
+        """The end of the job, if too few processes are left and no other will join."""
         members = self._members()
         if len(members) + self._well >= self.terms.min_size and not self._stranded():
             return None
@@ -345,15 +345,15 @@ class RoundPlanner:
             return False
         if (self._newcomer_failed and self._room_then == self.room) or self._wanted() >= self._most():
             return False
-        # A loss itself takes one reset, and letting somebody in another; both are one when there are too few.
+        # A loss takes one reset, and admitting a newcomer another; they are the same reset if there are too few.
         return self._resets_allow(2 if self._broken and len(self._members()) >= self.terms.min_size else 1)
 
     def _most(self) -> int:
-        """How many processes the job wants to have."""
+        """How many processes the job should have."""
         return self.terms.most if self.room is None else min(self.terms.most, self.room)
 
     def _wanted(self) -> int:
-        """How many there are that are not to go."""
+        """How many processes there are that need not leave."""
         return len(self._processes) - len(self._unwanted)
 
     def _unwanted_members(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Calls a training function again and again until it returns: in each round of the job once."""
+"""Calls a training function once in each round of the job, until it returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_estimator.log import logger
 
 ValueT = TypeVar("ValueT")
 
-#: A failure that no rank's end explains is a fault of the program when it comes so often from the same commit.
+#: A failure without a lost rank is an error of the program if it occurs this often after the same commit.
 SAME_FAILURES = 3
 
 _log = logger(__name__)
@@ -28,8 +28,8 @@ _log = logger(__name__)
 def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str = "commit") -> Callable[..., ValueT]:
     """Makes ``func(state, *args, **kwargs)`` continue in the next round, whenever a round ends.
 
-    A rank is lost: the state goes back to the last commit. The job is about to be made of other ranks: it stays as it
-    is. Then `reset` is called, `State.on_reset`, `State.sync`, and `func` once more.
+    A rank is lost: restores the last commit. The job is about to be made of other ranks: it stays as it is. Then
+    `reset` is called, `State.on_reset`, `State.sync`, and `func` once more.
 
     Args:
         func: the training. Its first argument is a `State`, from which it takes up its work.
@@ -89,8 +89,8 @@ def rejoin() -> None:
     """Leaves the round, waits until the launcher has gathered the next one, and joins it.
 
     Raises:
-        NotElasticError: the launcher of this job gives no other round.
-        JobFailedError: the launcher is gone.
+        NotElasticError: the launcher of this job starts no further rounds.
+        JobFailedError: the launcher has ended.
         HorovodInternalError: the new round has ended before it had begun.
     """
     link, former = launcher_link.link(), rendezvous.current()
@@ -113,7 +113,7 @@ def _keep_ranks() -> None:
 
 
 def _tell_why(error: Exception) -> None:
-    """Has the launcher hear, when this process asks it for the next round, what ended this one."""
+    """Stores what ended this round, for this process's next request to the launcher."""
     link = launcher_link.link()
     if link is not None:
         link.leaves_because(error)

@@ -1,4 +1,4 @@
-"""What training must not lose when a rank is lost: saved and restored in memory, taken over from rank 0."""
+"""The state that a training keeps when a rank is lost: saved and restored in memory, copied from rank 0."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class State:
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
         """Has these called in each later round, when ``size()`` and ``rank()`` are new and before the state is synced.
 
-        A process that has just come does not call them: they must run no collectives.
+        A process that has just joined does not call them: they must run no collectives.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -78,20 +78,21 @@ class State:
         """Prepares the state for ``mode="step"``.
 
         Raises:
-            TypeError: states of this class go back to the last commit.
+            TypeError: states of this class return to the last commit.
         """
         raise TypeError(f'{type(self).__name__} does not support mode="step": use TorchState, or commit often.')
 
     def check_host_updates(self) -> None:
-        """Lets ranks come and go, if they want to. All ranks call it at the same step.
+        """Lets waiting ranks join and others leave. All ranks call it at the same step.
 
         Raises:
-            HostsUpdatedInterrupt: on all ranks, when the job is about to be made of other ones.
+            HostsUpdatedInterrupt: on all ranks, if the job's ranks are about to change.
         """
         link = launcher_link.link()
         if link is not None and link.announced():
             self.on_hosts_updated(time.time(), HostUpdateResult.added)
-        # Ranks hear of it at different times: rank 0's word counts, so that all leave the round at the same step.
+        # Ranks receive the notice at different times: rank 0's knowledge counts, so that all leave the round at the
+        # same step.
         update = HostUpdateResult(self._bcast_object(int(self._update)))
         if update != HostUpdateResult.no_update:
             self._update = HostUpdateResult.no_update
@@ -114,14 +115,15 @@ class State:
 
 
 class ObjectState(State):
-    """Plain Python objects, as attributes by the names that they are given with.
+    """Plain Python objects, as attributes with the names of the keyword arguments.
 
     Args:
         bcast_object, get_rank: as for `State`.
-        kwargs: the attributes, with their first values. They must be pickled and copied with ease.
+        kwargs: the attributes, with their first values. They must be small enough to be pickled and copied at each
+            commit.
 
     Raises:
-        ValueError: a name is one that a state uses itself.
+        ValueError: a name is used by the state itself.
     """
 
     if TYPE_CHECKING:  # the attributes are the user's

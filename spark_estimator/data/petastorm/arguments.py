@@ -15,7 +15,7 @@ from spark_estimator.data.petastorm.unischema import Unischema, UnischemaField
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 
-#: Arguments of petastorm's readers that say how it works; there is nothing of the kind here.
+#: Arguments on the internals of petastorm's readers; they have no counterpart here.
 _WITHOUT_EFFECT = {
     "results_queue_size",
     "pyarrow_serialize",
@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = {
     "zmq_copy_buffers",
     "convert_early_to_numpy",
 }
-#: Arguments that change which rows or values come, and what to do instead.
+#: Arguments that change which rows or values are read, and what to do instead.
 _REFUSED = {
     "rowgroup_selector": "petastorm's indexes of row groups are not read here; use a predicate or filters",
     "filesystem": "give a URL, and storage_options",

@@ -1,8 +1,8 @@
 """Batches of one shard of files as numpy arrays, for loaders: from rows that were decoded once, or from row groups.
 
 Columns of numbers of one length are read into the host's *spool* once, and each epoch gathers its batches from there,
-in an order of its own. Where there are others (texts, bytes, nulls, arrays of different lengths), the row groups are
-read in each epoch, as a reader gives them. A transform is called in both cases, again in each epoch.
+in a new order. If there are other columns (texts, bytes, nulls, arrays of different lengths), the row groups are read
+in each epoch, as a reader does. A transform is called in both cases, again in each epoch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 
-# A transform is called for so many bytes, or rows, of numbers at a time.
+# A transform is called for this number of bytes, or rows, of numbers at a time.
 _CALL_BYTES = 2 << 20
 _CALL_ROWS = 1 << 15
 _AHEAD_BYTES = 1 << 20
-# An object for each row's array takes so much memory; they are kept for wide arrays, where all take no more than this.
-# Of narrow ones there are so many that new objects take less time than old ones, which are in no cache.
+# `_VIEW_BYTES` is the memory of an object for a row's array. The objects are kept for wide arrays, if all take at most
+# `_MOST_VIEW_BYTES`. Narrow arrays have so many that making new objects is faster than reading old ones, which are in
+# no cache.
 _WIDE_BYTES = 512
 _VIEW_BYTES = 120
 _MOST_VIEW_BYTES = 256 << 20
@@ -89,17 +90,17 @@ def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool) ->
 class ShardBatches:
     """All epochs of a shard in batches of exactly `batch_size` rows, one batch running into the next epoch.
 
-    Each epoch has an order of its own.
+    Each epoch has a new order.
 
     Args:
         rows: those of all shards.
         fields: the arrays of a batch.
         shard, shards: the number of the shard, and the number of shards.
         num_epochs: None: there is no end.
-        seed: determines the orders; None: rows come in the order of the files.
+        seed: determines the orders; None: rows are in the order of the files.
         batch_size: the last batch may have fewer.
         transformer: what is done to the rows.
-        plan: None: columns of truth values come as uint8.
+        plan: None: columns of truth values become uint8.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class ShardBatches:
         call_size = CallSize(max(1, min(rows, _CALL_ROWS, _CALL_BYTES // max(1, narrow_bytes)) // size))
         batches = self._row_numbers(size, 0)
         several = iter(lambda: list(itertools.islice(batches, call_size.batches)), [])
-        # Each call is long enough to be made ahead by itself.
+        # Each call is long enough to be made ahead separately.
         calls = self._ahead.items(called, several, _AHEAD_BYTES)
         names = list(transformer.schema.fields)
         pages = itertools.chain.from_iterable(call.pages(size, names, gathered) for call in calls)
@@ -212,7 +213,7 @@ class ShardBatches:
         return max(whole, key=len, default=[])
 
     def _views(self, matrices: tuple[Array, ...]) -> dict[str, Array]:
-        """By the names of columns of wide arrays: [rows] of the rows' arrays, as objects that lie in the spool."""
+        """By the names of columns of wide arrays: [rows] of the rows' arrays, as objects over the spool's memory."""
         if self._row_views is None:
             self._row_views = {}
             for field, (number, start) in zip(self._joined.fields, self._joined.places, strict=True):
@@ -260,7 +261,7 @@ class ShardBatches:
         if len(held):
             yield held
             count += 1
-        # The largest shard has a row more, which may have made a batch of its own.
+        # The largest shard has one more row, which may have formed a separate batch.
         for _ in range(steps - count):
             yield numpy.zeros(1, numpy.int64)
 
@@ -278,7 +279,7 @@ class RowGroupBatches:
     Args:
         plan: which rows.
         batch_size: the last batch may have fewer.
-        capacity: each batch is drawn from so many rows; 0: rows come in the order of the reader.
+        capacity: each batch is drawn from this number of rows; 0: rows are in the order of the reader.
     """
 
     def __init__(self, plan: ReadPlan, batch_size: int, capacity: int) -> None:
@@ -320,7 +321,7 @@ def steps_of(most_rows: int, num_epochs: int | None, batch_size: int) -> int:
 def equal_steps(
     batches: Iterator[Page], rows: int, most_rows: int, num_epochs: int | None, batch_size: int
 ) -> Iterator[Page]:
-    """The batches, and a batch of one row more where the largest shard's odd row makes a batch of its own.
+    """The batches, and one more batch of one row if the largest shard's odd row forms a separate batch.
 
     A transform that has changed the number of rows is left alone: how many batches other shards have is not known.
 

@@ -106,5 +106,5 @@ def _removed(store: FilesystemStore, folder: str) -> None:
     try:
         if store.exists(folder):
             store.remove(folder)
-    except Exception as error:  # the process ends; what is left has a name that says what it is
+    except Exception as error:  # the process ends; the name of the remaining folder shows its purpose
         _log.warning("%s could not be removed: %s", folder, error)

@@ -1,4 +1,4 @@
-"""Calls of a transform's function on rows of the spool: for how many rows at a time, and what became of them."""
+"""Calls of a transform's function on rows of the spool: the number of rows at a time, and the results."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.petastorm.schema import SchemaField
 from spark_estimator.errors import DataError
 
-# What tensors have no type for goes into the next larger one that there is, as in petastorm.
+# Types that tensors lack become the next larger type that exists, as in petastorm.
 _TENSOR_DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "bool": "uint8"}
 _KINDS = {"f": "array<float>", "i": "array<bigint>", "u": "array<bigint>", "b": "array<boolean>"}
 
@@ -67,7 +67,7 @@ class Coded:
 
 @dataclass(frozen=True)
 class DecodedFiles(DataFiles):
-    """Files of which some columns are decoded on the way.
+    """Files with columns that are decoded when they are read.
 
     Attributes:
         coded: these columns, by name.
@@ -124,7 +124,7 @@ def _decoded(decode: Callable[[bytes], Array], column: str, value: bytes | None,
         raise DataError(f"column {column!r} holds null in row {row} of this share: drop such rows.")
     try:
         return decode(value)
-    except Exception as error:  # a decoder fails in any way on bytes that are something else
+    except Exception as error:  # a decoder may raise any error for other bytes
         raise DataError(f"column {column!r}, row {row} of this share, cannot be decoded: {error}.") from error
 
 

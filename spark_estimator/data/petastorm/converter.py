@@ -1,4 +1,4 @@
-"""``make_spark_converter``: a DataFrame whose rows ranks read as petastorm's converter lets them."""
+"""``make_spark_converter``: a DataFrame whose rows ranks read with the API of petastorm's converter."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_spark_converter(
         read_files: a DataFrame that is just Parquet files is read from these. False: it is written, as any other.
 
     Returns:
-        The converter. It travels to ranks, in the function that `HorovodRunner` is given.
+        The converter. It is pickled to the ranks, as part of the function that is passed to `HorovodRunner`.
 
     Raises:
         DataError: no column can be read as tensors, there are no rows, or no folder was named to write in.

@@ -245,7 +245,7 @@ def _files_below(
 
 
 def _typed(values: Sequence[str]) -> tuple[Any, ...]:
-    """Whole numbers where all are; else texts. Null is None."""
+    """Whole numbers if all values are; else texts. Null is None."""
     known = [None if value == _NULL_FOLDER else value for value in values]
     try:
         return tuple(None if value is None else int(value) for value in known)

@@ -1,10 +1,10 @@
 """`DataLoader`, `BatchedDataLoader` and `InMemBatchedDataLoader`: petastorm's loaders for PyTorch, over this reader.
 
 Batches are dicts of tensors in the columns' own types, of exactly `batch_size` rows but for the last one, and run on
-from one epoch into the next. Unlike petastorm's, shards have as many rows as each other, to the row, and all get as
-many batches, so that no rank waits for another at the end; and where all columns are numbers of one length, each epoch
-has the rows of the shard in an order of its own, not row groups in a fixed one. Such rows are kept in files without
-names on the host's disk (`spool`), others are read from their row groups in each epoch.
+from one epoch into the next. Unlike petastorm's, all shards have the same number of rows (to one row) and the same
+number of batches, so that no rank waits for another at the end. If all columns are numbers of one length, each epoch
+mixes all rows of the shard in a new order, not row groups in a fixed one. Such rows are kept in files without names on
+the host's disk (`spool`), others are read from their row groups in each epoch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from spark_estimator.data.petastorm.pages import Page, cut, rows_in
 from spark_estimator.data.petastorm.reader import Reader
 from spark_estimator.errors import DataError
 
-# Types that tensors do not have go into the next larger one that there is, as in petastorm. Types are looked up as
-# objects: to make the name of one takes as long as the rest of a column of a batch.
+# Types that tensors lack become the next larger type that exists, as in petastorm. Types are looked up as objects:
+# computing a type's name takes as long as the rest of a column of a batch.
 _TENSOR_DTYPES = {
     numpy.dtype(stored): numpy.dtype(larger)
     for stored, larger in {"uint16": "int32", "uint32": "int64", "uint64": "int64"}.items()
@@ -92,15 +92,15 @@ class _Loader:
 class DataLoader(_Loader):
     """Batches of what a reader reads: dicts of tensors by the columns' names.
 
-    It may be iterated again, which reads all epochs once more, in orders of their own. Tensors are copies. It is a
-    context manager, too, at whose end the rows are given up.
+    It may be iterated again, which reads all epochs once more, in new orders. Tensors are copies. It is a context
+    manager, too, at whose end the rows are released.
 
     Args:
         reader: of `make_reader` or `make_batch_reader`.
         batch_size: rows of each batch; the last one may have fewer.
         collate_fn: makes the batch of a list of dicts, one for each row. The default makes tensors of whole columns,
             which takes a small part of the time.
-        shuffling_queue_capacity: where row groups are read in each epoch, each batch is drawn from so many rows.
+        shuffling_queue_capacity: if row groups are read in each epoch, each batch is drawn from this number of rows.
 
     Raises:
         DataError: a column cannot be read as tensors.
@@ -157,10 +157,10 @@ class InMemBatchedDataLoader:
         reader: of `make_reader` or `make_batch_reader`.
         batch_size: rows of each batch; the last one of an epoch may have fewer.
         transform_fn: as in `BatchedDataLoader`; called for each row group that is read.
-        num_epochs: the rows are given so often, in one iteration.
+        num_epochs: how often the rows are read in one iteration.
         seed: determines the orders.
         rows_capacity: the most rows that are kept; the others are not read.
-        shuffle: each epoch has an order of its own.
+        shuffle: each epoch has a new order.
 
     Raises:
         DataError: a column cannot be read as tensors, or there are no rows.

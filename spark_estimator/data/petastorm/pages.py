@@ -1,4 +1,4 @@
-"""From Arrow's columns and a function's results to numpy arrays: a *page* is some rows as arrays by columns' names.
+"""Converts Arrow's columns and a function's results to numpy arrays: a *page* is some rows as arrays by columns' names.
 
 Values and types are petastorm's, but for three: null among texts stays None, where petastorm makes it the text "None";
 columns of partitions are plain arrays, and not pandas' categories; whole numbers stay whole when a predicate is used.
@@ -26,7 +26,7 @@ def page_of(table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], 
 
     Args:
         shapes: of a row's value, by column.
-        by_row: the page is given row by row: null is None (NaN of fractions), and arrays may differ in length.
+        by_row: the page is returned row by row: null is None (NaN of fractions), and arrays may differ in length.
 
     Raises:
         DataError: arrays of a column differ in length, or one is null.

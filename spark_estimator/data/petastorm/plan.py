@@ -1,4 +1,4 @@
-"""What a reader reads, in values: which rows of which files, how often, in which order, and what is done to them."""
+"""A reader's work as plain values: which rows of which files, how often, in which order, and what is done to them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class ReadPlan:
     Attributes:
         files: that hold them.
         schema: of the columns that are read.
-        result_schema: of what comes out; another one where there is a transform.
+        result_schema: of the rows that the reader returns; another one where there is a transform.
         precision: "float32" or "float64" for fractions; None: as they are in the files.
-        shard, shards: one of so many equal parts of the rows.
+        shard, shards: part `shard` of `shards` equal parts of the rows.
         num_epochs: all rows are read so often; None: again and again.
         seed: determines the orders of the epochs.
-        shuffle_rows, shuffle_row_groups: rows within row groups, and row groups, come in another order in each epoch.
-        parts: a row group is read in so many parts.
-        batched: many rows are given at a time.
+        shuffle_rows, shuffle_row_groups: rows within row groups, and row groups, have a new order in each epoch.
+        parts: the number of parts in which a row group is read.
+        batched: many rows are returned at a time.
         transform: what is done to them.
         threads: that read ahead.
     """
@@ -60,7 +60,7 @@ class ReadPlan:
 
     @property
     def shuffles(self) -> bool:
-        """Epochs have orders of their own."""
+        """Each epoch has a new order."""
         return self.shuffle_rows or self.shuffle_row_groups
 
     @property

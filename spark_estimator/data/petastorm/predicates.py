@@ -35,8 +35,8 @@ class PredicateBase(ABC):
             values: a dict of one row; from a reader of batches also a pandas.DataFrame of many.
 
         Returns:
-            True or false; for a DataFrame a pandas.Series of them. What returns something else for a DataFrame, or
-            raises, is called for each row instead.
+            True or false; for a DataFrame a pandas.Series of them. A function that returns another type for a
+            DataFrame, or raises, is called for each row instead.
         """
 
 
@@ -199,6 +199,6 @@ def _of_frame(predicate: PredicateBase, frame: pandas.DataFrame) -> Array | None
     """The answer for all rows at a time; None: the predicate takes single rows."""
     try:
         answer = numpy.asarray(predicate.do_include(frame))
-    except Exception:  # a function of one row's values fails in any way on those of many; by row it shows its error
+    except Exception:  # it may raise any error for many rows; row by row it shows its own
         return None
     return answer if answer.dtype == bool and answer.shape == (len(frame),) else None

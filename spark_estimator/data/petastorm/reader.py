@@ -63,7 +63,7 @@ class Reader:
 
     @property
     def seed(self) -> int | None:
-        """Determines the orders of the epochs; None: rows come in the order of the files."""
+        """Determines the orders of the epochs; None: rows are in the order of the files."""
         return self.plan.seed if self.plan.shuffles else None
 
     @property
@@ -95,8 +95,8 @@ class Reader:
         """The shard's rows in batches of numpy arrays, for loaders.
 
         Args:
-            capacity: where rows are not mixed as a whole, each batch is drawn from so many.
-            numbers: dates, timestamps and decimals may come as numbers.
+            capacity: if rows are not mixed as a whole, each batch is drawn from this number of rows.
+            numbers: dates, timestamps and decimals may become numbers.
 
         Raises:
             DataError: a column cannot be read so; the text names it.
@@ -212,15 +212,16 @@ def make_batch_reader(
         reader_pool_type: "dummy" reads when rows are asked for; "thread" and "process" read ahead in threads.
         workers_count: the most threads; there is at most one for each core.
         seed: determines the orders; None: a random seed does.
-        shuffle_rows: rows of a row group come in another order in each epoch.
+        shuffle_rows: rows of a row group have a new order in each epoch.
         shuffle_row_groups: row groups do.
-        shuffle_row_drop_partitions: row groups are read in so many parts each.
+        shuffle_row_drop_partitions: the number of parts in which each row group is read.
         predicate: selects rows; of `petastorm.predicates`.
         num_epochs: all rows are read so often; None: again and again.
-        cur_shard, shard_count: the rows that are selected are cut into so many equal shares, and this one is read:
+        cur_shard, shard_count: the selected rows are cut into `shard_count` equal shares, and share `cur_shard` is
+        read:
             ``hvd.rank()`` and ``hvd.size()``. Without them it is all rows.
         trust: the pickled Unischema of a data set that petastorm wrote may be opened, to decode its columns; no code
-            that it names is run. False: they come as bytes.
+            that it names is run. False: they remain bytes.
         transform_spec: what is done to the rows of each row group, as a pandas.DataFrame.
         filters: PyArrow's: rows that they leave out are not read.
         storage_options: for fsspec.
@@ -388,7 +389,7 @@ def reader_of(
     transform_spec: TransformSpec | None = None,
     filters: Sequence[Any] | None = None,
 ) -> Reader:
-    """Checks the arguments that all ways to a reader share.
+    """Checks the arguments that all readers share.
 
     Args:
         schema: of the columns that are read.

@@ -1,9 +1,9 @@
-"""Arrays of rows as objects in a pandas column: views of a matrix, which are made once and lent to each call.
+"""Arrays of rows as objects in a pandas column: views of a matrix, which are made once and reused for each call.
 
-An object for each row's array takes 70 to 100 ns to make, more than all else that is done to a narrow row. `ViewPool`
-keeps objects over memory of its own, and copies a call's rows there. They are lent again only if nothing else refers to
-them any more, as a function may keep a row's array: the reference counts of all objects are compared with those at the
-start, as numpy reads them, 1 ns each.
+An object for each row's array takes 70 to 100 ns to make, more than all other work on a narrow row. `ViewPool` keeps
+objects over its own memory, and copies a call's rows there. They are reused only if nothing else refers to them any
+more, as a function may keep a row's array: the reference counts of all objects are compared with those at the start, as
+numpy reads them, 1 ns each.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GivenRows:
         self._addresses = _addresses(column)
 
     def are_in(self, values: Array) -> bool:
-        """Whether these objects are those that were given, in their order: their addresses are compared."""
+        """Whether these are the original objects, in their order: their addresses are compared."""
         if values.dtype != object or len(values) != len(self.column):
             return False
         return _addresses(numpy.ascontiguousarray(values)) == self._addresses
@@ -66,7 +66,7 @@ class ViewPool:
         return ViewPool, ()
 
     def lend(self, matrices: Mapping[str, Array]) -> Lent:
-        """The rows of matrices [rows, ...], by name. `Lent.end` must be called when the function's frame is gone."""
+        """The rows of matrices [rows, ...], by name. `Lent.end` must be called when the function's frame is freed."""
         with self._lock:
             pages = self._free.pop() if self._free else {}
             pooled = self._kept < _MOST_KEPT and _counts_are_readable()
@@ -106,7 +106,7 @@ class Lent:
         self._pages = pages
 
     def end(self) -> None:
-        """Ends the loan. The frame must be gone, or its objects are not lent again."""
+        """Ends the loan. The frame must be freed before, or its objects are not reused."""
         self.columns = {}
         if self._pages:
             self._pool.take_back(self._pages)
@@ -146,7 +146,7 @@ class _ReusedViews:
         return GivenRows(self._column[:rows], self._objects)
 
     def is_free(self) -> bool:
-        """Whether nothing refers to rows, their memory or the column, so that they can be given again."""
+        """Whether nothing refers to rows, their memory or the column, so that they can be reused."""
         if self._counts_of_holders() != self._holders:
             return False
         if _addresses(self._column) != self._addresses:

@@ -1,9 +1,9 @@
 """The schema that petastorm keeps beside a data set, opened without petastorm and without running code that it names.
 
 ``_common_metadata`` holds a pickled Unischema: the codecs by which numpy arrays and images became binary columns. A
-pickle can name any function, and petastorm's own reader lets ``builtins.eval`` through. Here one table lists
-every name that may occur and maps it to a class of this module that does nothing; any other is refused. Even so, the
-pickle is opened only where the user trusts the data set.
+pickle can name any function, and petastorm's own reader accepts ``builtins.eval``. Here one table lists every name that
+may occur and maps it to a class of this module that does nothing; any other is refused. Even so, the pickle is opened
+only where the user trusts the data set.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _reconstructed(kind: Any, base: Any, state: Any) -> _Stub:
 
 
 def _table() -> dict[tuple[str, str], Any]:
-    """All names that a pickled Unischema may hold, and what stands for each."""
+    """All names that a pickled Unischema may contain, and the replacement of each."""
     table: dict[tuple[str, str], Any] = {
         ("collections", "OrderedDict"): OrderedDict,
         ("collections", "UnischemaField"): _FIELD,
@@ -158,7 +158,7 @@ def fields_of(pickled: bytes, origin: str) -> dict[str, SchemaField]:
         origin: where it comes from, for messages.
 
     Raises:
-        DataError: it is no Unischema, or it names something that a Unischema does not need.
+        DataError: it is not a Unischema, or it names something that a Unischema does not need.
     """
     try:
         # The unpickler knows a fixed list of names, which all lead to objects that do nothing.
@@ -168,7 +168,7 @@ def fields_of(pickled: bytes, origin: str) -> dict[str, SchemaField]:
         result = [_field(item) for item in schema.state["_fields"].values()]
     except DataError as error:
         raise DataError(f"{origin}: {error}") from error
-    except Exception as error:  # an unpickler fails in any way on bytes that are no pickle
+    except Exception as error:  # an unpickler may raise any error for bytes that are not a pickle
         raise DataError(f"{origin}: petastorm's schema is not one that can be opened: {error}.") from error
     return {item.name: item for item in result}
 

@@ -28,8 +28,8 @@ def selected(
     """The files with those rows alone that the predicate and the filters leave.
 
     Args:
-        filters: PyArrow's: a list of (column, operator, value), all of which hold, or a list of such lists, of which
-            one holds.
+        filters: PyArrow's: a list of (column, operator, value), which all must be true, or a list of such lists, of
+            which one must be true.
         by_row: the predicate is called for single rows.
 
     Raises:

@@ -18,12 +18,12 @@ from spark_estimator.errors import DataError
 
 @dataclass(frozen=True)
 class Order:
-    """In which order the pieces of a shard are read.
+    """The order in which the pieces of a shard are read.
 
     Attributes:
         num_epochs: None: there is no end.
         seed: determines the orders.
-        groups: row groups come in another order in each epoch.
+        groups: row groups have a new order in each epoch.
         rows: rows within a piece do.
     """
 
@@ -111,7 +111,8 @@ def rebatched(source: Iterator[Page], batch_size: int, capacity: int = 0, seed: 
     """Pages cut into batches of exactly `batch_size` rows; the last one may have fewer.
 
     Args:
-        capacity: each batch is drawn from so many rows at least, while there are so many; 0: rows keep their order.
+        capacity: each batch is drawn from at least this number of rows, while that many remain; 0: rows keep their
+            order.
         seed: determines what is drawn.
     """
     mixed = source if not capacity else _mixed(source, batch_size, capacity, numpy.random.default_rng([seed, 1]))
@@ -137,10 +138,10 @@ def rebatched(source: Iterator[Page], batch_size: int, capacity: int = 0, seed: 
 
 
 def _mixed(source: Iterator[Page], batch_size: int, capacity: int, chance: numpy.random.Generator) -> Iterator[Page]:
-    """Pages whose rows are drawn from `capacity` rows at least, while there are so many."""
+    """Pages whose rows are drawn from at least `capacity` rows, while that many remain."""
     held: list[Page] = []
     count = 0
-    # Rows are mixed when half the capacity has come, so that each is moved three times and not for each page.
+    # Rows are mixed when half the capacity has been read, so that each is moved three times and not for each page.
     enough = batch_size + capacity + capacity // 2
     for page in itertools.chain(source, [None]):
         if page is not None:

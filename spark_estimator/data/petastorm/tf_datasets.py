@@ -1,4 +1,4 @@
-"""`make_petastorm_dataset` and `tf_tensors`: what a reader reads as a tf.data.Dataset, or as tensors of a graph.
+"""`make_petastorm_dataset` and `tf_tensors`: a reader's rows as a tf.data.Dataset, or as tensors of a graph.
 
 Types that TensorFlow has no tensors of are converted as petastorm does: timestamps and dates to nanoseconds since 1970
 (int64), decimals to texts without trailing zeros, uint16 to int32 and uint32 to int64. Null is refused.
@@ -51,7 +51,7 @@ def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
 
 
 class TFDatasetContext:
-    """A context manager that gives a tf.data.Dataset of batches; at its end the rows are given up.
+    """A context manager that returns a tf.data.Dataset of batches; at its end the rows are released.
 
     Args:
         reader: of batches.

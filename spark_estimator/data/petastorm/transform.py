@@ -25,7 +25,7 @@ from spark_estimator.errors import DataError
 if TYPE_CHECKING:
     import pandas
 
-# A frame is made of a matrix and at most so many further columns.
+# A frame is made of a matrix and at most this number of other columns.
 _MOST_INSERTED = 4
 
 
@@ -40,7 +40,7 @@ class TransformSpec:
         selected_fields: the columns that remain, in this order. Not together with `removed_fields`.
 
     Raises:
-        ValueError: both were given, or `edit_fields` has something else.
+        ValueError: both are set, or `edit_fields` has an invalid entry.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ def _edited(entry: Any) -> UnischemaField:
 
 
 def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unischema:
-    """The schema of transformed rows: edited columns come last, and selected ones in their order.
+    """The schema of transformed rows: edited columns are last, and selected ones in their order.
 
     A name that is removed or selected, and is no column, is ignored with a warning.
     """
@@ -176,7 +176,7 @@ class Transformer:
             together: columns that are the rows of one matrix, in this order.
 
         Returns:
-            The columns of the result, but for those whose rows' objects are as they were given; and their names.
+            The columns of the result, except those whose rows still have the original objects; and their names.
         """
         lent = self.pool.lend(matrices)
         try:
@@ -198,7 +198,7 @@ class Transformer:
             result = self.spec.func(frame)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, and tell nobody
+        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
             raise DataError(
                 f"transform_spec's function failed on {count} rows of {place}: {failure_text(error)}"
             ) from error
@@ -288,7 +288,7 @@ def _columns(frame: pandas.DataFrame) -> dict[str, Array]:
 
 
 def _of_rows(values: Array, name: str) -> Array:
-    """A column of rows that a function of rows returned: one type for all where there is one, else objects."""
+    """A column of rows that a function of rows returned: one type for all if possible, else objects."""
     try:
         return column_of(values, name, None)
     except DataError:

@@ -1,1 +1,3 @@
-"""Horovod's way to data in a store: `data_sets` writes and describes it, `module` and `loaders` read it on ranks."""
+"""Horovod's prepared data sets in a store: written and described by `data_sets`, read on ranks by `module` and
+`loaders`.
+"""

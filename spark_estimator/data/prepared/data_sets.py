@@ -1,6 +1,6 @@
-"""``horovod.spark.common.util``: a DataFrame as Parquet files in a store, and what is known of them.
+"""``horovod.spark.common.util``: a DataFrame as Parquet files in a store, and their metadata.
 
-Packages that train by their own loops write their rows with `prepare_data`. This package's estimators don't need it.
+Packages with their own training loops write their rows with `prepare_data`. This package's estimators don't need it.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def prepare_data(
 
 
 def get_dataset_properties(dataset_idx: int) -> Properties:
-    """What is known of a data set that `prepare_data` has written: as `get_simple_meta_from_parquet`. KeyError."""
+    """The metadata of a data set that `prepare_data` has written: as `get_simple_meta_from_parquet`. KeyError."""
     return _cache.get_dataset_properties(dataset_idx)
 
 
@@ -186,7 +186,7 @@ def get_simple_meta_from_parquet(
     sample_weight_col: str | None,
     dataset_idx: int | None = None,
 ) -> Properties:
-    """What the Parquet files of a data set say of themselves.
+    """The metadata in the Parquet files of a data set.
 
     Returns:
         Rows for training, rows for validation, metadata by column, and the mean number of bytes of a row. Of a column

@@ -14,10 +14,10 @@ from spark_estimator.observe.driver_log import announce
 
 
 class _Loader(BaseDataLoader):
-    """What all loaders here share.
+    """The base of all loaders here.
 
     Args:
-        name, verbose: with verbose, a line says when a pass begins.
+        name, verbose: with verbose, a log line reports the begin of a pass.
         limit_step_per_epoch: batches of a pass; -1: all.
     """
 
@@ -91,7 +91,7 @@ class PytorchInmemDataLoader(_Loader):
         batch_size: rows of a batch.
         num_epochs: no effect: there may be any number of passes.
         name, verbose: as in `_Loader`.
-        shuffle: each pass has an order of its own.
+        shuffle: each pass has a new order.
         limit_step_per_epoch: batches of a pass, and how many are kept.
 
     Raises:

@@ -1,7 +1,7 @@
-"""``horovod.spark.common.datamodule``: what brings a rank's batches from a store, with Horovod's keywords.
+"""``horovod.spark.common.datamodule``: the class that reads a rank's batches from a store, with Horovod's keywords.
 
-A class derived from `DataModule` is given to an estimator as ``data_module=``: each rank makes one, and takes its
-batches from ``train_data()`` and ``val_data()``.
+A class derived from `DataModule` is passed to an estimator as ``data_module=``: each rank makes an instance, and gets
+its batches from ``train_data()`` and ``val_data()``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a training asks of a rank's rows, on disk or in files: equal shares, and the batches of each epoch."""
+"""The interface of a rank's rows, on disk or in files: equal shares, and the batches of each epoch."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class EpochRows(ABC):
 
         Args:
             batch_size: the most rows of a batch.
-            most_steps: the epoch ends after so many.
+            most_steps: the epoch ends after this number of steps.
             order: seed and epoch, which determine the order in which rows are read; None: as they are stored.
-            first: so many steps are left out at the beginning: they were done before.
+            first: the number of steps to skip at the beginning: they were done before.
         """
 
     def split(self, share: float, seed: int) -> tuple[EpochRows, EpochRows]:
@@ -85,17 +85,17 @@ class EpochRows(ABC):
         raise NotImplementedError(f"{type(self).__name__} gives its rows in batches alone")
 
     def leg(self, batch_size: int, steps: int) -> dict[str, Any]:
-        """So many steps of an epoch on the present ranks, as plain values; see `left`."""
+        """`steps` steps of an epoch on the present ranks, as plain values; see `left`."""
         raise NotImplementedError(f"{type(self).__name__} has no position")
 
     def left(self, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None) -> EpochRows:
         """The rows of an epoch that other ranks have not read.
 
         Args:
-            legs: parts of the epoch, one after the other, each what `leg` gave.
+            legs: parts of the epoch, one after the other, each a result of `leg`.
             order: as of `batches`.
 
         Raises:
-            ValueError: they are of rows that are kept in another way.
+            ValueError: they are of rows that are stored in another way.
         """
         raise NotImplementedError(f"{type(self).__name__} has no position")

@@ -1,7 +1,7 @@
 """Narrow columns of one type side by side in the spool: the values of a row are adjacent, for one gather to read.
 
-A gather reads whole cache lines. Twenty columns of four bytes in files of their own cost twenty lines a row, in one
-matrix two; a batch is then small enough to be taken apart within the cache.
+A gather reads whole cache lines. Twenty columns of four bytes in separate files cost twenty lines a row, in one matrix
+two; a batch is then small enough to be taken apart within the cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy
 
 from spark_estimator.data.fields import Array, Field
 
-# Wider fields fill cache lines of their own, and to take them out of a matrix would be one copy more.
+# Wider fields fill whole cache lines, and taking them out of a matrix would cost another copy.
 _NARROW_BYTES = 64
 
 

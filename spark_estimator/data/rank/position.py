@@ -1,9 +1,9 @@
 """Which rows of an epoch have been read, computed from a few numbers, also for another number of ranks.
 
-Ranks read the rows of all files as one sequence, of which each has a stretch (`shares.ranges`); a row's place in that
-sequence is its *number*, for any number of ranks. From how many rows each rank has read follows which went to
-other ranks (`shares.moves`), and so which each has. A *leg* is a part of an epoch that the same ranks have read.
-Nothing here communicates.
+Ranks read the rows of all files as one sequence, of which each has a contiguous range (`shares.ranges`); a row's place
+in that sequence is its *number*, for any number of ranks. The numbers of rows that each rank has read determine which
+rows were sent to other ranks (`shares.moves`), and so which rows each has. A *leg* is a part of an epoch that the same
+ranks have read. Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def numbers_of(read: Sequence[int]) -> list[Array]:
     starts = numpy.concatenate([[0], numpy.cumsum(read)]).astype(numpy.int64)
     stops = [int(starts[rank + 1]) - sum(m.rows for m in plan if m.source == rank) for rank in range(len(read))]
     result = [[numpy.arange(starts[rank], stops[rank])] for rank in range(len(read))]
-    # Each gives what is left to the others in their order; each gets it in the order of those who give.
+    # Each source sends its surplus to the targets in their order; each target receives in the order of the sources.
     for source, offset in enumerate(stops):
         for target in range(len(read)):
             rows = sum(move.rows for move in plan if (move.source, move.target) == (source, target))
@@ -89,14 +89,14 @@ def seen(legs: Sequence[Leg], order: tuple[int, int] | None) -> Array:
 
 
 def left_over(read: Sequence[int], rank: int, was_seen: Array) -> tuple[Callable[[Array], Array], tuple[int, ...]]:
-    """What is left for the present ranks.
+    """The remaining rows, for the present ranks.
 
     Args:
         read: [ranks] rows that each has read.
         was_seen: as of `seen`.
 
     Returns:
-        A function that leaves those of a rank's places that are left, and [ranks] how many are left to each.
+        A function that keeps the remaining ones of a rank's rows, and [ranks] the number of remaining rows of each.
     """
     numbers = numbers_of(read)
     here = ~was_seen[numbers[rank]]

@@ -1,4 +1,4 @@
-"""Makes an epoch's batches ahead, in a thread beside the training; and the order in which rows are read."""
+"""Makes an epoch's batches ahead, in a thread beside the training; and draws the order in which rows are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GROUP_BYTES = 512 << 10
 # Groups that are begun before they are asked for: the thread works on one; the thread or the caller, whichever is idle
 # first, makes the other two.
 _GROUPS = 3
-# Larger items are not made ahead: so many at a time would take memory that the training may need.
+# Larger items are not made ahead: several at a time would take memory that the training may need.
 _MOST_BYTES = 32 << 20
 # To draw the order of fewer takes no time that is worth a thread.
 _MANY_NUMBERS = 1 << 16
@@ -36,8 +36,8 @@ class Ahead:
     def items(self, make: Callable[[A], T], arguments: Iterable[A], item_bytes: int) -> Iterator[T]:
         """Yields ``make(argument)`` for each argument, in their order; the thread has the next ones ready meanwhile.
 
-        Where the thread does not keep up, the caller does not wait idly: it makes some of the next ones itself. What
-        `make` raises comes out in its turn. An iteration that is given up ends with what is under way.
+        Where the thread does not keep up, the caller does not wait idly: it makes some of the next ones itself. An
+        error of `make` is raised in the item's turn. An abandoned iteration ends after the items in progress.
 
         Args:
             make: is called in either thread, by one at a time for each argument.
@@ -130,8 +130,8 @@ def in_chance_order(numbers: Array, names: Sequence[int]) -> Array:
         numbers: whole numbers from 0, less than 2**40.
         names: whole numbers that name the order, such as seed and epoch.
     """
-    # The number stands in the lower bits of its key, so that it needs no second look; that numbers whose upper bits are
-    # alike keep their order concerns one pair in 2**43 of two million.
+    # The row's number is in the lower bits of its key, so that no lookup follows the sort. Numbers with equal random
+    # bits keep their order: of two million numbers, one pair in 2**43.
     bits = numpy.uint64(int(numbers.max(initial=0)).bit_length())
     keys = numpy.random.default_rng(list(names)).integers(0, 1 << 64, len(numbers), numpy.uint64)
     keys >>= bits

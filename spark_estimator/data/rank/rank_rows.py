@@ -1,4 +1,4 @@
-"""The rows of one rank, once all ranks have as many as each other; and the batches of each epoch."""
+"""The rows of one rank, after all ranks got the same number; and the batches of each epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RankRows(EpochRows):
     """Some of the rows of a rank.
 
     Attributes:
-        matrices: [fields][pieces] each [rows, width]: the rows of the spool, then those that came from other ranks.
+        matrices: [fields][pieces] each [rows, width]: the rows of the spool, then those of other ranks.
         chosen: the numbers of the rows that belong here, in the order in which they are read.
         counts: [ranks] how many each rank has; they differ by one at most, but for rows that a column has marked.
         rank: whose they are.
@@ -43,7 +43,7 @@ class RankRows(EpochRows):
 
     def split(self, share: float, seed: int) -> tuple[RankRows, RankRows]:
         size = len(self.counts)
-        # Who has more rows gives up more, so that what is left is as even as before.
+        # A rank with more rows gives up more, so that the rest is as even as before.
         order = sorted(range(size), key=lambda rank: -self.counts[rank])
         held = min(round(self.total * share), self.total - 1)  # something is left to train on
         held_counts = {rank: shares.share(held, size, position) for position, rank in enumerate(order)}
@@ -131,7 +131,7 @@ def balanced(spool: Spool, what: str, *, by_value: bool = False) -> RankRows:
 
     Args:
         what: they are for, in messages.
-        by_value: rows are read in an order that their values alone decide, not in that in which they have come.
+        by_value: rows are read in an order that only their values decide, not in the order of their arrival.
 
     Raises:
         DataError: no rank has a row.
@@ -175,8 +175,8 @@ def balanced(spool: Spool, what: str, *, by_value: bool = False) -> RankRows:
 def ordered_by_value(matrices: Sequence[Array]) -> Array:
     """[rows] the numbers of the rows in an order that is the same for the same rows, in any arrangement.
 
-    By a hash of 64 bits: a sum of the words, each multiplied with a number of its own, whose bits are then mixed
-    (Dietzfelbinger 1996; the mixing is MurmurHash3's). Equal rows may come in any order.
+    By a hash of 64 bits: a sum of the words, each multiplied with a different number, whose bits are then mixed
+    (Dietzfelbinger 1996; the mixing is MurmurHash3's). Equal rows may be in any order.
 
     Args:
         matrices: [fields] each [rows, width].

@@ -1,4 +1,4 @@
-"""The arithmetic of rows and ranks: equal shares, who gives rows to whom, and the batches that an epoch is cut into.
+"""The arithmetic of rows and ranks: equal shares, moves of rows between ranks, and the batches of an epoch.
 
 Nothing here communicates: every rank computes the same from the same counts.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 def share(total: int, parts: int, part: int) -> int:
-    """How many of `total` things fall to `part` when `parts` get as many as each other, the first ones one more."""
+    """How many of `total` items `part` gets if all `parts` get the same number, the first ones one more."""
     return total // parts + (part < total % parts)
 
 
@@ -21,7 +21,7 @@ def begin(total: int, parts: int, part: int) -> int:
 
 @dataclass(frozen=True)
 class Move:
-    """Rows that go from one rank to another."""
+    """Rows that are sent from one rank to another."""
 
     source: int
     target: int
@@ -29,7 +29,7 @@ class Move:
 
 
 def moves(counts: Sequence[int]) -> list[Move]:
-    """What makes the ranks' rows equal, to one row, with as few of them on their way as can be.
+    """The moves that make the ranks' rows equal, to one row, with as few rows sent as possible.
 
     Args:
         counts: [ranks] rows that each has.
@@ -59,7 +59,7 @@ class Batches:
     Attributes:
         rows: [ranks] rows of each rank.
         batch_size: the most rows of a batch.
-        most_steps: an epoch ends after so many; None: all rows are read.
+        most_steps: an epoch ends after this number; None: all rows are read.
     """
 
     rows: tuple[int, ...]

@@ -1,12 +1,12 @@
-"""A rank's rows on its host's disk: written once as they come from Spark, then mapped by the training process.
+"""A rank's rows on its host's disk: written once as Spark sends them, then mapped by the training process.
 
-Every field has a file of its own, row after row, so that a batch is gathered by its row numbers without decoding. The
-files have no names: they are gone when the last process that holds them is, however it ends. A `SpoolFeed` travels to
-each Spark task. Its `SpoolWriter` takes the task's rows there, in the supervisor, and hands the files to the worker
-through the socket that the two share.
+Every field has a separate file, row after row, so that a batch is gathered by its row numbers without decoding. The
+files have no names: the kernel frees them when the last process that has them open ends, however it ends. A `SpoolFeed`
+travels to each Spark task. Its `SpoolWriter` takes the task's rows there, in the supervisor, and hands the files to the
+worker through the socket that the two share.
 
-In order: the supervisor writes all rows, then sends one message with the files' descriptors, or with the text of what
-went wrong, which `receive` raises in the worker. When the supervisor dies, so does the worker.
+In order: the supervisor writes all rows, then sends one message with the files' descriptors, or with the text of the
+error, which `receive` raises in the worker. When the supervisor dies, so does the worker.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SpoolFeed:
         fields: what the rows hold.
         marker: the Arrow column that marks rows for validation; None: no row is.
         folder: where, on each host; None: in Spark's local folder, or in the system's for temporary files.
-        preparation: what is done to the rows before; None: they come as fields want them.
+        preparation: what is done to the rows before; None: they already are as the fields need them.
     """
 
     fields: tuple[Field, ...]
@@ -87,7 +87,7 @@ class SpoolFeed:
             if ended():
                 return
             _send(worker, {"rows": [train.rows, held.rows]}, [*train.descriptors, *held.descriptors])
-        except BaseException as error:  # whatever it is, it ends this thread, and the worker waits for rows
+        except BaseException as error:  # any error ends this thread, and the worker waits for rows
             text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
             if len(text) > _FAILURE_CHARACTERS:
                 half = _FAILURE_CHARACTERS // 2
@@ -232,10 +232,10 @@ def _until(batches: Iterable[pyarrow.RecordBatch], ended: Callable[[], bool]) ->
 
 
 def nameless_file(folder: str) -> IO[bytes]:
-    """A file that is gone when the last process that holds it is.
+    """A file that is freed when the last process that has it open ends.
 
     Raises:
-        DataError: it cannot be made.
+        DataError: it cannot be created.
     """
     try:
         # Without O_TMPFILE, which not every file system has, the file has a name for a moment.

@@ -1,7 +1,7 @@
 """Rows of files that a rank keeps on its host's disk, up to a limit, so that later epochs need not decode them.
 
-The rows that fit are chosen once, from the beginning of the rank's stretch, and stay: where all rows are read in each
-epoch, to replace some by others would save nothing. Files have no names, so that they are gone when the process is. A
+The rows that fit are chosen once, from the beginning of the rank's stretch, and stay: if all rows are read in each
+epoch, replacing some by others would save nothing. Files have no names, so that they are freed when the process ends. A
 range is used once all of it has been written. A disk that is full costs speed, and no error.
 """
 
@@ -61,7 +61,7 @@ class DiskCache:
 
     @classmethod
     def of(cls, ranges: Sequence[Range], fields: Sequence[Field], most_bytes: int, folder: str | None) -> DiskCache:
-        """For those of the ranges, from the first one on, that fit into so many bytes."""
+        """A cache for the first ranges that fit into this number of bytes."""
         row_bytes = max(1, sum(each.row_bytes for each in fields))
         places: dict[int, _Place] = {}
         rows = 0
@@ -77,11 +77,11 @@ class DiskCache:
         return sum(place.rows for place in self.places.values())
 
     def kept(self, number: int, start: int, rows: int, batch_rows: int) -> Iterator[Matrices] | None:
-        """Rows of a range; None: not all of it is there.
+        """Rows of a range; None: the range is not cached completely.
 
         Args:
             start: the first one, counted in the range.
-            batch_rows: that are given at a time.
+            batch_rows: that are returned at a time.
         """
         place = self.places.get(number)
         if place is None or place.state is not _Filled.WHOLE:
@@ -93,7 +93,7 @@ class DiskCache:
         )
 
     def keeping(self, number: int, batches: Iterator[Matrices]) -> Iterator[Matrices]:
-        """The same batches, which are all rows of a range from its first one on; they are written on their way."""
+        """The same batches, which are all rows of a range from its first one on; writes them to the cache."""
         place = self.places.get(number)
         if place is None or place.state is not _Filled.EMPTY:
             yield from batches

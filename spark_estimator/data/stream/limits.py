@@ -1,4 +1,4 @@
-"""How much disk and memory a rank's rows may take, and what follows from it for how they are read and mixed."""
+"""Limits on the disk and memory of a rank's rows, and the resulting sizes for reading and mixing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from spark_estimator.data.fields import Field
 
-#: Memory of each rank, unless the user says otherwise.
+#: Memory of each rank, unless the user sets another limit.
 BUFFER_BYTES = 256 << 20
 # More row groups at a time mix rows no better, and each costs an open file and a page of each column.
 _MOST_STREAMS = 8
@@ -27,7 +27,7 @@ class RowLimits:
         cache_bytes: of a host's disk, for all of its ranks together; rows beyond are read from their files in each
             epoch.
         buffer_bytes: of each rank's memory, for rows that are mixed and read ahead. Parquet's pages, one of each column
-            and row group that is read, come on top where it is smaller than these.
+            and row group that is read, are added if it is smaller than these.
     """
 
     cache_bytes: int
@@ -38,7 +38,7 @@ class RowLimits:
         """The limits of two parameters; None without any.
 
         Raises:
-            ValueError: one of them is negative, or `buffer_bytes` comes alone.
+            ValueError: one of them is negative, or `buffer_bytes` is set alone.
         """
         if cache_bytes is None:
             if buffer_bytes is not None:
@@ -73,8 +73,8 @@ class Buffers:
 
     Attributes:
         mixing: of the windows.
-        decoded_rows: of each row group, so many rows are decoded at a time.
-        column_bytes: of each column's encoded bytes, so many are read at a time.
+        decoded_rows: rows of each row group that are decoded at a time. column_bytes: encoded bytes of each column that
+            are read at a time.
     """
 
     mixing: Mixing

@@ -1,10 +1,10 @@
-"""The order in which ranks read rows that do not fit into memory, and what is left of an epoch; pure arithmetic.
+"""The order in which ranks read rows that do not fit into memory, and the rest of an epoch; pure arithmetic.
 
-*Pieces* (row groups) are one sequence of rows, of which each rank has an equal stretch (`shares.ranges`). In an epoch
-a rank takes the ranges of its stretch in an order that chance draws, some of them side by side: a *bundle*. A bundle is
+*Pieces* (row groups) are one sequence of rows, of which each rank has an equal contiguous part (`shares.ranges`). In an
+epoch a rank takes the ranges of its part in a random order, several of them at the same time: a *bundle*. A bundle is
 cut into windows, each with as many rows of each range, so that a window has rows from `Mixing.streams` row groups (the
-last bundle may have fewer). Within a window chance orders all rows. So rows of distant files come in one batch, which
-is drawn from `Mixing.window_rows` rows.
+last bundle may have fewer). Within a window all rows are in random order. So rows of distant files are in one batch,
+which is drawn from `Mixing.window_rows` rows.
 
 A *leg* is a part of an epoch that the same ranks have read. The legs determine which rows are left, for any number of
 ranks.
@@ -81,7 +81,7 @@ def windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) ->
 
 
 def _bundles(numbers: Sequence[int], ranges: Sequence[Range], mixing: Mixing) -> Iterator[list[int]]:
-    """Ranges that are read together: as many as there may be streams, or more if all of them fit into a window."""
+    """Ranges that are read together: as many as `Mixing.streams`, or more if all of them fit into a window."""
     bundle: list[int] = []
     rows = 0
     for number in numbers:

@@ -63,7 +63,7 @@ class Pieces:
         """`rows` rows of a piece from `start` on, in its order, at most `batch_rows` at a time.
 
         Args:
-            column_bytes: of each column's encoded bytes, so many are read at a time.
+            column_bytes: encoded bytes of each column that are read at a time.
 
         Raises:
             DataError: a value cannot be used, or the file is not what it was.
@@ -152,7 +152,7 @@ def _counted(rows: FileRows, fields: Sequence[Field], groups: int) -> Array:
     """[2][pieces] rows that are not marked, and those that are. Each rank reads some of the pieces. A collective."""
     preparation = rows.preparation
     dtypes = dtypes_of(fields)
-    if preparation.keeps_rows and not isinstance(preparation, KeptRows):  # then the marks say it all
+    if preparation.keeps_rows and not isinstance(preparation, KeptRows):  # then the marks alone decide
         preparation, dtypes = replace(preparation, columns=(), decoders={}), []
     marker = None if preparation.marker is None else "marker"
     rank, size = (context.rank(), context.size()) if context.is_initialized() else (0, 1)

@@ -1,9 +1,9 @@
 """A rank's rows that are read from Parquet files in each epoch, within limits of disk and memory.
 
-Made by `streamed`. What is promised: each rank has an equal share, to the row; each row comes once in an epoch, also
-when another number of ranks takes up the rest of it; on as many ranks with the same limits, the same rows come in the
-same order, also in an epoch that is taken up in the middle. A limit that is too small for one row is as if it were for
-one: the rows then come more slowly, and nothing waits for room.
+Made by `streamed`. Guarantees: each rank has an equal share, to one row. Each row is read once in an epoch, also if
+another number of ranks continues it. With the same number of ranks and the same limits, rows are read in the same
+order, also in an epoch that is resumed in the middle. A limit that is too small for one row counts as one row: reading
+is then slower, but never blocks.
 """
 
 from __future__ import annotations

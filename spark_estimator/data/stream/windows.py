@@ -1,4 +1,4 @@
-"""Windows of rows in memory: one is read from while a thread fills the next one."""
+"""Windows of rows in memory: batches are taken from one while a thread fills the next."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class Filled:
 
     Attributes:
         window: which it is.
-        matrices: [fields] each at least [rows, width]; another window's rows come in their place when the next but one
-            is asked for.
+        matrices: [fields] each at least [rows, width]; the next window but one replaces its rows.
     """
 
     window: Window
