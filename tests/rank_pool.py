@@ -15,7 +15,7 @@ from tests.ranks import Outcome, Ranks, RanksFailedError, _pickled, start_ranks
 
 
 class RankPool:
-    """`size` ranks that call what they are given. A rank that hangs or dies takes its pool with it: make another.
+    """`size` ranks that call functions. After a rank has hung, died or failed unexpectedly the pool is not usable.
 
     Args:
         size: number of ranks.
@@ -51,9 +51,10 @@ class RankPool:
         return outcomes
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
-        """What ``function(rank, *args)`` returns on every rank."""
+        """What ``function(rank, *args)`` returns on every rank. Raises RanksFailedError when a rank raises."""
         outcomes = self.outcomes(function, *args, timeout=timeout)
         if not all(outcome.returned for outcome in outcomes):
+            self.usable = False  # the ranks may be in different rounds: each later test would wait for its time-out
             raise RanksFailedError("these ranks raised", [outcome for outcome in outcomes if not outcome.returned])
         return [outcome.value for outcome in outcomes]
 
