@@ -197,7 +197,7 @@ class TensorStruct(Structure):
         ("output_bytes", c_int64),
         ("dtype", c_int32),
         ("num_dims", c_int32),
-        ("dims", c_void_p),  # const int64_t*; an address, so that all tensors' dimensions can lie in one array
+        ("dims", c_void_p),  # const int64_t*; an address, so that all tensors' dimensions can be in one array
         ("residue", c_void_p),
     ]
 
@@ -279,7 +279,7 @@ class TensorflowCall(Structure):
 #: ``se_tensorflow_work``: does the work of a node.
 TensorflowWork = CFUNCTYPE(c_int32, POINTER(TensorflowCall), POINTER(c_char), c_int64)
 
-#: ``SE_DEFER``: nobody needs the result before this rank's next wait.
+#: ``SE_DEFER``: no rank needs the result before this rank's next wait.
 DEFER = 1
 
 # Addresses are c_void_p in what is called for each operation: a number is converted faster than a pointer object.
@@ -347,7 +347,7 @@ def library() -> ctypes.CDLL:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Loads the engine's library from `path`; `library` is what callers want. Raises NativeLibraryError."""
+    """Loads the engine's library from `path`; callers use `library`. Raises NativeLibraryError."""
     remedy = (
         "In a checkout run `make build`; otherwise install the wheel again: "
         "`pip install --force-reinstall spark_estimator-....whl`."

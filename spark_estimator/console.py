@@ -19,7 +19,7 @@ UNREAD_STATUS = 128 + signal.SIGPIPE
 
 
 def ends_with_its_reader(main: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Decorates ``main``: it exits with `UNREAD_STATUS`, without a message, once the reader of its output is gone.
+    """Decorates ``main``: it exits with `UNREAD_STATUS`, without a message, once the reader of its output has exited.
 
     It does not exit by SIGPIPE: Python ignores that signal, which sockets raise too, and a launcher must stop its ranks
     first.

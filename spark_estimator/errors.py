@@ -155,7 +155,7 @@ class JobFailedError(SparkEstimatorError):
     """The job started and failed.
 
     Attributes:
-        kind: how the first failed rank failed: "raised", "exited", "killed", "lost" (its host or executor is gone),
+        kind: how the first failed rank failed: "raised", "exited", "killed", "lost" (its host or executor was lost),
             "not started", "not loaded" (it couldn't load the function), "bad result"; '' if no single rank failed.
         rank: the rank that failed first; -1 if it failed before it had a rank, or if no single rank failed.
         host: the host of that rank; '' if no single rank failed.

@@ -50,7 +50,7 @@ class FrameShare:
         cache_bytes: int | None = None,
         buffer_bytes: int | None = None,
     ) -> TorchLoader:
-        """Batches of tensors, as of ``make_torch_dataloader``. All ranks call it, after ``init()`` or in its place.
+        """Batches of tensors, as of ``make_torch_dataloader``. All ranks call it, after ``init()`` or instead of it.
 
         Args:
             batch_size: the most rows of a batch; batches of an epoch differ by one row.
@@ -106,11 +106,11 @@ class FrameShare:
 def shared(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], caller: str, *, on_spark: bool
 ) -> tuple[dict[str, Any], Rows | None]:
-    """The keyword arguments for the ranks: with a `FrameShare` in the place of a DataFrame that is named ``data``.
+    """The keyword arguments for the ranks: with a `FrameShare` instead of a DataFrame that is named ``data``.
 
     Args:
         caller: the user's call, for messages.
-        on_spark: Spark's tasks can hand rows to the ranks; else they have to read files.
+        on_spark: Spark's tasks can send rows to the ranks; else they have to read files.
 
     Returns:
         The arguments, and the rows that the job's tasks hand over; None: there are none.
@@ -152,7 +152,7 @@ def _check_function(function: Callable[..., Any], args: Sequence[Any], caller: s
             f"{caller}: data is a DataFrame, and the ranks get their rows as the keyword argument 'data', but {name}() "
             f"can't be called so ({error}): def {name}(data, ...), with the other arguments by name."
         ) from None
-    except ValueError:  # a function of C that doesn't tell
+    except ValueError:  # a C function without a signature
         return
 
 

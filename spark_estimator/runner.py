@@ -42,7 +42,7 @@ class HorovodRunner:
         timeout: seconds until `run` ends the ranks, including the wait for slots and all attempts.
 
     Attributes:
-        num_processor: `np` as it was given.
+        num_processor: `np` as it was passed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class HorovodRunner:
         Raises:
             PreflightError: the job can't start; the text has the remedy.
             DataError: the DataFrame cannot be read; the text names the column.
-            WorkerFailedError: a rank failed; its traceback comes first, as the cause.
+            WorkerFailedError: a rank failed; its traceback is printed first, as the cause.
             ResultError: the value of rank 0 could not be returned.
             JobTimeoutError: it took longer than `timeout`.
             JobCancelledError: the job was cancelled in Spark.
@@ -180,7 +180,7 @@ def run(
 
     Raises:
         PreflightError: the job can't start; the text has the remedy.
-        WorkerFailedError: a rank failed; its traceback comes first, as the cause.
+        WorkerFailedError: a rank failed; its traceback is printed first, as the cause.
         ResultError: a rank's value could not be returned.
     """
     from spark_estimator.env import Settings
@@ -301,7 +301,7 @@ def _run_where(where: Where, function: Callable[..., Any], size: int, options: J
 
 
 def _terms(size: int, least: int | None, most: int | None, reset_limit: int | None, script: str | None) -> Terms | None:
-    """What was said of an elastic job; None when it is none."""
+    """The terms of an elastic job; None if the job is not elastic."""
     from spark_estimator.elastic.rounds import Terms
     from spark_estimator.env import Settings
 

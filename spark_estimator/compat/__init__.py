@@ -1,7 +1,8 @@
 """Runs code that was written for Horovod and HorovodRunner without changes, including its imports.
 
 An *alias* is an old name (``horovod.torch``, ``sparkdl.HorovodRunner``) for an object of this package:
-``horovod.torch`` **is** ``spark_estimator.torch``, the same module and not a copy, so that pickles hold the new name.
+``horovod.torch`` **is** ``spark_estimator.torch``, the same module and not a copy, so that pickles contain the new
+name.
 
 There are three ways to enable the aliases; none of them changes an installed Horovod, sparkdl or petastorm:
 

@@ -1,8 +1,8 @@
 """``python -m spark_estimator compat enable|disable|status``: the aliases for a whole Python environment.
 
-``enable`` writes one line to a ``.pth`` file: the path of the packages that provide the aliases. The path comes after
-all installed packages, so a real Horovod that is installed later takes precedence. The start of an interpreter takes
-no longer than before.
+``enable`` writes one line to a ``.pth`` file: the path of the packages that provide the aliases. The path is behind all
+installed packages, so a real Horovod that is installed later takes precedence. The start of an interpreter takes no
+longer than before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def enable() -> int:
     """Writes the ``.pth`` file, prints its path, and checks it with a new interpreter. Returns the exit status."""
     for root in sorted(ROOTS):
         origin = real_package(root)
-        # An installed petastorm is imported under its name, as the aliases come after all installed packages.
+        # An installed petastorm is imported under its name, as the aliases are behind all installed packages.
         if origin is not None and root != "petastorm":
             print(
                 f"Refused: {root} itself is installed ({origin}), and programs that need it would get another library. "

@@ -33,7 +33,7 @@ def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:
 
 
 def loads_base64(encoded: str | bytes) -> Any:
-    """What `dumps_base64` was given. Only for text from a source that you trust: a pickle can run any code."""
+    """The inverse of `dumps_base64`. Only for text from a source that you trust: a pickle can run any code."""
     return cloudpickle.loads(base64.b64decode(encoded))
 
 

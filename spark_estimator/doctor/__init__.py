@@ -1,8 +1,8 @@
 """``python -m spark_estimator doctor``: checks what a job will need here, and how to repair what is missing.
 
-Nothing is believed that can be tried: the engine is loaded, a shared segment made and mapped, sockets are connected,
-two ranks meet and reduce a tensor. A Spark session costs ten seconds, so it is started only on request (``--spark``).
-With ``--cluster`` the same is tried on every executor of a session, and between them.
+All that can be tried is tried: the engine is loaded, a shared segment made and mapped, sockets are connected, two ranks
+connect and reduce a tensor. A Spark session costs ten seconds, so it is started only on request (``--spark``). With
+``--cluster`` the same is tried on every executor of a session, and between them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def cluster(spark: SparkSession | None = None, *, timeout: float = CLUSTER_SECON
     """Checks every executor of a session, and every pair of them, for what a job needs.
 
     Args:
-        spark: classic or Connect; None: the session that there is, else a new one on this machine.
+        spark: classic or Connect; None: the existing session, else a new one on this machine.
         timeout: seconds in which all slots of the session have to be free at the same time.
 
     Returns:
@@ -133,7 +133,7 @@ _given_up: list[threading.Thread] = []
 
 
 def _ended_within(time: timedelta, function: Callable[[], object], name: str) -> bool:
-    """Whether `function`, in a thread of its own, which is given up else, has ended in time."""
+    """Whether `function`, called in a separate thread, has ended in time; if not, the thread is abandoned."""
     thread = threading.Thread(target=function, name=f"spark_estimator {name}", daemon=True)
     thread.start()
     thread.join(time.total_seconds())
@@ -172,10 +172,10 @@ def _examine_cluster_at(arguments: argparse.Namespace) -> Iterator[Finding]:
 def _session_at(
     master: str | None, remote: str | None, settings: Sequence[str], timeout: timedelta
 ) -> SparkSession | Finding:
-    """The session that was asked for, or what is in its way.
+    """The requested session, or the problem that prevents it.
 
     Args:
-        timeout: in which it has to be there; it is made in a thread of its own, which is given up then.
+        timeout: in which it has to be ready; it is made in a separate thread, which is abandoned after that.
     """
     from spark_estimator.doctor.address import silence
     from spark_estimator.launch.spark.errors import telling_line

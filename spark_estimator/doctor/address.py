@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 _CONNECT_PORT = 15002
 _SECONDS = 5.0
-# gRPC goes through a proxy where one of them is set.
+# gRPC uses a proxy if one of them is set.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -34,7 +34,7 @@ def silence(address: str) -> str:
 
 
 def _ends(address: str) -> Sequence[tuple[str, int]]:
-    """The hosts and ports of an address; none where it has no such form, or is reached through a proxy."""
+    """The hosts and ports of an address; none if it has no such form, or is reached through a proxy."""
     scheme, _, rest = address.partition("://")
     if scheme == "spark":
         ends = [_end(end, 0) for end in rest.split(",")]

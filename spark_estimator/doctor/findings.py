@@ -10,7 +10,7 @@ from spark_estimator.errors import SparkEstimatorError, without_links
 
 
 class Severity(enum.Enum):
-    """What was found: in order, of no consequence, or in the way of a job."""
+    """The state of a finding: in order, harmless, or a problem for a job."""
 
     OK = "ok"
     NOTE = "note"
@@ -22,11 +22,11 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        name: what was looked at.
-        state: how it stands.
+        name: what was checked.
+        state: in order, harmless, or a problem.
         text: what was found.
         fix: what to do about it; only where there is something to do.
-        executor: of a cluster, the one that was looked at; '' for the session as a whole, and on this machine.
+        executor: of a cluster, the one that was checked; '' for the session as a whole, and on this machine.
     """
 
     name: str
@@ -48,7 +48,7 @@ def attempt(name: str, look: Callable[[], str], *, state: Severity = Severity.MI
     try:
         return Finding(name, Severity.OK, look())
     except SparkEstimatorError as error:
-        # Ours tell the remedy themselves.
+        # This package's errors contain the remedy.
         return Finding(name, state, str(error))
     except Exception as error:
         return Finding(name, state, f"{type(error).__name__}: {error}", fix)

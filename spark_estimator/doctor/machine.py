@@ -258,7 +258,7 @@ def gpus() -> Finding:
 
 
 def gpu_collectives() -> Finding:
-    """By which way tensors on GPUs travel, and what is missing for a faster one."""
+    """How tensors on GPUs are sent, and what is missing for a faster way."""
     from spark_estimator.collectives import gpu_libraries as found
     from spark_estimator.env import Settings, hides_all_gpus
     from spark_estimator.errors import NativeLibraryError

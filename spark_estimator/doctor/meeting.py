@@ -61,15 +61,14 @@ class Meeting:
     """One task's part in it.
 
     Args:
-        address: of the executor, as Spark tells it: host:port.
-        key: that all tasks hold.
+        address: of the executor, as Spark reports it: host:port. key: common to all tasks.
         seconds: for each connection.
 
     Attributes:
-        facts: what the others must know; JSON.
+        facts: for the others; JSON.
 
     Raises:
-        OSError, ValueError: nothing can listen at that address.
+        OSError, ValueError: listening at that address fails.
     """
 
     def __init__(self, address: str, key: bytes, seconds: float) -> None:

@@ -101,10 +101,10 @@ def package() -> dict[str, str]:
 
 
 def packages() -> dict[str, str]:
-    """Versions of those that a job uses; '' for what is not installed."""
+    """Versions of the packages that a job uses; '' for packages that are not installed."""
     import pyspark
 
-    versions = {"pyspark": pyspark.__version__}  # which comes with Spark, and is not installed on most clusters
+    versions = {"pyspark": pyspark.__version__}  # a part of Spark, not installed as a package on most clusters
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
@@ -114,7 +114,7 @@ def packages() -> dict[str, str]:
 
 
 def engine() -> dict[str, str]:
-    """Loads the native library, in a process of its own."""
+    """Loads the native library, in a separate process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     answer = subprocess.run(
         [sys.executable, "-c", ENGINE], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -159,7 +159,7 @@ def driver(order: dict[str, Any], partition: int) -> dict[str, Any]:
 
 
 def disk() -> dict[str, Any]:
-    """Room where temporary files go, in bytes; a file is written to it."""
+    """Free space for temporary files, in bytes; a file is written to it."""
     folder = tempfile.gettempdir()
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"\0" * 4096)
@@ -231,7 +231,7 @@ def meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]
         if meets is not None:
             report = meets.meet(everyone, context.partitionId())
     finally:
-        context.barrier()  # nobody stops listening before all have tried
+        context.barrier()  # no task stops listening before all have tried
         if meets is not None:
             meets.close()
     return report

@@ -1,4 +1,4 @@
-"""Sends ``doctor.probe`` to every slot of a Spark session, and hands what comes back to ``doctor.verdicts``."""
+"""Sends ``doctor.probe`` to every slot of a Spark session, and passes the results to ``doctor.verdicts``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from spark_estimator.observe.channel import DriverServer
 from spark_estimator.observe.driver_address import driver_address
 from spark_estimator.security.authentication import KEY_BYTES
 
-# For one connection, between executors or to the driver. A firewall that drops packets keeps it so long.
+# For one connection, between executors or to the driver. A firewall that drops packets blocks it for this time.
 _CONNECTION = timedelta(seconds=5)
 _CANCELLED = timedelta(seconds=10)
 # Tasks that are tried where executors start on demand.
@@ -100,7 +100,7 @@ def _start(spark: SparkSession, conf: Configuration) -> str:
 
 
 def _slots(spark: SparkSession, conf: Configuration) -> tuple[int, str]:
-    """How many tasks to try, and why so many."""
+    """How many tasks to try, and the reason for that number."""
     if on_demand(conf):
         size = max(count_slots(spark).count or 0, _ON_DEMAND)
         return size, f"executors start on demand; trying {size} tasks"
@@ -109,7 +109,7 @@ def _slots(spark: SparkSession, conf: Configuration) -> tuple[int, str]:
 
 
 def _guess(spark: SparkSession) -> int:
-    """How many tasks to try where Spark does not say how many slots it has."""
+    """How many tasks to try if Spark does not report its number of slots."""
     with contextlib.suppress(PreflightError):
         return default_size(spark)
     return 0
@@ -136,7 +136,7 @@ class _Survey:
         """Returns the tasks' reports, by partition.
 
         Raises:
-            PreflightError: they did not all come in time.
+            PreflightError: they did not all arrive in time.
             Exception: Spark's own error.
         """
         server = self._listen()
@@ -170,7 +170,7 @@ class _Survey:
         return [json.loads(row.report) for row in sorted(self._rows, key=lambda row: int(row.partition))]
 
     def _listen(self) -> DriverServer | None:
-        """The driver's server, as a job has it. Who sends facts is told the time."""
+        """The driver's server, as a job has it. It answers a task's facts with the time."""
         listening = threading.Event()
 
         def receive(partition: int, frame: dict[str, Any]) -> None:
@@ -186,7 +186,7 @@ class _Survey:
         return server
 
     def _collect(self, order: dict[str, Any]) -> None:
-        """Runs the stage; in a thread of its own, so that it can be given up."""
+        """Runs the stage; in a separate thread, so that it can be abandoned."""
         try:
             self._tag.add(f"doctor's checks in {self._size} tasks")
             with _travelling_whole():

@@ -1,4 +1,4 @@
-"""What was found on a cluster's executors: a matrix of them and the checks, and below it what is not in order, once."""
+"""Prints the findings on a cluster's executors: a matrix of executors and checks, and below it each problem once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _matrix(findings: Sequence[Finding]) -> list[str]:
 
 
 def _details(findings: Sequence[Finding]) -> list[str]:
-    """What is not in order first, then the rest; what was found alike on several executors stands once."""
+    """Problems first, then the rest; equal findings of several executors appear once."""
     alike: dict[tuple[str, Severity, str, str], list[str]] = {}
     for finding in sorted(findings, key=lambda finding: list(Severity).index(finding.state), reverse=True):
         alike.setdefault((finding.name, finding.state, finding.text, finding.fix), []).append(finding.executor)

@@ -31,7 +31,7 @@ class DriverSide:
 
     Attributes:
         python, package: versions, of Python and of spark_estimator.
-        packages: name -> version; '' for what is not installed.
+        packages: name -> version; '' for packages that are not installed.
         barrier: whether the tasks ran together, and could meet.
         gpus_per_task: as Spark is configured; 0 for none.
         is_local: driver and executor are one process.

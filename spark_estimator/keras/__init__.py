@@ -72,12 +72,12 @@ if TYPE_CHECKING:
     from spark_estimator.keras.standalone import DistributedOptimizer, PartialDistributedOptimizer
     from spark_estimator.keras.starting_state import broadcast_global_variables, broadcast_variables
 
-#: What stands above this package, and needs Spark, too -> its module.
+#: Names of a higher layer that need Spark, too -> their modules.
 _ABOVE = {
     "KerasEstimator": "spark_estimator.estimators.keras.estimator",
     "KerasModel": "spark_estimator.estimators.keras.model",
 }
-#: What needs Keras itself -> the module that has it; a module of its own where that is ''.
+#: Names that need Keras itself -> the module that has them; '': the name is a module.
 _LATER = {
     "DistributedOptimizer": "standalone",
     "PartialDistributedOptimizer": "standalone",

@@ -102,8 +102,8 @@ class BroadcastGlobalVariablesCallback(HorovodCallback):
 class MetricAverageCallback(HorovodCallback):
     """Replaces each metric of an epoch by its mean over the ranks that have it, on all ranks. All ranks have it.
 
-    Put it before callbacks that look at metrics, such as `EarlyStopping` and `ReduceLROnPlateau`. A metric that some
-    ranks lack, such as ``val_loss`` where rank 0 alone validates, is given to all.
+    Put it before callbacks that read metrics, such as `EarlyStopping` and `ReduceLROnPlateau`. A metric that some ranks
+    lack, such as ``val_loss`` where only rank 0 validates, is sent to all.
 
     Args:
         device: without effect.
@@ -314,7 +314,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         }
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Made anew: where it is opened, its base class may be that of the other Keras, with other attributes.
+        # Made again when unpickled: its base class may be that of the other Keras there, with other attributes.
         if not type(self).__module__.startswith("spark_estimator."):
             return super().__reduce_ex__(protocol)
         return functools.partial(type(self), **self._arguments | {"filepath": self.filepath}), ()

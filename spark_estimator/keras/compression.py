@@ -63,7 +63,7 @@ class BF16Compressor(_TensorCompressor):
 
 
 class Compression:
-    """The compressors that come with the package."""
+    """The package's compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -65,7 +65,7 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
 
     @functools.wraps(func)
     def as_it_was_raised(*args: Any, **kwargs: Any) -> ValueT:
-        # TensorFlow and JAX hand on what the engine raises inside of their graphs as an error of their own.
+        # TensorFlow and JAX convert the engine's errors inside of their graphs to their own errors.
         exchange.failures.clear()
         try:
             return func(*args, **kwargs)
@@ -136,7 +136,8 @@ class KerasState(ObjectState):
 
 
 class CommitStateCallback(HorovodCallback):
-    """Commits the state after so many batches, and at the end of each epoch. All ranks have it; put it last.
+    """Commits the state every `batches_per_commit` batches, and at the end of each epoch. All ranks need it; put it
+    last.
 
     Args:
         state: what is committed.
@@ -168,8 +169,8 @@ class CommitStateCallback(HorovodCallback):
 class UpdateBatchStateCallback(HorovodCallback):
     """Keeps in ``state.batch`` how many batches of the epoch are done, 0 between epochs.
 
-    Keras 3 cannot begin in the middle of an epoch: where a resumed epoch is to be shortened, let the data set that
-    ``fit`` is given begin at ``state.batch``.
+    Keras 3 cannot begin in the middle of an epoch: where a resumed epoch is to be shortened, pass ``fit`` a data set
+    that begins at ``state.batch``.
 
     Args:
         state: has an attribute `batch`.

@@ -24,7 +24,7 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.keras.variables import lines_of
 
-#: What a collective inside of a compiled step raised: JAX wraps it into an error of its own.
+#: The errors of collectives inside of compiled steps: JAX wraps them into its own error.
 failures: list[BaseException] = []
 
 
@@ -132,12 +132,12 @@ class KerasExchange:
         return self.numbered(self._name, parts)
 
     def numbered(self, name: str, parts: Sequence[object]) -> list[str]:
-        """The names of so many requests of one exchange."""
+        """The names of `count` requests of one exchange."""
         return [name if len(parts) == 1 else f"{name}.{number}" for number in range(len(parts))]
 
     @contextlib.contextmanager
     def keeping_failures(self) -> Iterator[None]:
-        """What is raised in it is kept in `failures`, too: JAX hands it on as an error of its own."""
+        """Its errors are also kept in `failures`: JAX converts them to its own error."""
         try:
             yield
         except BaseException as error:
@@ -202,5 +202,5 @@ class KerasExchange:
         return [sent for sent, _ in pairs], [ctx for _, ctx in pairs]
 
     def decompressed(self, received: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
-        """What came back, in the gradients' own types."""
+        """The results, in the gradients' types."""
         return [self.compression.decompress(tensor, ctx) for tensor, ctx in zip(received, contexts, strict=True)]

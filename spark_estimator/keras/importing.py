@@ -1,7 +1,7 @@
 """Finds the Keras that an object belongs to: Keras 3, or Keras 2 (``tf_keras``). A process may have both.
 
 `keras` is that of the process, which ``tf.keras`` is, too: Keras 2 where TF_USE_LEGACY_KERAS is set, else Keras 3.
-Code that has an object asks `keras_of`.
+Code that has an object calls `keras_of`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["backend", "imported", "is_keras_2", "keras", "keras_of", "keras_of_v
 
 
 def is_keras_2(item: object) -> bool:
-    """Whether an object's class is one of Keras 2, or comes from one."""
+    """Whether an object's class is one of Keras 2, or derived from one."""
     return any(base.__module__.partition(".")[0] == "tf_keras" for base in type(item).__mro__)
 
 

@@ -1,7 +1,7 @@
-"""Optimizers of Keras 2 (``tf_keras``) that exchange gradients, where Horovod's do: as they are computed.
+"""Optimizers of Keras 2 (``tf_keras``) that exchange gradients when they are computed, as Horovod's do.
 
-``model.fit`` and ``minimize`` compute gradients by the optimizer. A loop that takes them from a ``tf.GradientTape`` of
-its own, and gives them to ``apply_gradients``, has them exchanged by ``hvd.DistributedGradientTape``.
+``model.fit`` and ``minimize`` compute gradients by the optimizer. A loop that takes them from its own
+``tf.GradientTape``, and gives them to ``apply_gradients``, has them exchanged by ``hvd.DistributedGradientTape``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Passes:
 
     def gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         exchange = self._exchange
-        if exchange.weighs and not exchange.off():  # each pass has a factor of its own
+        if exchange.weighs and not exchange.off():  # each pass has a different factor
             import tensorflow as tf
 
             factor = backend_module(exchange.backend).factor(exchange)
@@ -121,7 +121,7 @@ def rate_namespace(base: Any, factor: float) -> dict[str, Any]:
         return base._decayed_lr(self, var_dtype) * factor
 
     public = {name: vars(base)[name] for name in _PUBLIC_NAMES if name in vars(base)}
-    if hasattr(base, "_decayed_lr"):  # a legacy one asks for it in each step, and nowhere else
+    if hasattr(base, "_decayed_lr"):  # a legacy optimizer reads it in each step, and nowhere else
         return public | {"_decayed_lr": _decayed_lr}
     return public | {
         "learning_rate": property(rate, base.learning_rate.fset),

@@ -1,7 +1,7 @@
 """Ranks train equally many batches and stop after the same epoch, whichever of them decides to.
 
-A rank that leaves ``fit``, or an epoch, before the others would have them wait for its gradients. `EarlyStopping` on a
-metric of its own does that, as do `TerminateOnNaN` and a data set that is one batch shorter.
+If a rank left ``fit``, or an epoch, before the others, these would wait for its gradients. `EarlyStopping` on one
+rank's metric does that, as do `TerminateOnNaN` and a data set that is one batch shorter.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class KerasLockstep:
         self._steps_before = self._steps()
 
     def _hold(self, batch: int, logs: Any = None) -> None:
-        # Keras would leave the epoch at once, in which the other ranks go on
+        # Keras would leave the epoch at once, which the other ranks continue
         self._batches = max(self._batches, batch + 1)
         if self._runs and self.model.stop_training:
             self._wants_to_stop = True
@@ -130,7 +130,7 @@ def begin_together(model: Any, params: dict[str, Any] | None) -> None:
 
 
 def end_epoch_together(model: Any, epoch: int) -> None:
-    """Compares how many batches the ranks had, before anything else is exchanged at the epoch's end. Collective.
+    """Compares how many batches the ranks had, before any other exchange at the epoch's end. A collective.
 
     Raises:
         MismatchError: on all ranks, they had unequal numbers of batches.

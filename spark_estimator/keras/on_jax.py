@@ -40,5 +40,5 @@ def factor(exchange: KerasExchange) -> Any:
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
-    """``run()`` where the condition holds, else the values; a branch of the compiled step."""
+    """``run()`` if the condition is true, else the values; a branch of the compiled step."""
     return list(jax.lax.cond(condition, lambda: list(run()), lambda: list(values)))

@@ -1,7 +1,7 @@
 """Gradients on Keras' TensorFlow backend: a step reduces them as the tape of ``spark_estimator.tensorflow`` does.
 
-What waits for other ranks in a graph of TensorFlow, which runs its operations in another order on each rank, is a node
-that keeps none of its threads while it waits. All of a step's others come after the ranks' agreement.
+TensorFlow runs a graph's operations in another order on each rank. An operation that waits for other ranks is therefore
+a node that holds none of TensorFlow's threads while it waits. All other nodes of a step run after the ranks' agreement.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def factor(exchange: KerasExchange) -> Any:
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
-    """``run()``: Keras calls for an update on this backend where the condition holds, and nowhere else."""
+    """``run()``: on this backend Keras requests an update only if the condition is true."""
     return list(run())
 
 
@@ -111,7 +111,7 @@ def unconverted(function: Any) -> Any:
 
 
 def check_no_xla() -> None:
-    """Raises ValueError where XLA compiles the step: it has no way to call what is outside of its program."""
+    """Raises ValueError if XLA compiles the step: its program cannot call functions outside of it."""
     from tensorflow.python.ops import control_flow_util
 
     if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):

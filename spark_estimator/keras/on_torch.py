@@ -37,7 +37,7 @@ def reduced(
         )
         for name, part in zip(names, parts, strict=True)
     ]
-    if len(parts) == 1:  # nothing to overlap: the engine's shortest way
+    if len(parts) == 1:  # nothing to overlap: the engine's fastest path
         return exchange.decompressed(requests[0].run(), contexts)
     handles = [request.submit() for request in requests]
     received = list(sent)
@@ -59,5 +59,5 @@ def factor(exchange: KerasExchange) -> Any:
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
-    """``run()`` where the condition holds, else the values."""
+    """``run()`` if the condition is true, else the values."""
     return list(run()) if bool(condition) else list(values)

@@ -46,7 +46,7 @@ def allreduce(
 
     Args:
         value: a number, a list of numbers, a numpy array or a backend's tensor; the same shape and type on all ranks.
-        name: by which the ranks' calls meet; None: the n-th call without a name meets the others' n-th.
+        name: matches the ranks' calls; None: a rank's n-th call without a name matches the others' n-th.
         average: deprecated; the older form of `op`: True is Average, False is Sum.
         prescale_factor, postscale_factor: factors before and after the reduction.
         op: ``hvd.Average`` (which None is), Sum, Min, Max, Product or Adasum.
@@ -116,7 +116,7 @@ def broadcast(
 def reducescatter(
     value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """All ranks' values reduced to one, of which each rank gets its rows. All ranks of the set call it.
+    """All ranks' values reduced to one, each rank gets its rows of the result. All ranks of the set call it.
 
     Args:
         value: at least one dimension; lower ranks get one row more where they cannot be shared equally.

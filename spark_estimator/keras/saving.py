@@ -28,9 +28,9 @@ def load_model(
     Keras 2 does, too, where a program has imported ``tf_keras`` and the file has a version of Keras 2.
 
     Args:
-        filepath: of a ``.keras`` or ``.h5`` file, or what else Keras' ``load_model`` takes.
+        filepath: of a ``.keras`` or ``.h5`` file, or any other argument of Keras' ``load_model``.
         custom_optimizers: classes of optimizers that Keras does not know.
-        custom_objects: name to class or function, for all else that it does not know.
+        custom_objects: name to class or function, for all other names that it does not know.
         compression: as for `DistributedOptimizer`, whose other arguments have their defaults.
         legacy_opts: without effect: the file names its optimizer's class.
 
@@ -48,7 +48,7 @@ def load_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and exchange_of(optimizer) is None:
         DistributedOptimizer(optimizer, compression=compression)
-        if backend(model) == "tensorflow" and not is_keras_2(model):  # which has chosen by itself, when it was read
+        if backend(model) == "tensorflow" and not is_keras_2(model):  # which has chosen on its own, when it was read
             model.jit_compile = False
     return model
 

@@ -39,7 +39,7 @@ def broadcast_variables(
     )
     if not listed:
         return
-    # As bytes: one message for all, of whatever types, also those that the engine cannot add up.
+    # As bytes: one message for values of all types, also those that the engine cannot add up.
     values = [numpy.ascontiguousarray(value_of(variable)) for variable in listed]
     packed = numpy.concatenate([value.reshape(-1).view(numpy.uint8) for value in values])
     received = arrays.broadcast(packed, root_rank, "keras.broadcast_variables", process_set=process_set)

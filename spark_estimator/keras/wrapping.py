@@ -160,7 +160,7 @@ class _InApply:
 
 
 class _BeforeTheFinding(_InApply):
-    """For a `LossScaleOptimizer`: scaled gradients are exchanged, so that what overflows on the way is found, too."""
+    """For a `LossScaleOptimizer`: scaled gradients are exchanged, so that an overflow there is detected, too."""
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         # Keras' JAX trainer calls this, which leads to the inner optimizer and not to `apply`
@@ -188,7 +188,7 @@ class _AtTheEndOfPasses:
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
         object.__setattr__(self, "_spark_estimator_variables", list(trainable_variables))
         exchange = self._spark_estimator_exchange
-        if exchange.weighs and not exchange.off():  # each pass has a factor of its own
+        if exchange.weighs and not exchange.off():  # each pass has a different factor
             factor = backend_module(exchange.backend).factor(exchange)
             keras = keras_of(self)
             grads = [gradient * keras.ops.cast(factor, gradient.dtype) for gradient in grads]

@@ -2,8 +2,8 @@
 
 Ranks are started by ``horovodrun`` or ``HorovodRunner``; a process without a launcher is a job of one. Each has one
 device, so ``devices`` and ``num_nodes`` are left out, or 1. It serves ``lightning.pytorch`` and ``pytorch_lightning``,
-which are one library in two packages with classes of their own: this import makes the name known to each of them that
-has been imported, and to the other when it is. It imports none by itself, as the user may have no need of it.
+which are one library in two packages with separate classes. This import registers the name with each of them that has
+been imported, and with the other when it is imported. It imports neither, as the user may not need both.
 
 ``HorovodStrategy`` takes options. It is that of the package that has been imported; with both, or none, that of
 ``lightning.pytorch`` where it is installed. `strategy_class` gives the one of a package by its name.

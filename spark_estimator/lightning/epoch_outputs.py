@@ -120,7 +120,7 @@ class EpochOutputs:
         return CallEpochEnds()
 
     def begin(self, hook: str, loaders: int) -> None:
-        """Forgets the outputs for a hook; the next ones are of so many loaders."""
+        """Discards the outputs for a hook; the next ones are of `loaders` loaders."""
         if hook in self._hooks:
             self._outputs[hook] = {number: [] for number in range(loaders)}
 

@@ -1,4 +1,4 @@
-"""The two packages that Lightning comes in, each with a tree of classes of its own, and who of them is there."""
+"""The two packages of Lightning, each with its own tree of classes, and which of them is installed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def strategy_class(flavour: str) -> Any:
 
 
 def register(flavour: str) -> None:
-    """Lets a package that has been imported know ``Trainer(strategy="horovod")``. A second call changes nothing."""
+    """Registers ``Trainer(strategy="horovod")`` with a package that has been imported.
+
+    A second call changes nothing.
+    """
     registry = importlib.import_module(f"{flavour}.strategies").StrategyRegistry
     if STRATEGY not in registry:
         # Not the class itself, whose module needs the package to its end; and not everybody will ask for it.
@@ -82,12 +85,12 @@ def _is_imported(flavour: str) -> bool:
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
-#: Package that is not imported yet -> what is to be called then.
+#: Package that is not imported yet -> function to call then.
 _awaited: dict[str, list[Callable[[str], None]]] = {}
 
 
 class _AwaitingFinder:
-    """Finds nothing by itself: it lets the other finders find the packages, and adds to what their loaders do."""
+    """An import hook that finds no module itself: it extends the loaders of the other finders."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

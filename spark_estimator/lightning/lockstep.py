@@ -1,4 +1,4 @@
-"""Keeps ranks at the same batch: loaders of different lengths, and a rank that wants to stop, end it for all alike."""
+"""Keeps ranks at the same batch: loaders of different lengths, and a rank that wants to stop, end it for all ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Lengths(NamedTuple):
 
 
 def lengths_of_all_ranks(loader: object) -> Lengths:
-    """What the ranks' loaders say of their lengths; the same on all ranks. Collective."""
+    """The lengths that the ranks' loaders report; the same on all ranks. A collective."""
     estimated = any(isinstance(source, IterableDataset) for source in (loader, getattr(loader, "dataset", None)))
     # One rank must not ask the others before each batch while they do not: what any of them has counts for all.
     of_ranks: list[tuple[int | None, bool]] = hvd.allgather_object((_length(loader), estimated))
@@ -68,7 +68,7 @@ def _length(loader: Any) -> int | None:
 
 
 class _Around:
-    """A loader in the place of another one, whose attributes (its sampler, its data set) it has."""
+    """A loader that replaces another one, and has its attributes (sampler, data set)."""
 
     def __init__(self, loader: Any) -> None:
         self.__dict__["_loader"] = loader

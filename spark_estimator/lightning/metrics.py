@@ -39,7 +39,7 @@ def gather(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
 class SyncedMetrics:
     """Has the metrics in a module synced over the ranks, until `release`.
 
-    A metric whose user has given it a ``dist_sync_fn`` keeps it.
+    A metric with a user's ``dist_sync_fn`` keeps it.
     """
 
     def __init__(self) -> None:

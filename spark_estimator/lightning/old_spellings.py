@@ -2,7 +2,7 @@
 
 Also those arguments that scripts of that time have beside it, and that Lightning 2 has under another name. As with
 Lightning 1, the learning rate of a Trainer with the strategy named "horovod" is multiplied by the number of ranks
-(`HorovodStrategy(scale_lr=True)`). A strategy that is given as an object keeps its own ``scale_lr``; it takes None for
+(`HorovodStrategy(scale_lr=True)`). A strategy that is passed as an object keeps its own ``scale_lr``; it takes None for
 yes only where ``accelerator`` or ``distributed_backend`` ask for Horovod, too.
 
 Switched on by ``spark_estimator.compat.install(lightning=True)`` alone: it replaces ``Trainer.__init__`` of each
@@ -68,9 +68,9 @@ def uninstall() -> None:
 
 
 def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Arguments of a Trainer of today for those of one of Lightning 1, and what to write instead.
+    """Today's arguments of a Trainer for those of Lightning 1, and what to write instead.
 
-    Others come back as they are, with an empty text. `gpus` is among them unless Horovod is asked for: what it becomes
+    Others are returned unchanged, with an empty text. `gpus` is among them unless Horovod is asked for: what it becomes
     depends on the strategy.
 
     Raises:

@@ -78,10 +78,10 @@ def note_factor(checkpoint: dict[str, Any], optimizers: Iterable[Optimizer]) -> 
 
 
 def restored(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> str:
-    """Takes over the factor of a checkpoint whose rates the optimizers have now.
+    """Uses the factor of a checkpoint whose rates the optimizers now have.
 
     Returns:
-        A line for the log, where the factor is not that of this job; else an empty one.
+        A line for the log if the factor is not that of this job; else an empty one.
     """
     ours, theirs = _factor_of(optimizers), checkpoint.get(CHECKPOINT_KEY)
     if ours == (theirs or 1):

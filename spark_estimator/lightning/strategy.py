@@ -1,4 +1,4 @@
-"""The strategy itself: which rank this is, what it trains with, and how gradients come to be averages."""
+"""The strategy itself: this process's rank and devices, and the averaging of gradients."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class HorovodMethods(HorovodCollectives, _Base):
             with an old spelling (`old_spellings`).
         compression: what gradients travel as; `hvd.Compression`.
         gradient_predivide_factor, groups, sparse_as_dense, shard_state: as for `hvd.DistributedOptimizer`.
-        sync: "allreduce": gradients are averaged in each step; "local_sgd" or "diloco": each rank steps by itself, see
+        sync: "allreduce": gradients are averaged in each step; "local_sgd" or "diloco": each rank steps alone, see
             `hvd.LocalSGD` and `hvd.DiLoCo`. Ranks have the same parameters when a validation begins, a checkpoint is
             made, and training ends. Learning rates are not multiplied.
         sync_options: for these two, such as ``{"inner_steps": 32}``.
@@ -228,7 +228,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         """Takes the module of a run, which may have hooks of Lightning 1 (`epoch_outputs`)."""
         super().connect(model)
         self._epoch_outputs = EpochOutputs(model)
-        self._epoch_outputs.hide()  # the Trainer's check of the module comes between this and `setup`
+        self._epoch_outputs.hide()  # the Trainer checks the module between this and `setup`
 
     def setup(self, trainer: Any) -> None:
         """Makes the model that of rank 0 on all ranks, and its optimizers distributed ones. Collective."""
@@ -284,16 +284,16 @@ class HorovodMethods(HorovodCollectives, _Base):
     on_test_start = on_predict_start = on_train_start
 
     def on_validation_start(self) -> None:
-        """The same; and ranks that step by themselves come together."""
+        """The same; and ranks that step alone exchange their parameters."""
         self._metrics.adopt(self.lightning_module)
         self._come_together()
 
     def on_train_end(self) -> None:
-        """Ranks that step by themselves come together."""
+        """Ranks that step alone exchange their parameters."""
         self._come_together()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """As Lightning's, for a checkpoint, which all ranks make; ranks that step by themselves come together first."""
+        """As Lightning's, for a checkpoint of all ranks; ranks that step alone exchange their parameters first."""
         self._come_together()
         return dict(super().lightning_module_state_dict())
 
@@ -306,7 +306,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         """Leaves trainer, module and optimizers as they were; the rank stays in the job. Not collective.
 
         A backward after it is this rank's own. Only optimizers whose state is divided stay distributed: a checkpoint
-        that is saved now brings it together.
+        that is saved now gathers it.
         """
         self._release()
         if self._epoch_outputs is not None:

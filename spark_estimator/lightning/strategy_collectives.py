@@ -20,11 +20,12 @@ _OPS = {"mean": hvd.Average, "avg": hvd.Average, "sum": hvd.Sum, "min": hvd.Min,
 
 
 class HorovodCollectives(_Base):
-    """Lightning's own names and signatures. All ranks call them, in the same order; alone they change nothing.
+    """Lightning's own names and signatures. All ranks call them, in the same order; without other ranks they change
+    nothing.
 
     Attributes:
         uneven_lengths: of the loader that is being evaluated: each rank's number of batches; empty if they are equal.
-        in_evaluation_step: whether ``validation_step`` or ``test_step`` is under way.
+        in_evaluation_step: whether ``validation_step`` or ``test_step`` is running.
     """
 
     uneven_lengths: tuple[int, ...] = ()
@@ -32,9 +33,9 @@ class HorovodCollectives(_Base):
 
     @property
     def is_alone(self) -> bool:
-        """Whether there are no other ranks to talk to: one rank, or this rank is on its way out with an exception.
+        """Whether there are no other ranks to communicate with: one rank, or this rank is ending with an exception.
 
-        The others do not know of that yet, and will not answer: callbacks that save a checkpoint then must not wait.
+        The others do not know that yet, and will not answer: callbacks that save a checkpoint then must not wait.
         """
         if not context.is_initialized() or context.size() == 1:
             return True
@@ -43,10 +44,10 @@ class HorovodCollectives(_Base):
         return getattr(status, "value", status) == "interrupted"
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor reduced over all ranks, as a new one; what is no tensor comes back as it is.
+        """A tensor reduced over all ranks, as a new one; other values are returned unchanged.
 
         Args:
-            tensor: of any shape, the same on all ranks. The mean of whole numbers comes as float32.
+            tensor: of any shape, the same on all ranks. The mean of whole numbers is float32.
             group: None, or a process set.
             reduce_op: "mean", "sum", "min", "max", "product", or as torch.distributed names them.
 

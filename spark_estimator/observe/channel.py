@@ -1,8 +1,8 @@
 """The driver channel: one authenticated connection from each supervisor to the driver, for text.
 
 A supervisor sends its facts, lines, messages and failure reports; it receives all supervisors' facts and the order to
-stop (see ``frames``). A peer that breaks the protocol is disconnected. When the driver's end closes, the driver is
-gone, and its supervisors end their workers. A supervisor sends a heartbeat each second, by which the driver notices a
+stop (see ``frames``). A peer that breaks the protocol is disconnected. If the driver's end closes, the driver has
+ended, and its supervisors end their workers. A supervisor sends a heartbeat each second, by which the driver notices a
 frozen one.
 """
 
@@ -64,7 +64,7 @@ def read_context(context: bytes) -> tuple[bytes, int]:
     """The job and the partition of `context_of`.
 
     Raises:
-        AuthenticationError: it is something else.
+        AuthenticationError: it is not valid.
     """
     if len(context) != _CONTEXT.size:
         raise AuthenticationError("unexpected handshake from supervisor")
@@ -73,13 +73,13 @@ def read_context(context: bytes) -> tuple[bytes, int]:
 
 
 class DriverServer:
-    """The driver's end: listens at one address of this host, gives what comes in to `receive`.
+    """The driver's end: listens at one address of this host, and passes frames to `receive`.
 
     Args:
         address: of this host.
         job_id: of the job, at most 16 characters; supervisors of others are refused.
         size: number of supervisors; their partitions are 0 to size - 1, each has one connection at a time.
-        receive: is given (partition, frame) in the server's thread. Frames are as `valid` lets them through.
+        receive: called with (partition, frame) in the server's thread. Frames are as `valid` lets them through.
         lost_after: seconds without a heartbeat after which a supervisor is lost; zero: it never is.
         encrypted: whether connections are encrypted.
         approve: called with the partition of each supervisor that connects, until `stop` is called; raises
@@ -221,7 +221,7 @@ class DriverServer:
         self._wake_write.close()
 
     def _watch_those_that_wait(self) -> None:
-        """Has the selector tell when a connection takes more of what waits for it."""
+        """Has the selector report when a connection accepts more of its queued data."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if key.data.has_more else 0)
@@ -229,7 +229,7 @@ class DriverServer:
                     self._selector.modify(key.fileobj, events, key.data)
 
     def _look_for_silence(self, seconds: float) -> None:
-        """Reports who has sent nothing for too long, so many seconds after the last look."""
+        """Reports supervisors that have sent nothing for too long, `seconds` after the last check."""
         for key in list(self._selector.get_map().values()):
             inbound = key.data
             if inbound is None or inbound.said_bye or not inbound.silence.look(seconds):
@@ -242,7 +242,7 @@ class DriverServer:
                 self._receive(inbound.partition, report)
 
     def _take(self, inbound: Inbound) -> bool:
-        """Reads what is there; False when the connection is over, or nothing is there."""
+        """Reads the available data; False if the connection is closed, or there is no data."""
         try:
             for frame in inbound.receive():
                 if inbound.silence.heard():
@@ -273,7 +273,8 @@ class SupervisorChannel:
     """A supervisor's end. Sending never blocks.
 
     Args:
-        on_stop: called once, in the channel's thread, with the reason, when the driver orders to stop or is gone.
+        on_stop: called once, in the channel's thread, with the reason, when the driver orders to stop or has
+            disconnected.
         session: the secrets of an encrypted connection; None: it is not encrypted.
     """
 
@@ -329,7 +330,10 @@ class SupervisorChannel:
         return self._stopped
 
     def send(self, kind: str, **fields: Any) -> bool:
-        """Hands a frame over. Lines and messages are dropped when too much waits already. False: the driver is gone."""
+        """Queues a frame.
+
+        Lines and messages are dropped if too much is queued already. False: the driver has disconnected.
+        """
         frame = encode({"kind": kind, **fields})
         if len(frame) > MAX_FRAME_BYTES:
             return False
@@ -340,9 +344,9 @@ class SupervisorChannel:
                 self._dropped += 1
                 return True
             if kind == RECORD and self._waiting_bytes + len(frame) > _MAX_WAITING_BYTES:
-                return True  # those of epochs come with the history, too
+                return True  # those of epochs are in the history, too
             if kind == PROGRESS and self._waiting:
-                return True  # the next one says more
+                return True  # the next one replaces it
             if self._dropped and kind in (LINE, LOG):
                 text = f"[{self._dropped} lines were dropped: the rank printed faster than the network could send them]"
                 self._dropped = 0
@@ -357,7 +361,7 @@ class SupervisorChannel:
             return not self._broken and not self._waiting_bytes
 
     def answer(self) -> dict[str, Any] | None:
-        """Waits for the driver's next frame that is no order to stop; None when it has sent that order, or is gone."""
+        """Waits for the driver's next frame other than a stop; None if it has ordered to stop, or has disconnected."""
         with self._changed:
             self._changed.wait_for(lambda: self._answers or self._broken or self._stopped or self._closing)
             return self._answers.popleft() if self._answers else None
@@ -441,7 +445,7 @@ def connected_socket(
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Has the kernel notice within about half a minute that the other host is gone without a word."""
+    """Has the kernel detect within about half a minute that the other host has disappeared."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, option):

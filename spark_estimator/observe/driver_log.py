@@ -14,7 +14,7 @@ MAX_MESSAGE_CHARACTERS = 4000
 ShowLine = Callable[[int, str, str], None]
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]|[\ud800-\udfff]")
-# Colour, weight and the like (SGR) of the text that follows: the one kind of code that can do nothing else.
+# Colour, weight and other attributes (SGR) of the following text: the only escape codes without other effects.
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _PLAIN = "\x1b[0m"
 _sink: Callable[[str], bool] | None = None
@@ -34,7 +34,7 @@ def log_to_driver(message: object) -> None:
 
 
 def set_sink(sink: Callable[[str], bool] | None) -> None:
-    """Sets where this process's messages go; the worker program calls it.
+    """Sets the receiver of this process's messages; the worker program calls it.
 
     Args:
         sink: takes one message and returns whether it accepted it; None: messages are printed.
@@ -46,8 +46,8 @@ def set_sink(sink: Callable[[str], bool] | None) -> None:
 def printable(text: str) -> str:
     r"""`text` with every control character but tab and newline written as ``\xNN``, half a surrogate as ``\udNNN``.
 
-    What comes over a network must not be able to steer the terminal that it is printed on, and has to be printable:
-    a file's name that is no UTF-8 has such halves.
+    Text from a network must not be able to control the terminal that prints it, and has to be printable: a file's name
+    that is no UTF-8 has such halves.
     """
     return "\n".join(_UNSAFE.sub(_escaped, line) for line in text.split("\n"))
 

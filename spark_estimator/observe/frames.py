@@ -10,7 +10,7 @@ from typing import Any
 MAX_FRAME_BYTES = 1 << 20
 
 # Kinds of frame.
-PLACED = "placed"  # rank, host, pid: who the supervisor's worker is, said before it can run anything
+PLACED = "placed"  # rank, host, pid: of the supervisor's worker, sent before it runs anything
 BEGUN = "begun"  # rank, host, pid: user code begins
 LINE = "line"  # rank, stream, text
 LOG = "log"  # rank, text: from log_to_driver
@@ -18,15 +18,15 @@ RECORD = "record"  # rank, record: of an estimator's training
 PROGRESS = "progress"  # rank, report: fields of its `Progress`; at most one a second
 FAILURE = "failure"  # report: fields of a failure report
 BYE = "bye"  # the supervisor's work is done
-FACTS = "facts"  # facts: what a supervisor tells all others of itself
-GATHER = "gather"  # facts are exchanged through Spark: up, this supervisor's; down, all
+FACTS = "facts"  # facts: of a supervisor, for all others
+GATHER = "gather"  # facts are exchanged through Spark: to the driver, for this supervisor; from it, for all
 ALIVE = "alive"  # a heartbeat, when there is nothing else to send
-# Down go:
+# From the driver:
 STOP = "stop"  # text: the reason
 EVERYONE = "everyone"  # facts: those of the next supervisors, by partition; as many of these frames as they need
 # What `DriverServer` itself reports of a supervisor; never sent:
-GONE = "gone"  # its connection ended without a BYE; silent_seconds: it was ended here, as nothing came for that time
-SILENT = "silent"  # seconds, limit: it has sent nothing for so long, and is lost after the limit
+GONE = "gone"  # its connection ended without a BYE; silent_seconds: closed here, as no data arrived for that time
+SILENT = "silent"  # seconds, limit: it has sent nothing for this time, and is lost after the limit
 HEARD = "heard"  # it sends again
 
 _FIELDS: dict[str, dict[str, type]] = {

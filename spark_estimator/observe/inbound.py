@@ -56,7 +56,7 @@ class Inbound:
         return bool(self._outgoing)
 
     def send(self, kind: str, fields: dict[str, Any]) -> None:
-        """Hands a frame to the kernel, as much of it as goes without waiting; `send_more` does the rest."""
+        """Passes a frame to the kernel, as much of it as possible without waiting; `send_more` sends the rest."""
         with self._lock:
             self._outgoing += self._seal(encode({"kind": kind, **fields}))
         self.send_more()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-#: Is given how many ops follow, a line each, and how many were noted.
+#: Format arguments: how many ops follow, a line each, and how many were recorded.
 HEAD = "the last %d of %d noted ops:"
 
 _HEAD = re.compile(re.escape(HEAD).replace("%d", r"(\d+)") + "$")

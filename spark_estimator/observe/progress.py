@@ -37,12 +37,12 @@ class Progress:
     """What one rank has done so far.
 
     Attributes:
-        at: when, in seconds on a clock of its own host.
+        at: when, in seconds on its host's clock.
         steps: that its optimizers have made.
         calls: collectives that it has submitted.
-        waiting: for how many seconds it has waited for other ranks by now; 0: it does something else.
+        waiting: for how many seconds it has waited for other ranks by now; 0: it does other work.
         waits_in: the collective in which it waits, in words.
-        training: of an estimator; None: the rank runs something else, or its first epoch has not begun.
+        training: of an estimator; None: the rank runs another program, or its first epoch has not begun.
     """
 
     at: float
@@ -58,7 +58,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, fields: object) -> Progress:
-        """The inverse. Raises ValueError when it is something else."""
+        """The inverse. Raises ValueError if the value is invalid."""
         if not isinstance(fields, dict) or fields.keys() != {*_FIELDS, "training"}:
             raise ValueError("a rank's progress with unknown fields")
         for name, kinds in _FIELDS.items():
@@ -86,9 +86,9 @@ def named(descriptor: int) -> str:
 
 
 def pipe(environ: MutableMapping[str, str]) -> int | None:
-    """The pipe that the launcher has given this process; None when there is none.
+    """The pipe that this process has inherited from the launcher; None if there is none.
 
-    A process that has inherited the variable but not the pipe may have something else open under that number.
+    A process that has inherited the variable but not the pipe may have another file open under that number.
     """
     number, _, inode = environ.get(PROGRESS_FD_VARIABLE, "").partition(":")
     with suppress(ValueError, OSError):
@@ -113,7 +113,7 @@ class ProgressReporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tells no more. Idempotent."""
+        """Ends the reports. Idempotent."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
@@ -124,7 +124,7 @@ class ProgressReporter:
                 calls, waiting, waits_in = self._look()
                 training = None if _meter is None else _meter.report()
                 report = Progress(time.monotonic(), _steps, calls, waiting, waits_in[:_LONGEST_NAME], training)
-                # Shorter than PIPE_BUF, so that it goes whole or not at all.
+                # Shorter than PIPE_BUF, so that it is written completely or not at all.
                 os.write(self._descriptor, json.dumps(report.to_dict()).encode() + b"\n")
             except BlockingIOError:
                 continue

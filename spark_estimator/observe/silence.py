@@ -6,9 +6,10 @@ import enum
 
 from spark_estimator.env import Settings
 
-# After so many seconds a silent supervisor is worth a line at the driver.
+# After this number of seconds the driver logs a silent supervisor.
 SAY_AFTER = 10.0
-# A supervisor is lost after so many times `SPARK_ESTIMATOR_SILENCE_SECONDS`: it only reports, and no rank waits for it.
+# A supervisor is lost after this multiple of `SPARK_ESTIMATOR_SILENCE_SECONDS`: it only reports, and no rank waits for
+# it.
 _TIMES = 10
 # If more than this part of `SAY_AFTER` is between two looks, the driver itself was stopped or busy: what was sent
 # meanwhile may not be read yet.
@@ -22,7 +23,7 @@ class Hearing(enum.Enum):
     HEARD = enum.auto()
     #: It has sent nothing for some seconds, which was reported.
     SILENT = enum.auto()
-    #: It has sent nothing for so long that it is given up.
+    #: It has sent nothing for too long, and is given up.
     LOST = enum.auto()
 
 
@@ -32,7 +33,7 @@ def lost_after(settings: Settings) -> float:
 
 
 class Silence:
-    """What the driver hears of one supervisor.
+    """What the driver receives from one supervisor.
 
     Args:
         lost_after: seconds of silence after which it is lost; zero: it is never judged.
@@ -45,7 +46,7 @@ class Silence:
         self._say_after = min(SAY_AFTER, lost_after / 2)
 
     def heard(self) -> bool:
-        """Something has come. Whether that ends a silence which was reported."""
+        """Notes that data has arrived. Returns whether that ends a reported silence."""
         before = self.state
         self.seconds = 0.0
         if before is Hearing.SILENT:
@@ -53,7 +54,7 @@ class Silence:
         return before is not self.state
 
     def look(self, seconds: float) -> bool:
-        """Nothing has come since the last look, so many seconds ago. Whether the state is another now."""
+        """Notes that nothing has arrived for another `seconds`. Returns whether the state has changed."""
         before = self.state
         if seconds <= _LONGEST_LOOK * self._say_after:
             self.seconds += seconds

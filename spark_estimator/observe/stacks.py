@@ -1,4 +1,4 @@
-"""What this process is doing, told to the ranks that wait for it: the stacks of its Python threads."""
+"""Reports what this process is doing to the ranks that wait for it: the stacks of its Python threads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _stack(name: str, frame: FrameType) -> str:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether a call is of this package, and not of a program that only comes with it."""
+    """Whether a call is of this package, and not of one of its example programs."""
     path = frame.f_code.co_filename
     return path.startswith(_PACKAGE) and not path.startswith(_PROGRAMS)
 
@@ -77,7 +77,7 @@ class StackReporter:
 
     Args:
         await_question: blocks up to that number of seconds; returns a request's number, or None when there was none.
-            Any exception means that none will come any more.
+            Any exception means that there will be no more requests.
         answer: receives a request's number and the text.
         stacks: makes the text.
     """
@@ -101,8 +101,9 @@ class StackReporter:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Answers no more requests. Idempotent. Shut the engine down before, which ends the present wait;
-        else the thread runs for up to another minute in the background."""
+        """Answers no more requests. Idempotent. Shut down the engine before, which ends the present wait; else the
+        thread runs for up to another minute in the background.
+        """
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)

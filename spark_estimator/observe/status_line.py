@@ -1,13 +1,13 @@
 """The status line: how many ranks are up, how fast they step, and for whom the others wait; while a job runs.
 
 It is there for a person who looks on: on a terminal, at the bottom, below the ranks' lines, which are printed above it
-whole; in a notebook, in the output of the cell. It is gone when the job is. In a pipe, a file or CI there is none, and
-``SPARK_ESTIMATOR_STATUS_LINE=0`` turns it off. While an estimator trains, the line has the epoch, the step, rows per
-second, the time left and the loss; in a notebook there are a bar and the loss curve, too, and where there is neither
-terminal nor notebook, the line is printed when nothing else was for half a minute.
+whole; in a notebook, in the output of the cell. It is removed when the job ends. In a pipe, a file or CI there is none,
+and ``SPARK_ESTIMATOR_STATUS_LINE=0`` turns it off. While an estimator trains, the line has the epoch, the step, rows
+per second, the time left and the loss; in a notebook there are a bar and the loss curve, too, and where there is
+neither terminal nor notebook, the line is printed when nothing else was for half a minute.
 
 No library draws it: one line needs two escape codes. tqdm and rich would need ipywidgets in a notebook, and rich would
-send what goes to stdout through its own console and break long lines.
+redirect stdout through its own console and break long lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REDRAWN_SECONDS = 0.2
 LOG_SECONDS = 30.0
 # Shorter waits are part of every step.
 _TOLD_SECONDS = 1.0
-# Rates are those of the last seconds: so many reports, one a second.
+# Rates are those of the last seconds: this number of reports, one a second.
 _REPORTS = 6
 # Ranks whose rates differ by less step together.
 _ALIKE = 1.05
@@ -62,7 +62,7 @@ class Screen(Protocol):
         """Shows `text` in place of what was shown; where there is HTML, `html` if it is not empty."""
 
     def hide(self) -> None:
-        """Makes way for lines that are about to be printed."""
+        """Removes the line before other lines are printed."""
 
     def close(self) -> None:
         """Leaves nothing behind."""
@@ -94,7 +94,7 @@ class Terminal:
 
 
 class Notebook:
-    """A place in the output of a notebook's cell, above the lines that come after it; see `Screen`."""
+    """An area in the output of a notebook's cell, above later lines; see `Screen`."""
 
     interval = _REDRAWN_SECONDS
     only_training = False
@@ -104,7 +104,7 @@ class Notebook:
         self._shown = ""
 
     def draw(self, text: str, html: str) -> None:
-        if text == self._shown:  # each update goes to every browser, and into the notebook's file
+        if text == self._shown:  # each update is sent to every browser, and stored in the notebook's file
             return
         self._shown = text
         shown = {"text/plain": text, **({"text/html": html} if html else {})}
@@ -116,7 +116,7 @@ class Notebook:
             self._handle.update(shown, raw=True)
 
     def hide(self) -> None:
-        pass  # nobody else writes where it is
+        pass  # no other code writes there
 
     def close(self) -> None:
         if self._handle is not None:
@@ -145,7 +145,7 @@ class Log:
 
 
 def screen(display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> Screen | None:
-    """Where progress can be shown; None: nowhere, because of `display`, the settings, or for want of a screen."""
+    """Where progress can be shown; None: nowhere, because of `display`, the settings, or because there is no screen."""
     if display is ProgressDisplay.OFF or not Settings.read().status_line:
         return None
     front_end = None if os.environ.get("CI") else _front_end()
@@ -221,7 +221,7 @@ class StatusLine:
         self._do(lambda: self._screen.draw(text, html))
 
     def close(self) -> None:
-        """Removes the line for good. Idempotent."""
+        """Removes the line permanently. Idempotent."""
         if not self._over:
             self._over = True
             self._do(self._screen.close)
@@ -229,7 +229,7 @@ class StatusLine:
     def _do(self, what: Any) -> None:
         try:
             what()
-        except Exception:  # whatever becomes of the screen: the job goes on without the line
+        except Exception:  # whatever happens to the screen: the job continues without the line
             self._over = True
 
 
@@ -246,8 +246,8 @@ def status_text(
         size: number of ranks.
         begun: the ranks that are up.
         reports: by rank, its last progress reports, the oldest first.
-        since: by rank, how many seconds ago the newest of them came.
-        training: of an estimator; None: the ranks run something else.
+        since: by rank, how many seconds ago the newest of them arrived.
+        training: of an estimator; None: the ranks run another program.
     """
     ranks, waits = f"{len(begun)} of {size} ranks up", _waits(size, reports, since)
     if training is None:

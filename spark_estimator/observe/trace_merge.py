@@ -26,7 +26,7 @@ from spark_estimator.security import file_modes
 # The engine writes an event a line, of a few hundred bytes, and a name may have 4,095.
 _MAX_LINE_BYTES = 1 << 20
 _FORMAT = 1
-# Ends of a broadcast tell less: its root need not wait for anybody.
+# Ends of a broadcast are less precise: its root does not wait for other ranks.
 _ENDING_TOGETHER = frozenset({"ALLREDUCE", "ALLGATHER", "REDUCESCATTER", "ALLTOALL", "BARRIER"})
 # Each process set's rows, apart from the others' in one process.
 _ROWS_A_SET = 1_000_000
@@ -42,7 +42,7 @@ class TraceError(Exception):
 
 @dataclass
 class _Trace:
-    """One rank's file, and what the first reading told of it."""
+    """One rank's file, and the facts of its first reading."""
 
     path: Path
     rank: int
@@ -56,7 +56,7 @@ class _Trace:
 
 @dataclass(frozen=True)
 class _Clock:
-    """What is to be subtracted from a rank's times: ``offset + drift * (time - origin)``; and how that is known."""
+    """The correction to subtract from a rank's times, ``offset + drift * (time - origin)``; and its source."""
 
     offset: float  # microseconds
     description: str
@@ -104,7 +104,7 @@ class _Lines:
 
 
 def merge(out: Path, files: Sequence[Path]) -> list[str]:
-    """Joins `files` into `out`, which is replaced when all went well.
+    """Joins `files` into `out`, which is replaced if all succeeds.
 
     Args:
         out: to be written.
@@ -155,7 +155,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _describe(path: Path) -> _Trace:
-    """Reads a file's first event, which says whose it is."""
+    """Reads a file's first event, which names its rank."""
     first = next(_Lines(path).events(), {})
     try:
         facts = first["args"]["spark_estimator"]
@@ -198,7 +198,7 @@ def _check_one_job(traces: Iterable[_Trace]) -> None:
 
 
 def _note_ends(trace: _Trace) -> None:
-    """Notes the end of every op that went well; names of one fused op share a sequence number, the last one counts."""
+    """Notes the end of every op that succeeded; names of one fused op share a sequence number, the last one counts."""
     sequences, ends, together = array("q"), array("d"), array("b")
     for event in _Lines(trace.path).events(containing=b'"sequence":'):
         try:
@@ -280,7 +280,7 @@ def _scatter(values: NDArray[np.float64]) -> float:
 
 
 def _write(file: IO[str], traces: Sequence[_Trace], clocks: dict[int, _Clock]) -> list[str]:
-    """Writes the joined trace; returns what is to be said of each file."""
+    """Writes the joined trace; returns a message on each file."""
     notes = []
     file.write("[\n")
     named: set[int] = set()

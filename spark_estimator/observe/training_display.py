@@ -53,7 +53,7 @@ class TrainingDisplay:
             self._first.setdefault(rank, progress)
 
     def state(self, reports: Mapping[int, Sequence[Progress]]) -> TrainingState | None:
-        """What is to be shown; None: no rank has reported a training.
+        """The text to show; None: no rank has reported a training.
 
         Args:
             reports: by rank, its last progress reports, the oldest first; `note` has recorded all of them.

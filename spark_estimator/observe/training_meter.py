@@ -97,7 +97,7 @@ class TrainingMeter:
 
     Args:
         epochs: number of epochs; 0: unknown.
-        recorder: is given each training step; None: there is none.
+        recorder: receives each training step; None: there is none.
     """
 
     def __init__(self, epochs: int, recorder: StepRecorder | None = None) -> None:

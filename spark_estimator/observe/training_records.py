@@ -1,4 +1,4 @@
-"""Records of an estimator's training on their way from a rank to the driver: one for each epoch, or each few steps.
+"""Sends records of an estimator's training from a rank to the driver: one for each epoch, or each few steps.
 
 Unlike a progress report, which the next one replaces, every record arrives, in the order in which it was sent.
 """
@@ -66,7 +66,7 @@ class StepRecorder:
 
 
 def set_sink(sink: Callable[[dict[str, Any]], None] | None) -> None:
-    """Sets where this process's records go; the worker program calls it.
+    """Sets the receiver of this process's records; the worker program calls it.
 
     Args:
         sink: takes one record; None: records are dropped.

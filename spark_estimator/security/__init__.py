@@ -1,1 +1,1 @@
-"""What keeps strangers out of a job: authenticated and encrypted connections, and the permissions of new files."""
+"""Protects a job from other users: authenticated and encrypted connections, and the permissions of new files."""

@@ -62,11 +62,10 @@ class Opener:
         self._pending = bytearray()
 
     def open(self, received: bytes) -> bytes:
-        """What these bytes complete.
+        """The plain bytes of the records that these bytes complete.
 
         Raises:
-            AuthenticationError: a record was altered, repeated, left out or reordered on the way; the connection must
-                end.
+            AuthenticationError: a record was altered, repeated, left out or reordered; the connection must end.
         """
         self._pending += received
         size = len(self._pending)

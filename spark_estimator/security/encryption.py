@@ -1,9 +1,9 @@
 """The keys of encrypted connections, agreed on in each handshake by means of OpenSSL's libcrypto.
 
-Each handshake of an encrypted job makes keys of its own (X25519, RFC 7748), so that the job's key does not decrypt what
-was recorded (forward secrecy). `derive` turns the shared secret, the job's key and the handshake's messages into one
-secret for each direction (HKDF, RFC 5869). The engine's record layer (``native/crypto/records.h``) encrypts with keys
-made of these: AES-128-GCM where both processors have instructions for it, ChaCha20-Poly1305 elsewhere.
+Each handshake of an encrypted job makes new keys (X25519, RFC 7748), so that the job's key does not decrypt what was
+recorded (forward secrecy). `derive` turns the shared secret, the job's key and the handshake's messages into one secret
+for each direction (HKDF, RFC 5869). The engine's record layer (``native/crypto/records.h``) encrypts with keys made of
+these: AES-128-GCM where both processors have instructions for it, ChaCha20-Poly1305 elsewhere.
 
 libcrypto is the one that Python's own ssl module has loaded, else one at a fixed path of the system: a library that
 gets keys is never searched for by ``LD_LIBRARY_PATH``.
@@ -143,10 +143,10 @@ class KeyPair:
         self.share = buffer.raw
 
     def shared_secret(self, peer_share: bytes) -> bytes:
-        """What both ends compute of their own key and the other's share; `SECRET_BYTES` bytes.
+        """The secret that both ends compute from their own key and the other's share; `SECRET_BYTES` bytes.
 
         Raises:
-            AuthenticationError: `peer_share` is no usable public key.
+            AuthenticationError: `peer_share` is not a usable public key.
         """
         library = _libcrypto()
         peer = library.EVP_PKEY_new_raw_public_key(_X25519, None, peer_share, len(peer_share))

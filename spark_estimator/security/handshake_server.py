@@ -1,4 +1,4 @@
-"""Accepts connections and passes on those whose peer holds the job's key, also while strangers flood the port."""
+"""Accepts connections and passes on those whose peer has the job's key, also while others flood the port."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Handshake:
 
     def __init__(self, sock: socket.socket, origin: str, acceptor: Acceptor, deadline: float) -> None:
         self.sock = sock
-        self.descriptor = sock.fileno()  # the socket's may be gone once it is passed on
+        self.descriptor = sock.fileno()  # the socket's may be closed once it is passed on
         self.origin = origin
         self.acceptor = acceptor
         self.deadline = deadline

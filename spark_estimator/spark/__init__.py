@@ -1,5 +1,5 @@
-"""`horovod.spark`: `run` calls a function on ranks in Spark tasks, `run_elastic` on ranks that come and go;
-a `Backend` is a place where estimators train.
+"""`horovod.spark`: `run` calls a function on ranks in Spark tasks, `run_elastic` on ranks that may join and leave; a
+`Backend` starts the ranks of an estimator.
 
 Importing this needs neither Spark nor a framework; running does.
 """

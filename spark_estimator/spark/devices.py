@@ -1,4 +1,4 @@
-"""`get_available_devices`: Horovod's way to ask, on a rank, for the GPUs that are the rank's own."""
+"""`get_available_devices`: Horovod's function that returns a rank's own GPUs."""
 
 from __future__ import annotations
 

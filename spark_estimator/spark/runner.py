@@ -74,7 +74,7 @@ def run(
     Raises:
         PreflightError: the job can't start; the text has the remedy.
         StartTimeoutError: not all ranks started in time; the text has the number of slots and what uses them.
-        WorkerFailedError: a rank failed; its traceback comes first, as the cause.
+        WorkerFailedError: a rank failed; its traceback is printed first, as the cause.
         ResultError: a rank's value could not be returned.
         JobTimeoutError: it took longer than `timeout`.
         JobCancelledError: the job was cancelled in Spark.

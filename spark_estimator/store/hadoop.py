@@ -20,8 +20,7 @@ def default_filesystem(path: str, extra_conf: Mapping[str, str]) -> str:
     """Hadoop's default file system as a URL without a path: ``hdfs://host:port``.
 
     Args:
-        path: for which it is wanted, for messages.
-        extra_conf: what comes before all files.
+        path: for which it is needed, for messages. extra_conf: settings that override all files.
 
     Raises:
         PreflightError: nothing names one, or it is the local file system.

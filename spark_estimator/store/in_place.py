@@ -1,8 +1,8 @@
 """Replaces a file on a file system of fsspec's that writes in place, as HDFS does: a crash leaves a whole file.
 
-No step needs a rename, which many of these file systems do by copying. The new content goes into ``.NAME.next`` first,
-with its SHA-256 at the end; then into the file itself; then ``.NAME.next`` is removed. While ``.NAME.next`` is whole,
-readers use it and not the file. A program that was killed leaves a whole ``.NAME.next``, or a whole file.
+No step needs a rename, which many of these file systems do by copying. The new content is written to ``.NAME.next``
+first, with its SHA-256 at the end; then into the file itself; then ``.NAME.next`` is removed. While ``.NAME.next`` is
+whole, readers use it and not the file. A program that was killed leaves a whole ``.NAME.next``, or a whole file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write(fs: Any, path: str, content: bytes) -> None:
     """Replaces the content.
 
     Raises:
-        OSError: it cannot be written, or the file system kept less than it was given; `read` gives the previous
+        OSError: it cannot be written, or the file system kept fewer bytes than were written; `read` gives the previous
             content, or the new one if that was written once.
     """
     following = _next_path(path)

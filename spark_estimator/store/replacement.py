@@ -35,7 +35,7 @@ _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 _IMMOVABLE = (errno.EXDEV, errno.EBUSY)
 # Of a file system that cannot synchronize a folder.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-# Other writers may come in between so often.
+# How often other writers may interfere.
 _TRIES = 100
 # Where the file system has no locks, a leftover is younger than its writer can be old.
 _ABANDONED_AFTER = timedelta(days=1)
@@ -116,7 +116,7 @@ def discard_leftovers(folder: str, name: str | None = None) -> None:
         name: of the one target; None: of all targets in the folder.
     """
     try:
-        entries = sorted(os.listdir(folder))  # of one token the partial folder comes first
+        entries = sorted(os.listdir(folder))  # of one token the partial folder is first
     except OSError:
         return
     for entry in entries:
@@ -250,7 +250,7 @@ def _put_in_place(names: _Names, *, overwrite: bool) -> None:
             return
         except OSError as error:
             if error.errno not in (errno.ENOENT, *_OCCUPIED):
-                raise  # else another writer came in between
+                raise  # else another writer interfered
     raise FileExistsError(errno.EEXIST, "other writers replace it all the time", names.target)
 
 

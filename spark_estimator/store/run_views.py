@@ -20,7 +20,7 @@ class RunViews:
         """Whether there are Parquet files that can be read."""
         try:
             return bool(self.get_parquet_dataset(path).fragments)
-        except Exception:  # each kind of store has errors of its own
+        except Exception:  # each kind of store has its own errors
             return False
 
     def get_parquet_dataset(self, path: str) -> Any:
@@ -51,7 +51,7 @@ class RunViews:
     def get_local_output_dir_fn(self, run_id: str) -> Callable[[], AbstractContextManager[str]]:
         """A function whose context is a local folder for a training's files.
 
-        It is the run's own folder where this machine has the store, and else a temporary one, which `sync_fn` copies.
+        It is the run's folder if this machine has the store, and else a temporary one, which `sync_fn` copies.
         """
         store: Any = self
         run_path: str = store.get_run_path(run_id)

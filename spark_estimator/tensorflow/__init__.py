@@ -5,7 +5,7 @@ runs when each of them has called it. Start ranks with ``HorovodRunner`` or ``ho
 launcher is a job of one. Collectives work eagerly, in a ``tf.function`` and in graphs of TensorFlow 1.
 """
 
-# the check must come before what would fail without TensorFlow
+# the check must precede imports that would fail without TensorFlow
 from __future__ import annotations
 
 import contextlib
@@ -147,7 +147,7 @@ __all__ = [
 ]
 
 
-# At once, so that graphs which hold collectives can be loaded. Where it cannot be, who builds one hears of it.
+# At import, so that saved graphs with collectives can be loaded. If this fails, building a graph raises the error.
 with contextlib.suppress(NativeLibraryError):
     _works.register()
 
@@ -158,7 +158,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum goes with so many ranks."""
+    """Whether Adasum works with this number of ranks."""
     return num_rank > 0 and not num_rank & (num_rank - 1)
 
 

@@ -26,7 +26,8 @@ class Aggregation:
     def gradients(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
-        """Adds a pass's gradients. After the last pass of a step gives what `reduce` makes of the sums, else the sums.
+        """Adds a pass's gradients. After the last pass of a step returns the result of `reduce` for the sums, else the
+        sums.
 
         Args:
             gradients: of this pass; None where there is none.

@@ -49,7 +49,7 @@ class BF16Compressor(_TensorCompressor):
 
 
 class Compression:
-    """The compressors that come with the package.
+    """The package's compressors.
 
     A class, or any object, with ``compress(tensor) -> (tensor, ctx)`` and ``decompress(tensor, ctx)`` is another.
     """

@@ -9,7 +9,7 @@ collective        gradient
 allreduce         the same allreduce of the incoming gradients: op, factors and process set
 allgather         this rank's rows of the average over the ranks
 broadcast         the average over the ranks at the root, zero elsewhere
-alltoall          every row's gradient back where the row came from
+alltoall          every row's gradient, sent back to the row's rank
 reducescatter     all ranks' gradients joined, times the factors; of a Sum also times the number of ranks
 ================  =======================================================================================
 """
@@ -68,7 +68,7 @@ def _gradient(
         incoming: the gradients of its results; None counts as zero.
     """
     of_inputs: list[Any] = [None] * len(inputs)
-    # On every rank those of the same tensors, whatever each rank needs.
+    # On every rank the gradients of the same tensors, whichever of them it needs.
     floating = [number for number, result in enumerate(results) if result.dtype.is_floating]
     if not floating:
         return of_inputs
@@ -80,7 +80,7 @@ def _gradient(
 
 
 def _filled(gradient: Any, result: Any) -> Any:
-    """An incoming gradient in its result's type: TensorFlow gives zeros of float32 for what is not used."""
+    """An incoming gradient in its result's type: TensorFlow passes zeros of float32 for unused results."""
     return tf.zeros_like(result) if gradient is None else tf.cast(gradient, result.dtype)
 
 
@@ -96,8 +96,8 @@ def _of_allreduce(
 def _refused(incoming: Sequence[Any], text: str) -> list[Any]:
     """Where there is no gradient: an error, in a graph when it runs.
 
-    TensorFlow builds the gradients of all results of a function that is called under a tape, also of those that nobody
-    differentiates: their incoming gradients are zero, and so is what goes out.
+    TensorFlow builds the gradients of all results of a function that is called under a tape, also of those that are not
+    differentiated: their incoming gradients are zero, and so are the outgoing ones.
     """
     if tf.executing_eagerly():
         raise NotImplementedError(text)

@@ -138,7 +138,7 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Takes over all of rank 0's values, then saves them: a failure half way leaves the last commit whole."""
+        """Copies all of rank 0's values, then saves them: a failure half way leaves the last commit whole."""
         if self._session is not None:
             self._assign(broadcast_arrays(self._values(), 0, "elastic.variables", None))
         else:

@@ -1,4 +1,4 @@
-"""What collectives raise in TensorFlow: errors of this package's that are TensorFlow's, too, with Horovod's codes.
+"""What collectives raise in TensorFlow: errors that are this package's and TensorFlow's, with Horovod's codes.
 
 ================================================  =====================================
 what failed                                       TensorFlow's error
@@ -6,10 +6,10 @@ what failed                                       TensorFlow's error
 ranks disagree (`MismatchError`)                  ``tf.errors.FailedPreconditionError``
 ``hvd.init()`` has not been called                ``tf.errors.FailedPreconditionError``
 an argument (`ValueError`)                        ``tf.errors.InvalidArgumentError``
-a rank is lost or has left, all else              ``tf.errors.UnknownError``
+a rank is lost or has left, all others            ``tf.errors.UnknownError``
 ================================================  =====================================
 
-Eagerly both kinds are caught. In a graph TensorFlow raises an error of its own, from the code of a node that failed;
+Eagerly both kinds are caught. In a graph TensorFlow raises its own error, by the code of the failed node;
 ``hvd.elastic.run`` makes this package's of it.
 """
 

@@ -101,7 +101,7 @@ def alltoall(
     Returns:
         The rows that this rank got; with `splits` a pair of them and of [size] how many of them each rank sent (int32).
 
-    The gradient takes each row's gradient back to where the row came from.
+    The gradient is each row's gradient, sent back to the rank that sent the row.
 
     Raises:
         ValueError: the splits do not fit the tensor, or without them n is not a multiple of size (in a graph

@@ -139,9 +139,9 @@ def _bucket_bytes() -> float:
     """How many bytes of gradients are reduced as one, the same on all ranks.
 
     On one host all of them: cores move the bytes, and TensorFlow computes with every core. Several buckets' threads
-    would only be in one another's way, and in that of the graph (measured: 1.6 times what one bucket exposes).
+    would only slow down each other and the graph (measured: 1.6 times what one bucket exposes).
     """
-    # An elastic job may come to have more hosts, and the ranks that were there before do not trace their graphs anew.
+    # An elastic job may get more hosts, and the ranks that were there before do not trace their graphs again.
     if context.cross_size() == 1 and not context.settings().elastic:
         return math.inf
     return context.settings().bucket_bytes

@@ -2,7 +2,7 @@
 
 TensorFlow runs the nodes of a graph in any order, on a few threads. A node that waits on one of these for other ranks
 keeps it from the nodes for which these ranks wait: two ranks with one thread each, in opposite order, wait for ever.
-So the nodes are ops of their own, which wait in threads of the engine's (``native/tensorflow``, `works`).
+So the nodes are custom ops, which wait in threads of the engine (``native/tensorflow``, `works`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SENDABLE = frozenset(dtype.name.lower() for dtype in DType)
 
 # How many collectives without a name each traced function's graph has, by kind.
 _unnamed: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
-# How often each graph has a request whose name comes from another's.
+# How many requests of each graph have a name that is derived from another's.
 _derived: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 class Naming(NamedTuple):
-    """How the request of a collective is named, by which the ranks' calls meet.
+    """The name of a collective's request, which matches the ranks' calls.
 
     Attributes:
         kind: of the user's call: names of different kinds are different names.
@@ -108,7 +108,7 @@ def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any])
             "init(process_sets=...)."
         )
     request, by_node_name = _request(naming, graph)
-    # A place in host memory, whatever device the user has chosen for what is around it.
+    # On the host's device, whatever device the user has chosen for the surrounding code.
     scope = "Horovod" + "".join(part.title() for part in naming.kind.split("_"))
     with tf.device("/cpu:0"), tf.name_scope(scope):
         results: list[Any] = _node(collective, request, by_node_name, tensors, graph)
@@ -210,7 +210,7 @@ def _request(naming: Naming, graph: Any) -> tuple[str, bool]:
 
 
 def _numbered(request: str, graph: Any) -> str:
-    """The name of a request that comes from another's, told apart where a graph has several of them."""
+    """The name of a request that is derived from another's, unique also if a graph has several of them."""
     counts = _derived.setdefault(graph, Counter())
     counts[request] += 1
     return request if counts[request] == 1 else f"{request}.{counts[request] - 1}"
@@ -225,7 +225,7 @@ def _unnamed_request(kind: str, graph: Any) -> str:
     function, root = next(_traced(), (None, None))
     if root is None:
         root = graph
-        # Branches and bodies have graphs of their own: they count in that which they belong to.
+        # Branches and bodies have separate graphs: they count in the graph that they belong to.
         while getattr(root, "outer_graph", None) is not None and root.outer_graph.building_function:
             root = root.outer_graph
     counts = _unnamed.setdefault(root, Counter())
@@ -268,7 +268,7 @@ def _node(
     attributes: dict[str, Any] = {
         "request": request,
         "by_node_name": by_node_name,
-        # By which a copy of the node is told from it: see native/tensorflow/nodes.cc, Copy.
+        # Distinguishes a copy of the node from it: see native/tensorflow/nodes.cc, Copy.
         "node_name": "\n".join([*_control_flow_scopes(graph), graph.unique_name(op, mark_as_used=False)]),
         "process_set_id": collective.process_set.process_set_id,
         "process_set_ranks": works.ranks_text(collective.process_set),
@@ -307,7 +307,7 @@ def _number(value: float) -> Any:
 
 
 def _shapes(op: str, tensors: Sequence[Any]) -> list[Any]:
-    """What is known of the shapes of an op's results."""
+    """The known dimensions of an op's results."""
     if op == works.QUESTION:
         return [tf.TensorShape([])]
     if op in (works.ALLREDUCE, works.BROADCAST, works.BROADCAST_VARIABLES):

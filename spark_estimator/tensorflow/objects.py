@@ -22,7 +22,7 @@ def broadcast_object(
         obj: what to send, by cloudpickle; looked at on the root only.
         root_rank: whose object it is; its number in the job, also for a process set.
         session: accepted for Horovod's signature; none is needed.
-        name: by which the ranks' calls meet; None: by their order.
+        name: matches the ranks' calls; None: by their order.
         process_set: whose ranks take part; by default all.
 
     Raises:

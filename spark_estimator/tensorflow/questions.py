@@ -53,7 +53,7 @@ def join() -> Any:
     """
     graph = tf.compat.v1.get_default_graph()
     before = graph.get_operations() if not tf.executing_eagerly() and graph.building_function else []
-    # A function runs it after what has effects in it so far: TensorFlow would choose an order of its own.
+    # A function runs it after its earlier operations with side effects: TensorFlow would otherwise choose the order.
     with tf.control_dependencies([operation for operation in before if operation.op_def.is_stateful]):
         return _answer("join", None)
 

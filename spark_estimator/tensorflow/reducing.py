@@ -76,10 +76,10 @@ def allreduce(
     The gradient is the same operation on the incoming gradient; there is none of Min, Max and Product.
 
     Raises:
-        ValueError: `average` and `op` are both given, the tensor cannot be sent or reduced so, or this rank is not in
-            the set. Nothing was sent.
-        HorovodInternalError: eagerly: the ranks disagree about the operation, or a rank is lost. It is an error of
-            TensorFlow's, too, and in a graph that alone: ``FailedPreconditionError`` where the ranks disagree, else
+        ValueError: `average` and `op` are both set, the tensor cannot be sent or reduced so, or this rank is not in the
+            set. Nothing was sent.
+        HorovodInternalError: eagerly: the ranks disagree about the operation, or a rank is lost. It is also one of
+            TensorFlow's errors, and in a graph only that: ``FailedPreconditionError`` where the ranks disagree, else
             ``UnknownError``; see `failures`.
     """
     operation = reduce_op(average, op)

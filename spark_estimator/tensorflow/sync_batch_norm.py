@@ -1,4 +1,4 @@
-"""Batch normalisation over the joint batch of all ranks, for batches that are too small for statistics of their own."""
+"""Batch normalisation over the joint batch of all ranks, for batches that are too small for their own statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     def __init__(self, fused: bool = False, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         if fused in (True, None):
             raise ValueError(f"{where('SyncBatchNormalization')}: fused=True is not supported across ranks.")
-        if uses_keras_2():  # whose layer else has a kernel of its own for its moments
+        if uses_keras_2():  # whose layer otherwise uses a special kernel for its moments
             kwargs["fused"] = False
         super().__init__(**kwargs)
         self._process_set = process_set

@@ -29,8 +29,8 @@ class _DistributedMethods:
     ) -> Any:
         """As ``tf.GradientTape.gradient``, with gradients that are reduced over all ranks. Collective.
 
-        Horovod's fourth argument, `use_generic_names`, is the fifth here, and has no effect: requests meet by their
-        order, and not by the gradients' names.
+        Horovod's fourth argument, `use_generic_names`, is the fifth here, and has no effect: requests are matched by
+        their order, and not by the gradients' names.
         """
         if isinstance(unconnected_gradients, bool):  # Horovod's fourth
             unconnected_gradients = tf.UnconnectedGradients.NONE
@@ -75,7 +75,7 @@ def DistributedGradientTape(
         gradtape: the tape; it stays as it is.
         device_dense, device_sparse: accepted for Horovod's signature; collectives run in host memory.
         compression: applied to each dense gradient; see `Compression`.
-        sparse_as_dense: ``tf.IndexedSlices`` are made dense; else their slices are gathered.
+        sparse_as_dense: ``tf.IndexedSlices`` are made dense; False: their slices are gathered.
         op: `Average`, `Sum` or `Adasum`.
         gradient_predivide_factor: f splits an average: 1/f before the sum and f/size after it.
         num_groups: deprecated; use `groups`.

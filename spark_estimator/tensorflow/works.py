@@ -50,8 +50,8 @@ class GraphCollective(NamedTuple):
         process_set: whose ranks take part.
         reduce_op, prescale, postscale: allreduce and reducescatter: the reduction, and factors before and after it.
         root_rank: broadcasts: whose values all get; its number in the job.
-        text: of a question: what is asked; of an agreement: what the ranks compare (see `agreement`).
-        residues: of an allreduce that travels as int8: a key for each tensor, with commas between them; see
+        text: of a query: its kind; of an agreement: what the ranks compare (see `agreement`).
+        residues: of an allreduce that is sent as int8: a key for each tensor, with commas between them; see
             ``collectives.compression.int8``. Else "".
     """
 
@@ -70,7 +70,7 @@ def on_arrays(collective: GraphCollective, request: str | None, values: Sequence
 
     Args:
         collective: what to do.
-        request: the name by which the ranks' requests meet; None: by order.
+        request: the name that matches the ranks' requests; None: by order.
         values: of this rank; of an alltoall also the splits, empty for even shares.
 
     Raises:
@@ -134,7 +134,7 @@ def process_set_of_node(process_set_id: int, ranks: str = "") -> ProcessSet:
 
 
 def _registered_set(process_set_id: int, ranks: str) -> ProcessSet:
-    """The set that a node means in this job: that of the same ranks, else, as in Horovod, that of the same id.
+    """The process set of a node in this job: the one of the same ranks, else, as in Horovod, the one of the same id.
 
     Raises:
         ValueError: there is neither.
@@ -266,7 +266,7 @@ def _work(pointer: Any, message: Any, capacity: int) -> int:
         )
         _run(call, collective, call.request.decode())
         call.completed = 1
-    except BaseException as error:  # it must not leave this function: TensorFlow raises an error of its own
+    except BaseException as error:  # it must not leave this function: TensorFlow raises its own error
         text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[: capacity - 1] + b"\0"
         ctypes.memmove(message, text, len(text))
         return status_of(error)

@@ -41,9 +41,10 @@ def register() -> None:
 
 
 def choose_device_for_accelerate(torch: Any) -> None:
-    """Tells Accelerate, and so the Trainer, where a rank has no GPU, as ``accelerate launch --cpu`` does.
+    """Sets Accelerate's variable, which the Trainer also reads, if a rank has no GPU, as ``accelerate launch --cpu``
+    does.
 
-    Without it, both train alone on each rank, and say nothing. A value of the user's stays.
+    Without it, both train alone on each rank, without a message. The user's own value is kept.
     """
     if not _has_accelerator(torch):
         os.environ.setdefault(_ACCELERATE_ON_CPU, "true")
