@@ -8,22 +8,22 @@
 namespace spark_estimator {
 namespace {
 
-// Up to so many ranks one step with everybody costs no more calls of the system than log2 n steps save waits.
+// Up to this number of ranks one step with all ranks costs no more system calls than log2 n steps save waits.
 constexpr int kExchangeRanks = 8;
-// Up to so many ranks two messages to everybody cost less than 2 log2 n steps wait. Between powers of two the latter
-// send half as much again, so the limit is higher. (Both from native/benchmarks/simulated_costs.cc.)
+// Up to this number of ranks two messages to each rank cost less than the waits of 2 log2 n steps. Between powers of
+// two the latter send half as much again, so the limit is higher. (Both from native/benchmarks/simulated_costs.cc.)
 constexpr int kDirectRanks = 16;
 constexpr int kDirectRanksFolded = 128;
-// A step of a ring should last longer than a message is on its way.
+// A step of a ring should last longer than the latency of a message.
 constexpr size_t kRingBytesPerRank = 64 << 10;
-// A share for each rank is worth a message of its own from so many bytes on.
+// From this number of bytes on, a share for each rank is worth a separate message.
 constexpr size_t kShareBytes = 4 << 10;
 constexpr size_t kTreeBytes = 64 << 10;
 // ... and so is one that is a quarter as long on the wire.
 constexpr size_t kInt8BytesPerRank = 4 * kShareBytes;
 // A chain is as fast as one link once what travels is long against the pieces that fill its ranks.
 constexpr size_t kChainBytesPerRank = 128 << 10;
-// Rows of so many bytes take longer on the wire than the ring's further steps take.
+// Rows of this number of bytes take longer on the wire than the ring's additional steps.
 constexpr size_t kRingRowsBytes = 16 << 10;
 
 bool Hierarchical(const Situation& situation) {
@@ -31,7 +31,7 @@ bool Hierarchical(const Situation& situation) {
   return possible && situation.tuning.hierarchical != 0;
 }
 
-// Where latency decides, fewer bytes save nothing, and every rank needs a share to reduce. What may travel with a
+// Where latency decides, fewer bytes save nothing, and every rank needs a share to reduce. Data that may be sent with a
 // proposal (n b up to 64 KiB) is never worth it: whether it does depends on what else is pending.
 bool WorthInt8(const Situation& situation) {
   return situation.int8 && situation.bytes > situation.tuning.exchange_bytes &&

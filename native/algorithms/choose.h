@@ -28,7 +28,7 @@ struct Situation {
   int ranks_per_host = 1;            // 0 when the hosts hold different numbers of ranks
   bool hosts_in_rank_order = false;  // see Hosts
   bool shared = false;               // all ranks see one another's memory
-  bool in_arena = false;             // all ranks' tensors lie in shared memory already
+  bool in_arena = false;             // all ranks' tensors are already in shared memory
   int cores = 1;                     // of one host, the smallest number of all ranks' views
   int32_t dtype = SE_FLOAT32;        // allreduce
   bool int8 = false;                 // allreduce: float32 that may travel as int8
@@ -74,7 +74,7 @@ const char* Name(AllgatherAlgorithm algorithm);
 AllreduceAlgorithm ChooseAllreduce(const Situation& situation);
 BroadcastAlgorithm ChooseBroadcast(const Situation& situation);
 AllgatherAlgorithm ChooseAllgather(const Situation& situation);
-// Whether a reducescatter goes inside hosts first, then across; else every owner hears from everybody.
+// Whether a reducescatter runs inside hosts first, then across; else every owner receives from all ranks.
 bool ReducescatterByHosts(const Situation& situation);
 
 }  // namespace spark_estimator

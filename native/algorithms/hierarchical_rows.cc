@@ -10,7 +10,7 @@
 namespace spark_estimator {
 namespace {
 
-// Where rows lie: of all ranks one after another, and of one column.
+// The offsets of rows: of all ranks one after another, and of one column.
 struct Rows {
   Rows(const Hosts& hosts, int column, std::span<const size_t> of) : bytes_of(of) {
     start_of.assign(bytes_of.size() + 1, 0);

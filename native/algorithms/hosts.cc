@@ -1,4 +1,4 @@
-// Connected sets of mutual visibility, of which those that are complete are hosts.
+// Finds connected sets of mutual visibility; the complete ones are hosts.
 #include "algorithms/hosts.h"
 
 #include <algorithm>

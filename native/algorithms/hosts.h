@@ -18,9 +18,9 @@ struct Hosts {
   bool in_rank_order() const;
 };
 
-// visible_ranks[r] are the ranks whose segments rank r has mapped; itself may be among them or not. Ranks that see one
-// another, and whoever they see so, make a host when all of them see all others; else each of them stands alone. Hosts
-// are numbered by their lowest rank. Pure, so that all ranks come to the same from the same hellos.
+// visible_ranks[r] are the ranks whose segments rank r has mapped; itself may be among them or not. Ranks that see each
+// other, directly or through others, are a host if all of them see all others; else each of them is a host. Hosts are
+// numbered by their lowest rank. Pure, so that all ranks compute the same from the same hellos.
 Hosts HostsOf(const std::vector<std::vector<int>>& visible_ranks);
 
 }  // namespace spark_estimator

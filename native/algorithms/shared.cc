@@ -112,7 +112,7 @@ class BlockPipeline {
     return Status::Ok();
   }
 
-  // Reduces `bytes` at `offset` of this rank's chunk, of which `input` is its own part.
+  // Reduces `bytes` at `offset` of this rank's chunk; `input` is its own part.
   void ReducePiece(uint32_t number, const uint8_t* input, size_t offset, size_t bytes,
                    std::initializer_list<void*> destinations) {
     for (int rank = 0; rank < group_.size; ++rank) {

@@ -1,7 +1,7 @@
 // Collectives through shared segments, for the ranks of one host who all see one another's memory.
 //
 // All ranks call the same functions in the same order with matching sizes; buffers are each rank's own, and overlap
-// only where it is said. Every element is reduced by one rank in rank order, so that all ranks hold the same bits. An
+// only where documented. Every element is reduced by one rank in rank order, so that all ranks hold the same bits. An
 // error (a peer is lost, this rank is leaving) leaves the group unusable. Steps and bytes of each are in
 // native/README.md.
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_SHARED_H_
@@ -22,8 +22,8 @@ namespace spark_estimator {
 // Every output becomes finish(reduction over ranks of the inputs, in rank order). An output may be its input.
 Status SharedAllreduce(SharedGroup& group, const BufferList& buffers, int32_t dtype, int32_t reduce_op, Finish finish);
 
-// The same in place for tensors that lie in the ranks' arenas: nothing is copied. data_of[t * group.size + r] is where
-// this rank sees tensor t of local rank r; bytes_of[t] is its size, the same on all ranks.
+// The same in place for tensors in the ranks' arenas: nothing is copied. data_of[t * group.size + r] is where this rank
+// sees tensor t of local rank r; bytes_of[t] is its size, the same on all ranks.
 Status SymmetricAllreduce(SharedGroup& group, std::span<uint8_t* const> data_of, std::span<const size_t> bytes_of,
                           int32_t dtype, int32_t reduce_op, Finish finish);
 // For one tensor.

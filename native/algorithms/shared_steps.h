@@ -27,14 +27,14 @@ inline Status PublishSmall(SharedGroup& group, uint32_t* op) {
   return group.AwaitOthers(SmallPosted, *op + 1);
 }
 
-// How much of a vector of `total` bytes lies in its `index`-th piece of `piece` bytes.
+// The bytes of a vector of `total` bytes that are in its `index`-th piece of `piece` bytes.
 inline size_t PieceBytes(size_t total, size_t piece, size_t index) {
   const size_t start = index * piece;
   return start < total ? std::min(piece, total - start) : 0;
 }
 
-// How much of each rank's share of `share` bytes goes into one block, at most `largest`: whole lines, so whole elements
-// too.
+// The bytes of each rank's share of `share` bytes that fit into one block, at most `largest`: whole lines, so whole
+// elements too.
 inline size_t ChunkBytes(const SharedGroup& group, size_t share, size_t largest) {
   // A block smaller than this per rank costs more in hand-offs than pipelining saves.
   constexpr size_t kLeast = size_t{16} << 10;

@@ -13,9 +13,10 @@
 namespace spark_estimator {
 namespace {
 
-// With so many peers at a time a rank is busy whoever is late, and no rank is sent to by all others at once.
+// With this number of peers at a time a rank is busy even if some are late, and no rank receives from all others at
+// once.
 constexpr int kConcurrentTurns = 8;
-// A chain passes on what has come in turns of so many bytes at least, which bounds the calls of the system.
+// A chain forwards received data in units of at least this number of bytes, which limits the system calls.
 constexpr size_t kChainTurnBytes = 32 << 10;
 
 int Wrap(const StreamGroup& group, int rank) { return (rank + group.size()) % group.size(); }
@@ -57,7 +58,7 @@ Status TreeBroadcast(StreamGroup& group, int root, uint8_t* data, size_t bytes) 
   return group.Exchange(sends, {});
 }
 
-// Each rank passes on what has come while the rest is on its way.
+// Each rank forwards the data that has arrived while the rest is in flight.
 Status ChainBroadcast(StreamGroup& group, int root, uint8_t* data, size_t bytes) {
   const int number = Wrap(group, group.rank() - root);
   const bool receives = number > 0;
@@ -82,7 +83,7 @@ Status ChainBroadcast(StreamGroup& group, int root, uint8_t* data, size_t bytes)
   return Status::Ok();
 }
 
-// The root deals out one share to each rank, then all exchange shares, so that every link carries as much as the root's
+// The root sends one share to each rank, then all exchange shares, so that every link carries as much as the root's
 // (van de Geijn).
 Status ScatterAllgatherBroadcast(StreamGroup& group, int root, uint8_t* data, size_t bytes) {
   const Shares shares(bytes, 1, group.size());
@@ -187,8 +188,8 @@ Status StreamAlltoall(StreamGroup& group, const void* input, std::span<const siz
       [&](int from) { return ReceivePart{from, out + into.start(from), into.length(from)}; });
 }
 
-// Dissemination barrier (Hensgen, Finkel, Manber 1988): in round k a rank tells the one 2^k further on; after
-// log2(size) rounds everybody has heard of everybody.
+// Dissemination barrier (Hensgen, Finkel, Manber 1988): in round k a rank notifies the one 2^k further on; after
+// log2(size) rounds all ranks know of all.
 Status StreamBarrier(StreamGroup& group) {
   for (int distance = 1; distance < group.size(); distance *= 2) {
     const uint8_t token = 1;

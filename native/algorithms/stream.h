@@ -16,8 +16,8 @@
 
 namespace spark_estimator {
 
-// `output` becomes finish(reduction over ranks of the inputs), the same bits on all ranks. `input` and `output` are the
-// same or apart. float16 and bfloat16 are accumulated in float32 and rounded once, whatever the algorithm.
+// `output` becomes finish(reduction over ranks of the inputs), the same bits on all ranks. `input` and `output` are
+// identical or disjoint. float16 and bfloat16 are accumulated in float32 and rounded once, whatever the algorithm.
 // `algorithm` is one of those over streams.
 Status StreamAllreduce(StreamGroup& group, AllreduceAlgorithm algorithm, const void* input, void* output, size_t count,
                        int32_t dtype, int32_t reduce_op, Finish finish);
@@ -31,7 +31,7 @@ Status StreamBroadcast(StreamGroup& group, BroadcastAlgorithm algorithm, int roo
 Status StreamAllgather(StreamGroup& group, AllgatherAlgorithm algorithm, const void* input,
                        std::span<const size_t> bytes_of, void* output);
 // The first send_bytes[0] bytes of `input` go to rank 0, the next send_bytes[1] to rank 1, ...; `output` receives
-// receive_bytes[0] bytes of rank 0, ... What a rank sends itself is copied.
+// receive_bytes[0] bytes of rank 0, ... Data from a rank to itself is copied.
 Status StreamAlltoall(StreamGroup& group, const void* input, std::span<const size_t> send_bytes, void* output,
                       std::span<const size_t> receive_bytes);
 Status StreamBarrier(StreamGroup& group);

@@ -1,4 +1,4 @@
-// An owner reduces its share block by block, as soon as a block has come from everybody, and hands each block back at
+// An owner reduces its share block by block, as soon as a block has arrived from all ranks, and returns each block at
 // once: with two ranks this is the ring, with more it has 2 steps instead of 2 (n - 1) and the same bytes.
 #include "algorithms/stream_direct.h"
 
@@ -16,7 +16,7 @@ constexpr size_t kMaxBlockBytes = 256 << 10;
 
 class Direct {
  public:
-  // `spread`: owners hand their shares back, and `output` has the room of `input`; else `output` has that of a share.
+  // `spread`: owners return their shares, and `output` has the size of `input`; else `output` has the size of a share.
   Direct(StreamGroup& group, const uint8_t* input, uint8_t* output, const Shares& shares, bool spread)
       : group_(group),
         me_(group.rank()),
@@ -73,7 +73,7 @@ class Direct {
     return reduced_ == shares_.length(me_) && (!spread_ || peer.taken == shares_.length(peer.rank));
   }
 
-  // The end of what can be sent of each kind: the inputs come first in the stream.
+  // The end of the sendable data of each kind: the inputs are first in the stream.
   bool HasToSend(const Peer& peer) const {
     return peer.sent < shares_.length(peer.rank) || (spread_ && peer.spread_to < reduced_);
   }
@@ -107,7 +107,7 @@ class Direct {
       peer.in_block += moved;
       if (moved > 0 && peer.in_block == this_block_) --missing_;
     } else {
-      // In place this overwrites our own input, of which the owner cannot have reduced more than we have sent.
+      // In place this overwrites this rank's input, of which the owner cannot have reduced more than was sent.
       uint8_t* to = output_ + shares_.start(peer.rank) + peer.taken;
       SE_RETURN_IF_ERROR(group_.TryReceive(peer.rank, to, shares_.length(peer.rank) - peer.taken, &moved));
       peer.taken += moved;

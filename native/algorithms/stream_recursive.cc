@@ -1,4 +1,4 @@
-// Folding, doubling and halving; in every combination the lower ranks' part stands first.
+// Folding, doubling and halving; in every combination the lower ranks' part is the first operand.
 #include "algorithms/stream_recursive.h"
 
 #include <array>
@@ -10,7 +10,7 @@
 namespace spark_estimator {
 namespace {
 
-// The ranks that take part: a power of two of them, numbered anew, without the even ones below 2 * `folded`.
+// The ranks that take part: a power of two of them, renumbered, without the even ones below 2 * `folded`.
 struct Folding {
   explicit Folding(const StreamGroup& group)
       : ranks(static_cast<int>(std::bit_floor(static_cast<unsigned>(group.size())))),

@@ -19,7 +19,7 @@ namespace spark_estimator {
 // The whole vector in each of log2 n steps; all ranks compute the same tree of the same neighbours.
 Status DoublingAllreduce(StreamGroup& group, uint8_t* data, uint8_t* scratch, size_t count, int32_t dtype,
                          int32_t reduce_op, Finish finish);
-// Half of what is left in each of log2 n steps, until each rank has a part to finish, then the same way back:
+// Half of the remaining data in each of log2 n steps, until each rank has a part to finish, then the same steps back:
 // about 2 b bytes in 2 log2 n steps.
 Status HalvingAllreduce(StreamGroup& group, uint8_t* data, uint8_t* scratch, size_t count, int32_t dtype,
                         int32_t reduce_op, Finish finish);

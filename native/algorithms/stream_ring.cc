@@ -1,4 +1,4 @@
-// Each step of the ring begins while the one before runs: a chunk is passed on as far as it has come.
+// Each step of the ring begins while the one before runs: a chunk is forwarded as far as it has arrived.
 #include "algorithms/stream_ring.h"
 
 #include <array>
@@ -52,7 +52,8 @@ class Ring {
   int ChunkReceived(int step) const { return Wrap(group_.rank() - step - 1); }
   int Wrap(int index) const { return ((index % group_.size()) + group_.size()) % group_.size(); }
 
-  // How much of the chunk of send_step_ is ready to be passed on: all of one's own, else what the step before brought.
+  // How much of the chunk of send_step_ is ready to be sent: all of the rank's own, else what the step before has
+  // received.
   size_t Sendable() const {
     if (send_step_ == 0 || receive_step_ > send_step_ - 1) return shares_.length(ChunkSent(send_step_));
     return receive_step_ == send_step_ - 1 ? ready_ : 0;

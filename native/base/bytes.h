@@ -72,7 +72,7 @@ class ByteReader {
     return values;
   }
   bool ok() const { return ok_; }
-  // For whoever finds what was read to be impossible.
+  // For callers that find the values impossible.
   void Fail() { ok_ = false; }
   bool AtEnd() const { return ok_ && position_ == bytes_.size(); }
 

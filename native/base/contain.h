@@ -9,8 +9,8 @@
 
 namespace spark_estimator {
 
-// To be called while an exception is being handled: what it says, as a status. A failed allocation gives `no_memory`,
-// which exists already, since an allocation may fail here, too.
+// To be called while an exception is being handled: returns its text as a status. A failed allocation gives
+// `no_memory`, which exists already, since an allocation may fail here, too.
 Status StatusOfException(const Status& no_memory) noexcept;
 
 // The status that `function` returns, or that of the exception which it threw.

@@ -23,10 +23,10 @@ struct Kept {
   size_t bytes;
 };
 
-// Nothing here allocates, since memory is let go where nothing may be thrown.
+// Nothing here allocates, since memory is released where nothing may be thrown.
 struct Store {
   std::mutex lock;
-  // In the order they were let go; one more than are kept.
+  // In the order of their release; one more than are kept.
   std::array<Kept, kKeptMemoryBytes / kLargeMemoryBytes + 1> kept{};
   size_t count = 0;
   size_t bytes = 0;
@@ -42,7 +42,7 @@ struct Store {
   void Drop(size_t index) { std::free(Take(index).memory); }
 };
 
-// Not destroyed when the process ends: a result may be let go then.
+// Not destroyed when the process ends: a result may be released then.
 static_assert(std::is_trivially_destructible_v<Store>);
 constinit Store the_store;
 
@@ -51,7 +51,7 @@ Store& TheStore() { return the_store; }
 // What is kept and large enough for `bytes`, but not twice as large; the smallest such.
 void* TakeKept(size_t bytes) {
   Store& store = TheStore();
-  // Only ever tried: a child forked while somebody held the lock would wait for ever.
+  // Only locked with try_lock: a child that was forked while a thread held the lock would wait for ever.
   const std::unique_lock<std::mutex> lock(store.lock, std::try_to_lock);
   if (!lock) return nullptr;
   size_t best = store.count;

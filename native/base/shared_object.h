@@ -9,11 +9,11 @@
 
 namespace spark_estimator {
 
-// Opened for good: CUDA and NCCL leave threads and handlers behind that would outlive a dlclose.
+// Never closed: CUDA and NCCL leave threads and handlers behind that would outlive a dlclose.
 class SharedObject {
  public:
-  // `name` is a path, or a soname that the dynamic linker looks for (a copy that the process has loaded already is
-  // found first: the one that a framework brought along). Its symbols stay private to this handle.
+  // `name` is a path, or a soname that the dynamic linker searches (a copy that the process has already loaded, such as
+  // a framework's, is found first). Its symbols stay private to this handle.
   static Status Open(const std::string& name, SharedObject* object);
 
   // What is resolved is called by its real type: the caller gives a pointer of that.

@@ -45,7 +45,7 @@ Status StatusOfException(const Status& no_memory) noexcept {
       return Status(SE_INTERNAL, "an exception of an unknown type in the engine");
     }
   } catch (...) {
-    return no_memory;  // to say what happened took memory, too
+    return no_memory;  // making the message needed memory, too
   }
 }
 

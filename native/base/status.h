@@ -1,4 +1,4 @@
-// The outcome of an operation: a code of the C ABI and the sentence that tells the story.
+// The outcome of an operation: a code of the C ABI and the message.
 #ifndef SPARK_ESTIMATOR_BASE_STATUS_H_
 #define SPARK_ESTIMATOR_BASE_STATUS_H_
 
@@ -10,7 +10,7 @@
 
 namespace spark_estimator {
 
-// Copying one allocates nothing: what is known can be passed on when memory is short.
+// Copying one allocates nothing: an error can be passed on when memory is short.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -18,7 +18,7 @@ class [[nodiscard]] Status {
       : code_(code), message_(message.empty() ? nullptr : std::make_shared<const std::string>(std::move(message))) {}
 
   static Status Ok() { return Status(); }
-  // A failed system call: `what` says what was tried, the errno's text is appended.
+  // A failed system call: `what` names the attempt, the errno's text is appended.
   static Status System(const std::string& what, int error_number);
   // SE_NO_MEMORY. It exists already.
   static Status OutOfMemory() noexcept;
@@ -26,7 +26,7 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == SE_OK; }
   se_status code() const { return code_; }
   const std::string& message() const { return message_ ? *message_ : NoMessage(); }
-  // The same code, with the step that failed said before the reason.
+  // The same code, with the failed step before the reason.
   Status Within(const std::string& step) const { return Status(code_, step + ": " + message()); }
 
  private:

@@ -1,4 +1,4 @@
-// How many of a text's next bytes form one valid UTF-8 character: names come from users, output must be readable.
+// How many of a text's next bytes form one valid UTF-8 character: users choose names, and output must be readable.
 #ifndef SPARK_ESTIMATOR_BASE_UTF8_H_
 #define SPARK_ESTIMATOR_BASE_UTF8_H_
 

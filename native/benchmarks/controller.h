@@ -23,7 +23,7 @@ inline double Median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-// Ranks that answer commands, each on a socket pair of its own.
+// Ranks that answer commands, each on a separate socket pair.
 class MeasuredJob {
  public:
   explicit MeasuredJob(const JobSettings& settings) : sockets_(static_cast<size_t>(settings.size)) {
@@ -35,13 +35,13 @@ class MeasuredJob {
       theirs.push_back(ends[1]);
     }
     job_ = std::make_unique<ForkedJob>(settings, [&](int rank, se_engine* engine) {
-      for (const int socket : sockets_) close(socket);  // or nobody would notice the controller's end
+      for (const int socket : sockets_) close(socket);  // or no rank would notice the controller's end
       const EngineLibrary library(engine, rank, settings.size);
       if (library.library() == nullptr) Die(se_last_error());
       return bench_serve(library.library(), theirs[static_cast<size_t>(rank)]) == 0 ? 0 : 1;
     });
     for (const int socket : theirs) close(socket);
-    for (const int socket : sockets_) Line(socket);  // each says who it is
+    for (const int socket : sockets_) Line(socket);  // each sends its rank
   }
   MeasuredJob(const MeasuredJob&) = delete;
   MeasuredJob& operator=(const MeasuredJob&) = delete;
@@ -54,7 +54,7 @@ class MeasuredJob {
     job_->Wait();
   }
 
-  // All ranks' answers, in rank order. Dies when a rank ends or says nothing for two minutes.
+  // All ranks' answers, in rank order. Dies when a rank ends or sends nothing for two minutes.
   std::vector<std::string> Ask(const std::string& command) {
     for (const int socket : sockets_) {
       Demand(send(socket, (command + "\n").data(), command.size() + 1, MSG_NOSIGNAL) >= 0, "send to a rank");

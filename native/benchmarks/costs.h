@@ -85,7 +85,7 @@ inline void WarmUp(const bench_library& library, const char* variant, int64_t by
   }
 }
 
-// Percent of a core that a rank burns while nobody asks it for anything (numbers 0), and its wake-ups a second (1).
+// Percent of a core that a rank uses without any request (numbers 0), and its wake-ups a second (1).
 inline void Idle(const JobSettings& settings, double seconds, const Reports& reports) {
   ForkedJob job(settings, [&](int rank, se_engine* engine) {
     const EngineLibrary library(engine, rank, settings.size);
@@ -149,7 +149,7 @@ inline void Memory(const JobSettings& settings, int names, int64_t bytes, const 
       const char* error = ours.barrier(ours.self);
       reports.of(rank, 0) = MemoryBytes("Rss") - resident;
       reports.of(rank, 1) = MemoryBytes("Pss");
-      if (error == nullptr) error = ours.barrier(ours.self);  // nobody leaves while others count what is shared
+      if (error == nullptr) error = ours.barrier(ours.self);  // no rank leaves while others count what is shared
       if (error != nullptr) Die(error);
     }
     return 0;

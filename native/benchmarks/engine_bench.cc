@@ -154,7 +154,7 @@ std::string Heading(const Options& options) {
 }
 
 void RunTable(const Options& options) {
-  // First the ranks, all of them forked before there is anything else in this process, then the busy ones.
+  // First the ranks, all of them forked before this process has threads or connections, then the busy ones.
   std::vector<std::unique_ptr<MeasuredJob>> jobs;
   jobs.push_back(std::make_unique<MeasuredJob>(options.job));
   std::vector<Subject> subjects;
@@ -237,7 +237,7 @@ void RunCosts(const Options& options) {
   if (!options.json.empty()) WriteJson(options.json, object + "}");
 }
 
-// The ranks connect to a controller and do what it says.
+// The ranks connect to a controller and obey its commands.
 void RunTurns(const Options& options) {
   ForkedJob job(options.job, [&](int rank, se_engine* engine) {
     const EngineLibrary library(engine, rank, options.job.size);

@@ -77,11 +77,11 @@ class EngineLibrary {
     if (barrier_ != nullptr) se_plan_destroy(barrier_);
   }
 
-  // Null when the engine refused the plan of the barrier; se_last_error tells why.
+  // Null if the engine refused the plan of the barrier; se_last_error has the reason.
   const bench_library* library() const { return barrier_ == nullptr ? nullptr : &library_; }
 
  private:
-  // What stands ready for one form.
+  // The prepared data of one form.
   struct Ready {
     std::string name;
     se_tensor tensor{};
@@ -163,7 +163,7 @@ class EngineLibrary {
     return status == SE_OK ? nullptr : se_last_error();
   }
 
-  // A rank's share of the two sources stands in its input: both are written anew with it.
+  // A rank's share of the two sources is in its input: both are rewritten with it.
   const char* PrepareBound(const bench_form& form, Ready* ready) const {
     const size_t share = Share(form);
     ready->sum = std::make_unique<float[]>(static_cast<size_t>(form.batch) * share);
@@ -218,7 +218,7 @@ class EngineLibrary {
     if (form.op == BENCH_ALLGATHER || form.op == BENCH_ALLTOALL) {
       se_result result{};
       if (se_get_result(engine_, handle, 0, &result) != SE_OK) return se_last_error();
-      // Memory that the caller gave suffices; an engine that makes its own all the same pays for the copy.
+      // The caller's memory suffices; an engine that makes its own nevertheless pays for the copy.
       if (result.data != output) std::memcpy(output, result.data, static_cast<size_t>(result.bytes));
     }
     se_release(engine_, handle);

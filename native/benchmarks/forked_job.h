@@ -73,7 +73,7 @@ class ForkedJob {
     for (const pid_t pid : pids_) waitpid(pid, nullptr, 0);
   }
 
-  // Waits for all ranks to end. Dies when one of them failed: it has said why.
+  // Waits for all ranks to end. Dies if one of them failed: it has printed the reason.
   void Wait() {
     for (size_t index = 0; index < pids_.size(); ++index) {
       int status = 0;
@@ -107,7 +107,7 @@ class ForkedJob {
       config.rank = config.global_rank = rank;
       config.size = size_;
       config.own_segment_fd = segment < 0 ? -1 : Own(rank, fcntl(segment, F_DUPFD_CLOEXEC, 3));
-      // What the package sets when nobody has said otherwise.
+      // The package's defaults.
       config.cache_capacity = 1024;
       config.cores = Cores();
       config.overlap = Cores() > size_ ? 1 : 0;

@@ -1,5 +1,5 @@
 // Prints, as Markdown, what collectives cost as ranks grow: the real algorithms and the engine's rounds of proposals on
-// a modelled network (tests/simulated_network.h), in virtual time. The model stands above each table.
+// a modelled network (tests/simulated_network.h), in virtual time. The model is printed above each table.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>

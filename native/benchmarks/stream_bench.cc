@@ -4,7 +4,7 @@
 //                [--addresses ip:port,ip:port] [--host 0]
 //
 // Without addresses all ranks are on 127.0.0.1. With them each is a host of --ranks ranks, which share memory and
-// listen on as many ports from the given one on; run the same command with --host 0, 1, ... on each (or in network
+// listen on as many ports, starting with this one; run the same command with --host 0, 1, ... on each (or in network
 // namespaces). One line a case: the median and the fastest of the samples, in microseconds, as rank 0 saw them.
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,4 +1,4 @@
-// Encrypted connections for the C ABI: those of an engine, and the record layer by itself.
+// Encrypted connections for the C ABI: those of an engine, and the record layer alone.
 #include <algorithm>
 #include <memory>
 #include <string>

@@ -1,4 +1,5 @@
-// The C ABI over Engine: checks arguments, turns Status into a code and a thread's last sentence. No logic of its own.
+// The C ABI over Engine: checks arguments, turns Status into a code and a thread's last error text. It has no other
+// logic.
 #include <pthread.h>
 
 #include <algorithm>
@@ -115,7 +116,7 @@ CudaStream StreamOf(void* stream) { return static_cast<CudaStream>(stream); }
 
 GpuPlace PlaceOf(const se_request& request) { return {request.device, StreamOf(request.stream)}; }
 
-// All descriptors are taken over before anything can fail, as the interface says.
+// All descriptors are taken over before anything can fail, as the interface documents.
 void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig* own,
                      std::vector<PeerConfig>* others) {
   own->own_segment.Reset(config.own_segment_fd);
@@ -400,7 +401,7 @@ int32_t se_engine_shutdown(se_engine* engine) {
 
 void se_engine_destroy(se_engine* engine) {
   if (engine == nullptr) return;
-  // In a forked child the thread does not exist and must not be joined: the memory goes when the child does.
+  // In a forked child the thread does not exist and must not be joined: the memory is freed when the child ends.
   if (engine->engine && Forked(engine)) return;
   delete engine;
 }

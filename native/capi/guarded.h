@@ -1,8 +1,8 @@
 // What every function of the C ABI does with its outcome: a code for the caller, a sentence for se_last_error. No
 // exception crosses the C ABI; this is where they end.
 //
-// What may end here has changed nothing: the functions of Engine give that promise, and break the engine themselves for
-// whatever is thrown inside a collective (Engine::Contained).
+// An exception that ends here has changed nothing: the functions of Engine guarantee that, and break the engine
+// themselves for any exception inside a collective (Engine::Contained).
 #ifndef SPARK_ESTIMATOR_CAPI_GUARDED_H_
 #define SPARK_ESTIMATOR_CAPI_GUARDED_H_
 

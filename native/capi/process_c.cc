@@ -18,7 +18,7 @@ void KillOwnGroup(int) { kill(0, SIGKILL); }
 }  // namespace
 
 extern "C" int32_t se_die_with_parent(int32_t parent_pid) {
-  if (getpgrp() != getpid()) return SE_INVALID_ARGUMENT;  // the signal would kill whoever leads the group
+  if (getpgrp() != getpid()) return SE_INVALID_ARGUMENT;  // the signal would kill the leader of the group
   struct sigaction action{};
   action.sa_handler = KillOwnGroup;
   sigfillset(&action.sa_mask);
@@ -28,6 +28,6 @@ extern "C" int32_t se_die_with_parent(int32_t parent_pid) {
   sigaddset(&unblock, ParentDeathSignal());
   pthread_sigmask(SIG_UNBLOCK, &unblock, nullptr);
   if (prctl(PR_SET_PDEATHSIG, ParentDeathSignal()) != 0) return SE_SYSTEM_ERROR;
-  // The parent may have died before the request was made; then no signal will come.
+  // The parent may have died before the request was made; then there will be no signal.
   return getppid() == parent_pid ? SE_OK : SE_SHUT_DOWN;
 }

@@ -1,5 +1,5 @@
-// From a request of the C ABI to the engine's own form of it; whatever can be known to be wrong without asking other
-// ranks is refused here, before anything is sent.
+// Converts a request of the C ABI to the engine's form; errors that can be found without other ranks are refused here,
+// before anything is sent.
 #ifndef SPARK_ESTIMATOR_CAPI_READ_REQUEST_H_
 #define SPARK_ESTIMATOR_CAPI_READ_REQUEST_H_
 
@@ -15,18 +15,18 @@
 
 namespace spark_estimator {
 
-// Everything of `request` but where its tensors lie. `size`: ranks of the group. SE_INVALID_ARGUMENT names the request
-// and what cannot be.
+// Everything of `request` except the addresses of its tensors. `size`: ranks of the group. SE_INVALID_ARGUMENT names
+// the request and the invalid value.
 Status ReadSignature(const se_request* request, int size, Signature* signature);
 
-// As ReadSignature, and where its tensors lie; the latter must be somewhere if they have elements.
+// As ReadSignature, with the addresses of its tensors; these must not be null if the tensors have elements.
 Status ReadRequest(const Engine& engine, const se_request* request, Signature* signature,
                    std::vector<TensorMemory>* memory);
 
 // Whether the op writes its result to memory that the caller gives.
 bool NeedsOutput(int32_t op);
 
-// Whether tensor `index` of `signature` can be read and written where it is said to lie.
+// Whether tensor `index` of `signature` can be read and written at its address.
 Status CheckMemory(const Engine& engine, const Signature& signature, size_t index, const void* input,
                    const void* output);
 

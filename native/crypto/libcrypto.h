@@ -1,7 +1,8 @@
 // OpenSSL's libcrypto, opened while the program runs: the ciphers of encrypted connections.
 //
-// Versions 1.1.1 to 3.x have what is used here. Who creates an engine passes the path of the library, which should be
-// the one that Python's ssl module has loaded: this code never searches for a library that will get keys.
+// Versions 1.1.1 to 3.x have all functions that are used here. The creator of an engine passes the path of the library,
+// which should be the one that Python's ssl module has loaded: this code never searches for a library that will get
+// keys.
 #ifndef SPARK_ESTIMATOR_CRYPTO_LIBCRYPTO_H_
 #define SPARK_ESTIMATOR_CRYPTO_LIBCRYPTO_H_
 

@@ -1,7 +1,7 @@
 // The record layer of encrypted connections: bytes of one direction as authenticated, numbered records.
 //
 // A record is a header of 4 bytes (the length of what follows, little endian), the ciphertext of 1 to 64 KiB, and a tag
-// of 16 bytes. The cipher authenticates the header, too. Key and nonce base come from the direction's secret by
+// of 16 bytes. The cipher authenticates the header, too. Key and nonce base are derived from the direction's secret by
 // HKDF-Expand (RFC 5869); the nonce of a record is the base XOR its number, as in TLS 1.3 (RFC 8446, 5.3). Both ends
 // count: a record that was altered, replayed, left out or moved fails its authentication. After kRecordsPerKey records
 // the secret is replaced by one derived from it (RFC 8446, 7.2), long before AES-GCM's limit of 2^22.5 records of this
@@ -88,10 +88,10 @@ class RecordOpener {
   static Status Make(std::shared_ptr<const Libcrypto> library, Cipher cipher, const Secret& secret,
                      RecordOpener* opener, uint64_t records_per_key = kRecordsPerKey);
 
-  // The length of the body that a header announces; 0 when there is no such record.
+  // The length of the body that a header announces; 0 if the header is invalid.
   static size_t BodyBytes(const uint8_t* header);
-  // Decrypts the body of a record, of BodyBytes(header) bytes, into BodyBytes(header) - kTagBytes bytes. False when it
-  // is not the record that the other end has made next: for good, whatever comes after it.
+  // Decrypts the body of a record, of BodyBytes(header) bytes, into BodyBytes(header) - kTagBytes bytes. False if it is
+  // not the next record of the other end: then all later ones are refused, too.
   bool Open(const uint8_t* header, const uint8_t* body, uint8_t* data);
 
  private:

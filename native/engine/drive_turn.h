@@ -1,5 +1,5 @@
-// Who drives: goes through the rounds and runs what is agreed on. One thread at a time, a caller or the engine's
-// thread, which goes first when it waits for its turn.
+// The turn to drive: the driving thread goes through the rounds and runs the agreed operations. One thread at a time, a
+// caller or the engine's thread, which has precedence when it waits for its turn.
 //
 // The transitions (refused: the call returns false and nothing changes):
 //
@@ -39,7 +39,7 @@ class DriveTurn {
   bool is_driven() const { return state_ != State::kFree && state_ != State::kFreeForThread; }
 
   bool TakeByCaller() { return Move(State::kFree, State::kDriven); }
-  // By the caller or the thread that has it. Does not tell those who wait.
+  // By the caller or the thread that has it. Does not notify waiting threads.
   bool Release() { return Move(State::kDriven, State::kFree) || Move(State::kDrivenThreadNext, State::kFreeForThread); }
   bool ThreadWaits() {
     return Move(State::kFree, State::kFreeForThread) || Move(State::kDriven, State::kDrivenThreadNext);

@@ -9,7 +9,7 @@
 namespace spark_estimator {
 namespace {
 
-// Python installs its handlers for the main thread; a signal that the engine's thread took would interrupt nobody.
+// Python installs its handlers for the main thread; a signal that the engine's thread received would interrupt no call.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {
@@ -58,7 +58,7 @@ Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::u
     *engine = std::move(made);
     return status;
   }
-  // The peers are told what failed here, unless it was one of them.
+  // The peers are notified of the failure of this rank, unless it was caused by one of them.
   if (status.code() == SE_NO_MEMORY || status.code() == SE_SYSTEM_ERROR || status.code() == SE_INTERNAL) {
     made->progress_.AnnounceFailure(status);
   }
@@ -157,7 +157,7 @@ Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outpu
 
 Status Engine::Concluded(const Status& outcome, const Request& request) {
   if (!outcome.ok() || !request.gpu.done) return outcome;
-  // It was carried out: what is thrown here does not say that it was not submitted.
+  // It was submitted: an exception from here on must not report that it was not.
   return progress_.Contained(
       [&] { return progress_.gpu().AwaitOn(request, request.gpu.stream).Within(LabelOf(request)); });
 }

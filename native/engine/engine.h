@@ -1,9 +1,9 @@
 // One rank's membership of one group, behind the C ABI: takes requests from any thread, and owns the engine's thread.
 //
-// Whoever has something to wait for *drives*: it goes through the rounds and runs what is agreed on, in its own thread
-// (Progress::Drive). One thread drives at a time (DriveTurn). When the rounds cannot go on (a new name, ranks that
-// differ, one that is late) the group leaves them for full negotiation, which is the engine thread's work, and comes
-// back when nothing waits any more. native/README.md has the table of the classes.
+// A thread that waits for a request *drives*: it goes through the rounds and runs the agreed operations
+// (Progress::Drive). One thread drives at a time (DriveTurn). If the rounds cannot continue (a new name, ranks that
+// differ, one that is late), the group leaves them for full negotiation, which is the engine thread's work, and returns
+// when no request waits any more. native/README.md has the table of the classes.
 //
 // The engine's life, in RequestTable: working -> stopping (Shutdown) and broken (Progress::Break), in either order. Its
 // thread ends at the first of the two; Shutdown joins it.
@@ -42,8 +42,8 @@ class Engine {
 
   // The functions of the C ABI; see there.
   //
-  // What they throw, which is std::bad_alloc alone, has changed nothing: the call failed, and the engine works on. What
-  // is thrown inside a collective does not come out of them. It breaks the engine, as any failure there does.
+  // What they throw, which is std::bad_alloc alone, has changed nothing: the call failed, and the engine still works.
+  // Exceptions inside a collective do not leave them. It breaks the engine, as any failure there does.
   Status Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
                 int64_t* handle);
   Status Run(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
@@ -74,14 +74,14 @@ class Engine {
   Status StartTimeline(const std::string& path, bool mark_cycles);
   void StopTimeline() { timeline_.Stop(); }
   void Shutdown();
-  // For a plan that goes: its last request does not point to it any more.
+  // For a plan that is destroyed: its last request does not point to it any more.
   void Retire(Plan& plan);
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
   // That this rank could not allocate memory. It exists already.
   const Status& no_memory() const { return progress_.no_memory(); }
 
-  // For a forked child: closes every descriptor and touches nothing else.
+  // For a forked child: closes every descriptor and changes nothing else.
   void AbandonAfterFork();
 
  private:
@@ -90,7 +90,7 @@ class Engine {
   explicit Engine(EngineConfig config);
   Status Start(std::vector<PeerConfig> peers);
 
-  // --- callers. Holding the lock, where they are given it.
+  // --- callers. With the lock held if it is an argument.
 
   // Without the lock, before a request of GPU tensors is enqueued.
   Status Accept(const Signature& signature, GpuPlace place, GpuWork* work);

@@ -1,4 +1,4 @@
-// The engine's own thread: it negotiates, watches the peers, and does what nobody waits for.
+// The engine's own thread: it negotiates, watches the peers, and runs operations that no caller waits for.
 #include <pthread.h>
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace spark_estimator {
 namespace {
 
-// How often it looks whether whoever drives has let go, without being told.
+// How often it checks whether the driving thread has released the turn without a notification.
 constexpr std::chrono::milliseconds kLetGo{50};
 
 void BindToCore(int core) {
@@ -53,7 +53,7 @@ bool Engine::TakeTurn(Time* next_wake) {
   if (!status.ok()) progress_.Break(status);
   lock.lock();
   turn_.Release();
-  // Those who wait go on themselves, this thread goes on with what nobody waits for.
+  // Waiting callers continue themselves; this thread runs what no caller waits for.
   if (turn_.any_waiting()) {
     turn_.WakeAll();
   } else if (progress_.in_rounds() && (!requests_.submitted().empty() || progress_.HasWork())) {
@@ -62,8 +62,8 @@ bool Engine::TakeTurn(Time* next_wake) {
   return true;
 }
 
-// The thread's last act, when the engine is broken or this rank leaves. Whatever fails here for want of memory is left
-// out: others wait for the end.
+// The thread's last act, when the engine is broken or this rank leaves. Steps that fail here for lack of memory are
+// left out: other threads wait for the end.
 void Engine::EndJob() noexcept {
   {
     Lock lock = requests_.lock();
@@ -73,8 +73,9 @@ void Engine::EndJob() noexcept {
   const Status& why = requests_.broken();
   const bool in_good_order = why.code() == SE_SHUT_DOWN;
   if (!in_good_order) progress_.AnnounceFailure(why);
-  // A broken engine keeps its links until it is shut down: peers that have not seen the culprit yet would take our end
-  // of file for another death. And whoever leaves stays until its GPU is through: the others' need it until then.
+  // A broken engine keeps its links until it is shut down: peers that have not seen the culprit yet would treat this
+  // rank's end of file as another death. A rank that leaves stays until its GPU has finished: the others' GPUs need it
+  // until then.
   GpuExecutor& gpu = progress_.gpu();
   const Time give_up = After(gpu.deadline());
   bool gpu_works = in_good_order;
@@ -98,7 +99,7 @@ void Engine::EndJob() noexcept {
     waker_.Sleep(progress_.HasUnsent() ? std::min(next, After(kLetGo)) : next);
     Increase(counters_.wakeups);
   }
-  // After an abort the peers know already; the goodbye spares those that have left in order from being taken for dead.
+  // After an abort the peers know already; the goodbye prevents that ranks that have left in order are treated as dead.
   if (in_good_order) progress_.SayGoodbye();
 }
 

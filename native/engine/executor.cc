@@ -195,7 +195,7 @@ Status Executor::AllreduceWidened(const std::vector<RequestPtr>& requests, int32
   size_t count = 0;
   ForEachOf(requests, dtype,
             [&](const TensorMemory&, const Part& part) { count += static_cast<size_t>(part.Elements()); });
-  // Memory of its own: Reduce may use the scratch.
+  // Separate memory: Reduce may use the scratch.
   Memory memory;
   SE_RETURN_IF_ERROR(AllocateMemory(count * sizeof(int64_t), &memory));
   auto* wide = static_cast<int64_t*>(memory.get());
@@ -384,7 +384,7 @@ Status Executor::Reducescatter(Request& request, size_t part_index) {
   const Kernels& kernels = GetKernels();
   const int64_t own_rows = RowsOf(part.dims[0], streams_->rank(), streams_->size());
   const auto own_count = static_cast<size_t>(own_rows) * row_bytes / DtypeBytes(dtype);
-  // The input is not ours to change: scaled or widened values go to memory of their own.
+  // The input must not be changed: scaled or widened values are written to separate memory.
   Memory changed;
   Memory reduced;
   const bool widen = NeedsWidening(signature.reduce_op, dtype);

@@ -30,12 +30,12 @@ class Executor {
   // `requests` are this rank's requests that run as one operation; `rows` as in Response. An error leaves the group
   // unusable.
   Status Run(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows);
-  // The next Run is an allreduce of one tensor that lies at these places, by rank, in memory that this process sees.
+  // The next Run is an allreduce of one tensor that is at these addresses, by rank, in memory that this process sees.
   void UseArenas(std::vector<uint8_t*> data_of) { in_arenas_ = std::move(data_of); }
-  // An allgather whose shares are at hand already: share_of(rank) gives where.
+  // An allgather whose shares are already available: share_of(rank) is the address.
   template <typename ShareOf>
   Status GatherFrom(Request& request, const std::vector<int64_t>& rows, ShareOf share_of);
-  // Which algorithm is used for allreduces, broadcasts and allgathers of which size, a line a change.
+  // The algorithm for each size of allreduces, broadcasts and allgathers, one line per change.
   std::string DescribeChoices() const;
   // Sent and received by sockets since the last Run began.
   int64_t bytes_moved() const { return streams_->bytes_moved() - moved_before_; }
@@ -57,14 +57,14 @@ class Executor {
   Status Broadcast(Request& request);
   Status Barrier();
   Status PlaceRows(Request& request, size_t part, const int64_t* rows, std::vector<size_t>* bytes_of);
-  // Scratch of at least so many bytes, kept for the next time.
+  // Scratch of at least this number of bytes, kept for the next time.
   Status Scratch(size_t bytes, uint8_t** memory);
-  // Where a gathered result of so many bytes goes.
+  // The memory for a gathered result of this number of bytes.
   Status Place(const TensorMemory& memory, size_t bytes, Gathered* gathered);
 
   StreamGroup* const streams_;
   SharedGroup* const local_;
-  SharedGroup* const shared_;  // local_ when that is everybody, else null
+  SharedGroup* const shared_;  // local_ if that is all ranks, else null
   const Hosts* const hosts_;
   const Tuning* const tuning_;
   const int cores_;

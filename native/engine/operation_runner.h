@@ -47,7 +47,7 @@ class OperationRunner {
   explicit OperationRunner(Parts parts) : parts_(parts) {}
 
   State state() const { return state_; }
-  // While one runs: what messages call it, "allreduce 'x' (8 bytes)"; and whether its tensors lie in host memory.
+  // While one runs: its name in messages, "allreduce 'x' (8 bytes)"; and whether its tensors are in host memory.
   std::string Label() const;
   bool runs_on_host() const { return running_ != nullptr && (*running_)[0]->signature->place == SE_HOST; }
   // Operations so far, those that failed on all ranks included. The same on all ranks that got so far.

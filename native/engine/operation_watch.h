@@ -1,6 +1,7 @@
 // Whether the operation that runs makes progress, and when to report one that does not.
 //
-// Without progress: watched -> reported (kReport, once) -> given up (kGiveUp, at each look). Any progress begins anew.
+// Without progress: watched -> reported (kReport, once) -> given up (kGiveUp, at each check). Any progress restarts the
+// time.
 //
 // It does no input or output and reads no clock. Threads: used by the driving thread, but for Text().
 #ifndef SPARK_ESTIMATOR_ENGINE_OPERATION_WATCH_H_

@@ -9,7 +9,7 @@
 namespace spark_estimator {
 
 struct Parameters {
-  int64_t fusion_threshold_bytes = 0;  // small allreduces are run as one up to so many bytes; 0: fusion is off
+  int64_t fusion_threshold_bytes = 0;  // small allreduces are fused up to this number of bytes; 0: fusion is off
   Tuning tuning = {};
   bool operator==(const Parameters&) const = default;
 };

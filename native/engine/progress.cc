@@ -7,7 +7,7 @@
 namespace spark_estimator {
 namespace {
 
-// How long the engine's thread goes on by rounds before it looks at whatever else there may be.
+// How long the engine's thread continues by rounds before it checks for other work.
 constexpr Seconds kDriveAtOnce{0.2};
 constexpr Seconds kUnsentRetry{0.001};
 // How often who leaves looks at its GPU, in milliseconds.
@@ -41,7 +41,7 @@ Status Progress::Drive(Driver driver, const Request* until, Time deadline) {
       continue;
     }
     if (rounds_->Conclude()) {
-      if (rounds_->rounds().outcome().carries_data) {  // it waits for nobody
+      if (rounds_->rounds().outcome().carries_data) {  // it waits for no rank
         SE_RETURN_IF_ERROR(operations_->RunOutcome());
       } else {
         SE_RETURN_IF_ERROR(RunOutcome(driver == Driver::kCaller ? deadline : Time::max()));
@@ -57,13 +57,13 @@ Status Progress::Drive(Driver driver, const Request* until, Time deadline) {
   return Status::Ok();
 }
 
-// From here until the rounds go on the coordinator says what is run.
+// From here until the rounds continue the coordinator decides what is run.
 void Progress::LeaveRounds() {
   negotiation_->Begin();
   shared_.waker->Wake();
 }
 
-// What the others are told when they keep this rank waiting.
+// The message to the others when they keep this rank waiting.
 void Progress::ActOnDelay() {
   while (true) {
     switch (rounds_->NextLateAction(Clock::now())) {
@@ -87,7 +87,7 @@ Status Progress::Cycle(bool others_wait) {
   if (handed_over()) SE_RETURN_IF_ERROR(FinishOutcome());
   SE_RETURN_IF_ERROR(Check());
   negotiation_->TendQuestions();
-  // Whoever waits goes on by rounds itself; what nobody waits for is done here.
+  // Waiting callers continue by rounds themselves; operations that no caller waits for are run here.
   if (!others_wait && HasWork()) SE_RETURN_IF_ERROR(Drive(Driver::kEngineThread, nullptr, After(kDriveAtOnce)));
   if (!rounds_->in_rounds()) {
     const Status advanced = negotiation_->Advance();
@@ -95,7 +95,7 @@ Status Progress::Cycle(bool others_wait) {
     if (!advanced.ok()) return advanced;
   }
   Flush();
-  // What a peer had executed when it left may still be under way to this rank; what comes after never will be.
+  // Operations that a peer had executed when it left may still be in flight to this rank; later ones never will be.
   if (membership_.any_left() && !negotiation_->has_responses() && !rounds_->posted()) return CheckDepartures();
   return Status::Ok();
 }
@@ -118,7 +118,7 @@ void Progress::Break(const Status& error) noexcept {
     why = membership_.WithOwnName(why);
     return Status::Ok();
   });
-  // The memory of what is left half run is its callers' again from here on.
+  // The memory of the unfinished operation belongs to its callers again from here on.
   if (handed_over()) {
     abandoned_ = why;
     (void)FinishOutcome();
@@ -131,7 +131,7 @@ void Progress::Break(const Status& error) noexcept {
   pending_->Clear();
   negotiation_->Clear();
   (void)Contained([&] {
-    // What has been handed to the GPU comes to its end without those who have left, if they have handed theirs over.
+    // Operations that were enqueued on the GPU end without the ranks that have left, if those have enqueued theirs.
     const bool ends = why.code() == SE_SHUT_DOWN && membership_.LeaversTookPartIn(runner_->executed());
     if (!ends) gpu_->Abort(why);
     return Status::Ok();
@@ -146,13 +146,13 @@ Status Progress::Check() {
   Flush();
   SE_RETURN_IF_ERROR(TickHeartbeat());
   if (runner_->state() == OperationRunner::State::kIdle && !rounds_->posted()) return Status::Ok();
-  // No rank comes back for it once this one, or a peer that has not finished it, leaves.
+  // No rank continues it once this one, or a peer that has not finished it, leaves.
   if (shared_.requests->is_stopping()) return Status(SE_SHUT_DOWN, "this rank has shut down");
   if (membership_.any_left()) SE_RETURN_IF_ERROR(CheckDepartures());
   return runner_->state() == OperationRunner::State::kRunning ? TendOperation() : Status::Ok();
 }
 
-// The frames' way of waiting; for the rounds.
+// Waiting for frames; for the rounds.
 Status Progress::AwaitFrames(Time deadline) {
   if (driver_ == Driver::kCaller) shared_.waker->ClaimLinks();
   do {
@@ -214,7 +214,7 @@ Status Progress::HandleFrame(int rank, const Frame& frame) {
                                         std::to_string(frame.payload.size()) + " bytes)");
 }
 
-// False for a frame that cannot be read, or cannot come from this rank. *outcome: an error that ends the job.
+// False for a frame that cannot be read, or that this rank cannot send. *outcome: an error that ends the job.
 bool Progress::Take(int rank, const Frame& frame, Status* outcome) {
   RoundId round;
   switch (frame.type) {
@@ -272,7 +272,7 @@ Status Progress::TickHeartbeat() {
   if (!membership_.has_heartbeat()) return Status::Ok();
   const Time now = Clock::now();
   if (membership_.DueToSend(now)) {
-    // Nobody asks a GPU that works by itself.
+    // No thread polls a GPU that runs on its own.
     if (!shared_.requests->is_broken()) SE_RETURN_IF_ERROR(gpu_->Check());
     exit_.SendHeartbeats();
   }

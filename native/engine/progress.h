@@ -1,6 +1,6 @@
-// What whoever drives an engine does: goes through the rounds, takes in control frames, and gives signs of life.
+// The work of an engine's driving thread: goes through the rounds, receives control frames, and sends heartbeats.
 //
-// It connects the classes that hold the state, and has next to none of its own. Drive() is the function to read first.
+// It connects the classes that hold the state, and has almost none itself. Drive() is the function to read first.
 //
 //   Membership, PeerLinks, GroupExit       who is there, the connections to them, and how this rank ends its membership
 //   ResponseCache, PendingRequests         what the ranks have agreed on before; what this rank proposes
@@ -70,17 +70,19 @@ class Progress final : public Liveness {
 
   // --- creation, by the creating thread
 
-  // Takes the connections over and meets the peers. An error that is this rank's own is for AnnounceFailure.
+  // Takes over the connections and exchanges hellos with the peers. An error of this rank itself is for
+  // AnnounceFailure.
   Status Start(std::vector<PeerConfig> peers);
-  // Takes in what faster peers have sent after their hello, which no socket tells of again.
+  // Handles frames that faster peers have sent after their hello, which no socket reports again.
   Status TakeEarlyFrames();
 
   // --- driving
 
-  // Goes on by rounds until `until` is done (null: until nothing is pending), the rounds are left, or the deadline has
-  // passed. A caller's deadline that passes inside an operation leaves that to the engine's thread: see handed_over().
+  // Continues by rounds until `until` is done (null: until nothing is pending), the rounds are left, or the deadline
+  // has passed. A caller's deadline that passes inside an operation leaves that to the engine's thread: see
+  // handed_over().
   Status Drive(Driver driver, const Request* until, Time deadline);
-  // What the engine's thread does each time that it wakes. `others_wait`: a caller goes on by rounds itself.
+  // The work of the engine's thread each time that it wakes. `others_wait`: a caller continues by rounds itself.
   Status Cycle(bool others_wait);
   // Hands what was submitted to the rounds, when this rank is in them. Holding the lock.
   void TakeSubmitted() {
@@ -89,22 +91,22 @@ class Progress final : public Liveness {
   // Nothing can be submitted any more, everything that waits fails. Takes no memory: without, texts are shorter.
   void Break(const Status& error) noexcept;
 
-  // --- what is to be done; holding the lock, or driving
+  // --- what there is to do; with the lock held, or while driving
 
   bool in_rounds() const { return rounds_->in_rounds(); }
-  // Whether operations are left half run: only the engine's thread may go on, by Cycle().
+  // Whether operations are unfinished: only the engine's thread may continue them, by Cycle().
   bool handed_over() const { return outcome_stack_.state() == SideStack::State::kLeft; }
   // Whether what is pending needs no thread but that of a caller's next wait.
   bool CanWait() const;
-  // Whether the engine's thread is to go on by rounds.
+  // Whether the engine's thread should continue by rounds.
   bool HasWork() const { return rounds_->in_rounds() && (rounds_->MustLeave() || !CanWait()); }
   // When the engine's thread must look again though nothing has woken it.
   Time NextWake() const;
 
-  // --- the end of the engine's thread, which drives for good
+  // --- the end of the engine's thread, which keeps the turn
 
   void AnnounceFailure(const Status& why) noexcept { exit_.AnnounceFailure(why); }
-  // While the GPU of a rank that leaves works by itself: whether all peers that it needs are there.
+  // While the GPU of a rank that leaves finishes its work: whether all peers that it needs are connected.
   Status WatchPeers();
   void TendLinks() noexcept { exit_.TendLinks(Clock::now()); }
   void Flush();
@@ -130,7 +132,7 @@ class Progress final : public Liveness {
   }
 
  private:
-  // Liveness: takes in what has arrived, and says whether the job can go on. Used between and inside collectives.
+  // Liveness: handles arrived frames, and returns whether the job can continue. Used between and inside collectives.
   Status Check() override;
 
   void Assemble(const GroupSettings& settings);
@@ -139,9 +141,9 @@ class Progress final : public Liveness {
 
   void LeaveRounds();
   void ActOnDelay();
-  // Runs what was agreed on; handed_over() tells whether it was left at `leave_at`.
+  // Runs the agreed operations; handed_over() is true if they were left at `leave_at`.
   Status RunOutcome(Time leave_at);
-  // Goes on with what is handed over.
+  // Continues the operations that were handed over.
   Status FinishOutcome();
   Status OutcomeStatus();
   Status TendOperation();
@@ -178,7 +180,7 @@ class Progress final : public Liveness {
   SideStack outcome_stack_;
   Status outcome_;               // of what ran there
   Time leave_at_ = Time::max();  // when it is to be left
-  Status abandoned_;             // why what is left ends without having run to its end
+  Status abandoned_;             // why unfinished operations end early
   // Made once the ranks have met.
   std::optional<ResponseCache> cache_;
   std::optional<PendingRequests> pending_;

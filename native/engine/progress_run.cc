@@ -1,7 +1,7 @@
-// Running what the ranks have agreed on by rounds, and watching whether an operation makes progress.
+// Runs the operations on which the ranks have agreed by rounds, and monitors their progress.
 //
-// It runs on a stack of its own: a caller whose time passes in the middle of it leaves it half run, and the engine's
-// thread goes on with it. The memory of its requests belongs to the engine until they are done, as before.
+// An operation runs on a separate stack: a caller whose deadline passes in the middle of it leaves it unfinished, and
+// the engine's thread continues it. The memory of its requests belongs to the engine until they are done, as before.
 #include <cmath>
 #include <cstdio>
 #include <utility>

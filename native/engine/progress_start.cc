@@ -1,4 +1,4 @@
-// How an engine comes to be: connections and segments are taken over, the ranks greet each other, the parts are made.
+// The start of an engine: takes over connections and segments, exchanges hellos, makes the parts.
 #include <utility>
 
 #include "engine/progress.h"
@@ -7,7 +7,7 @@
 namespace spark_estimator {
 namespace {
 
-// How much longer GPUs may take to come together than processes.
+// How much longer GPUs may take to connect than processes.
 constexpr double kGpusTake = 4;
 
 Membership DescribeSelf(const EngineConfig& config) {

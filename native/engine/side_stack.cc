@@ -1,5 +1,5 @@
-// Changing stacks: by a few instructions on x86-64, where ucontext's two system calls cost more than a small
-// collective, else and under the sanitizers, which are told of each change, by ucontext.
+// Changes stacks: by a few instructions on x86-64, where ucontext's two system calls cost more than a small collective;
+// else by ucontext, also under the sanitizers, to which each change is reported.
 #include "engine/side_stack.h"
 
 #include <sys/mman.h>
@@ -34,8 +34,8 @@
 namespace spark_estimator {
 namespace {
 
-// What threads have, since GPU libraries run on it as well. Pages that are never touched cost nothing; an overflow
-// meets the page at the low end and stops.
+// The size of threads' stacks, since GPU libraries run on it as well. Pages that are never touched cost nothing; an
+// overflow hits the page at the low end and stops.
 constexpr size_t kStackBytes = size_t{8} << 20;
 
 }  // namespace
@@ -91,7 +91,8 @@ struct SideStack::Switch {
 
   void Prepare(void (*enter)(SideStack*), SideStack* self) {
     auto* top = reinterpret_cast<uintptr_t*>(static_cast<char*>(memory) + kStackBytes);
-    // From the top down: the caller's place, of which there is none; where to return to; %rbp, %rbx, %r12 to %r15.
+    // From the top down: the caller's return address, of which there is none; the entry point; %rbp, %rbx, %r12 to
+    // %r15.
     *--top = 0;
     *--top = 0;
     *--top = reinterpret_cast<uintptr_t>(&se_begin_stack);

@@ -1,4 +1,4 @@
-// A stack beside the thread's own, for work that one thread may leave half done and another one goes on with.
+// A stack beside the thread's own, for work that one thread may leave unfinished and another one continues.
 //
 // The transitions (refused: nothing happens, and the call returns false):
 //
@@ -43,9 +43,9 @@ class SideStack {
   State state() const { return state_; }
   // Runs the body, until it ends or leaves.
   bool Run();
-  // Goes on where the body has left, until it ends or leaves again.
+  // Continues where the body has left, until it ends or leaves again.
   bool GoOn();
-  // By the body: back to whoever called Run or GoOn. Returns when somebody goes on.
+  // By the body: back to the caller of Run or GoOn. Returns at the next GoOn.
   bool Leave();
 
  private:

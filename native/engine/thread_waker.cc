@@ -12,7 +12,7 @@
 namespace spark_estimator {
 namespace {
 
-// A caller that has driven so short a time ago most likely comes back, and takes in what peers have sent meanwhile.
+// A caller that has driven this short a time ago most likely returns, and receives what peers have sent meanwhile.
 constexpr std::chrono::microseconds kCallerReturns{500};
 
 Status Watch(int poll_fd, int fd) {
@@ -38,7 +38,7 @@ Status ThreadWaker::WatchLinks(int links_fd) {
 }
 
 void ThreadWaker::Wake() {
-  if (wake_pending_.exchange(true)) return;  // an earlier wake-up has not been seen yet: it stands for this one, too
+  if (wake_pending_.exchange(true)) return;  // an earlier wake-up has not been seen yet: it counts for this one, too
   const uint64_t count = 1;
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &count, sizeof(count));
 }
@@ -54,8 +54,8 @@ void ThreadWaker::Sleep(Time until) {
   }
   int ready = epoll_wait(poll_.get(), events.data(), static_cast<int>(events.size()), timeout);
   if (ready == 1 && events[0].data.fd != wake_.get() && Clock::now() - last_released_.load() < kCallerReturns) {
-    // A peer that is ahead. To take its frames from under a caller that calls again and again would cost more than what
-    // it came for.
+    // A peer that is ahead. Receiving its frames instead of a caller that calls repeatedly would cost more than it
+    // gains.
     pollfd wake{wake_.get(), POLLIN, 0};
     const timespec pause{0, std::chrono::nanoseconds(kCallerReturns).count()};
     ppoll(&wake, 1, &pause, nullptr);

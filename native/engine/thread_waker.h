@@ -29,10 +29,10 @@ class ThreadWaker {
 
   bool links_claimed() const { return links_claimed_; }
   void ClaimLinks() { SetLinksClaimed(true); }
-  // `returns_soon`: the caller drove by rounds and most likely comes back. For a moment frames do not end a sleep.
+  // `returns_soon`: the caller drove by rounds and most likely returns. For a moment frames do not end a sleep.
   void ReleaseLinks(bool returns_soon);
 
-  // For a forked child: closes the descriptors and touches nothing else.
+  // For a forked child: closes the descriptors and changes nothing else.
   void AbandonAfterFork();
 
  private:

@@ -19,7 +19,7 @@ struct Reduction {
 // One tensor of an allreduce.
 struct ReduceTensor {
   const void* input = nullptr;  // null: this rank has joined and takes part with zeros
-  void* output = nullptr;       // may be the input; null with a null input: nobody wants the result here
+  void* output = nullptr;       // may be the input; null with a null input: the result is not needed here
   size_t count = 0;             // elements, the same on all ranks
 };
 

@@ -79,7 +79,7 @@ Status CudaApi::Probe(CudaMachine* machine) const {
   const int code = GetDeviceCount(&machine->devices);
   if (code != kCudaSuccess) {
     machine->devices = 0;
-    GetLastError();  // it is told here
+    GetLastError();  // it is returned here
   }
   switch (code) {
     case kCudaSuccess:
@@ -127,7 +127,7 @@ int CudaApi::QueryStream(CudaStream stream) const {
 
 Status CudaApi::Check(int code, const std::string& what) const {
   if (code == kCudaSuccess) return Status::Ok();
-  GetLastError();  // it is told here
+  GetLastError();  // it is returned here
   return Status(
       code == kCudaMemoryAllocation ? SE_NO_MEMORY : SE_SYSTEM_ERROR,
       what + ": " + GetErrorString(code) + " (" + GetErrorName(code) + ", CUDA error " + std::to_string(code) + ")");

@@ -76,12 +76,12 @@ struct CudaApi {
   SharedObject library;
   int version = 0;  // of the runtime: 12090 is 12.9
 
-  // `path` is that of a libcudart.so; empty: the one that the process has loaded or the linker finds, of CUDA 13 or
-  // 12. Says which package is missing. Works without a driver.
+  // `path` is that of a libcudart.so; empty: the one that the process has loaded or the linker finds, of CUDA 13 or 12.
+  // The error names the missing package. Works without a driver.
   static Status Open(const std::string& path, CudaApi* api);
 
-  // Is there a driver, is it new enough for this runtime, does this process see a device? A failure says what was found
-  // and what to do about it. `machine` is filled as far as it went.
+  // Is there a driver, is it new enough for this runtime, does this process see a device? The error contains what was
+  // found and what to do about it. `machine` is filled as far as possible.
   Status Probe(CudaMachine* machine) const;
 
   // EventQuery and StreamQuery, after which nothing is left behind: CUDA notes "not ready" as the thread's last error,
@@ -111,8 +111,8 @@ class CudaCaptureScope {
   int mode_ = kRelaxed;  // and then what it was before
 };
 
-// A thread's current device for the length of a scope, which is a CudaCaptureScope as well; the thread is given back
-// what it had before, for it is the caller's.
+// A thread's current device for the length of a scope, which is a CudaCaptureScope as well; the thread then gets its
+// former device back, since it is the caller's thread.
 class CudaDeviceScope {
  public:
   CudaDeviceScope(const CudaApi& cuda, int device);

@@ -10,7 +10,7 @@
 namespace spark_estimator {
 namespace {
 
-// cudaMalloc gives at least so much anyway.
+// cudaMalloc allocates at least this much anyway.
 constexpr size_t kLeastBytes = 512;
 
 // How much larger than needed a kept piece may be.
@@ -101,7 +101,7 @@ Status GpuDevice::Await(CudaStream stream, const GpuMarkPtr& mark) const {
 Status GpuDevice::MakeStream(CudaStream* stream) const {
   const CudaDeviceScope scope(cuda(), number_);
   SE_RETURN_IF_ERROR(scope.status());
-  // What waits for a collective waits for the other ranks, too: it goes before computations.
+  // Work that waits for a collective waits for the other ranks, too: it has precedence over computations.
   int least = 0;
   int greatest = 0;
   SE_RETURN_IF_ERROR(

@@ -1,8 +1,8 @@
 // One GPU as a rank uses it: the CUDA runtime, opened, with the device's number, and events and memory that are used
 // again and again.
 //
-// Nothing here waits for the device. Memory may be given back while a stream still works on it: it carries the event
-// behind which it is free, and whoever gets it next waits for that on the stream.
+// Nothing here waits for the device. Memory may be freed while a stream still uses it: it has the event behind which it
+// is free, and its next user waits for that on the stream.
 #ifndef SPARK_ESTIMATOR_GPU_DEVICE_H_
 #define SPARK_ESTIMATOR_GPU_DEVICE_H_
 
@@ -29,7 +29,7 @@ struct OpenedCuda {
   EventPool events;
 };
 
-// An event that goes back to its pool when nobody holds the mark any more.
+// An event that returns to its pool when nothing refers to the mark any more.
 class GpuMark {
  public:
   GpuMark(std::shared_ptr<OpenedCuda> opened, CudaEvent event) : opened_(std::move(opened)), event_(event) {}
@@ -47,7 +47,7 @@ class GpuMark {
 // What has been recorded on a stream once, to be waited for by any number of others.
 using GpuMarkPtr = std::shared_ptr<const GpuMark>;
 
-// Device memory that goes back to its device when it is let go.
+// Device memory that returns to its device when it is released.
 class GpuMemory {
  public:
   GpuMemory() = default;
@@ -62,7 +62,7 @@ class GpuMemory {
   void* get() const { return data_; }
   size_t bytes() const { return bytes_; }
   explicit operator bool() const { return data_ != nullptr; }
-  // What must be over before the memory is used for something else.
+  // The event that must pass before the memory is reused.
   void BusyUntil(GpuMarkPtr mark) { busy_until_ = std::move(mark); }
   void Reset();
 
@@ -83,8 +83,8 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   int number() const { return number_; }
   int visible() const { return visible_; }  // devices that this process sees
 
-  // The same text for whoever has this very GPU, or slice of one, in whatever process of whatever machine. Where the
-  // driver does not give UUIDs, slices of one GPU look the same.
+  // The same text for this GPU, or slice of one, in every process of every machine. If the driver does not provide
+  // UUIDs, slices of one GPU have equal texts.
   std::string Identity() const;
   // The same text for all slices (MIG) of one GPU, by its place on the bus; empty when that is not to be had.
   std::string Board() const;
@@ -93,7 +93,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   Status Mark(GpuMarkPtr* mark);
   // An event that is recorded behind all that has been enqueued on the stream so far.
   Status MarkBehind(CudaStream stream, GpuMarkPtr* mark);
-  // What is enqueued on the stream from now on comes behind the mark; null does nothing.
+  // Work that is enqueued on the stream from now on runs behind the mark; null does nothing.
   Status Await(CudaStream stream, const GpuMarkPtr& mark) const;
   Status MakeStream(CudaStream* stream) const;
   // Device memory for work on that stream.
@@ -120,7 +120,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   const int number_;
   const int visible_;
   std::mutex mutex_;
-  std::vector<Kept> kept_;  // the one that came last at the end
+  std::vector<Kept> kept_;  // the most recently freed one at the end
 };
 
 }  // namespace spark_estimator

@@ -36,9 +36,9 @@ struct DriverApi {
   Status Check(int code, const std::string& what) const;
 };
 
-// What tells a GPU, or a slice of one (MIG), from all others, wherever a process sees it and by whichever number:
-// "GPU-6d2a..." without the prefix, in lower case. Ranks for which it is the same share that device. On drivers before
-// 11.4, which know no slices, it is the whole GPU's.
+// Identifies a GPU, or a slice of one (MIG), in every process and under any number: "GPU-6d2a..." without the prefix,
+// in lower case. Ranks for which it is the same share that device. On drivers before 11.4, which know no slices, it is
+// the whole GPU's.
 Status DeviceUuid(const DriverApi& driver, int device, std::string* uuid);
 
 }  // namespace spark_estimator

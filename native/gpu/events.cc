@@ -14,7 +14,7 @@ Status EventPool::Take(CudaEvent* event) {
       free_.pop_back();
       return Status::Ok();
     }
-    // Room for all that there are: an event comes back where nothing may be thrown.
+    // Room for all events: an event is returned where nothing may be thrown.
     made_ += 1;
     free_.reserve(made_);
   }

@@ -10,12 +10,12 @@
 
 namespace spark_estimator {
 
-// An event may come back as soon as nobody will look at it any more: a stream that was told to wait for it waits for
-// the record that it had then, whatever is recorded into it later. From any thread.
+// An event may be returned as soon as no code will query it any more: a stream that waits for it waits for the record
+// that it had then, regardless of later records. From any thread.
 class EventPool {
  public:
   EventPool(const CudaApi& cuda, int device) : cuda_(cuda), device_(device) {}
-  ~EventPool();  // of the events that have come back
+  ~EventPool();  // of the returned events
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 

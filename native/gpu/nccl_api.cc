@@ -53,7 +53,7 @@ Status NcclApi::Open(const std::string& path, NcclApi* api) {
     return Status(SE_SYSTEM_ERROR,
                   "ncclGetVersion of " + found.library.path() + " fails with result " + std::to_string(result));
   }
-  // Before anything else is looked for: an old one lacks functions, which would be a riddle as a reason.
+  // Before any other check: an old version lacks functions, and their names would not explain the failure.
   if (found.version < kMinimumVersion) {
     return Status(SE_SYSTEM_ERROR, "the NCCL in " + found.library.path() + " is " + NcclVersionName(found.version) +
                                        ", needed is " + NcclVersionName(kMinimumVersion) + " or newer; " + kPackages);

@@ -96,11 +96,11 @@ struct NcclApi {
   SharedObject library;
   int version = 0;  // 22703 is 2.27.3
 
-  // `path` is that of a libnccl.so.2; empty: the one that the process has loaded or the linker finds. Says which
-  // package is missing, or which version was found and is needed.
+  // `path` is that of a libnccl.so.2; empty: the one that the process has loaded or the linker finds. The error names
+  // the missing package, or the version that was found and the one that is needed.
   static Status Open(const std::string& path, NcclApi* api);
 
-  // NCCL's words for `result`, and for the last thing that went wrong in `comm` (null: in any).
+  // NCCL's text for `result`, and for the last error of `comm` (null: of any).
   std::string Explain(int result, NcclComm comm) const;
 };
 

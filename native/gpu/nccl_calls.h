@@ -6,7 +6,7 @@
 
 namespace spark_estimator {
 
-// "In progress" is said of what was taken on and is not done yet.
+// "In progress" means: accepted, and not done yet.
 inline bool NcclHasTaken(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
 
 // A row of calls that ends with the first that is refused.

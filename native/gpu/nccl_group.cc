@@ -12,7 +12,8 @@ namespace {
 
 constexpr const char* kHint = "; with NCCL_DEBUG=INFO in the environment of all ranks NCCL logs what it does";
 
-// Operators of one communicator that are kept. More distinct factors than this come from one that changes all the time.
+// Operators of one communicator that are kept. More distinct factors than this mean that the factor changes all the
+// time.
 constexpr size_t kFactorsKept = 64;
 
 se_status CodeOf(int result) {
@@ -54,8 +55,8 @@ NcclGroup::~NcclGroup() {
   });
   if (!left.ok()) (void)Fail(left);
   if (stream_ == nullptr) return;
-  // Freeing memory waits for the device: only when the stream, rid of NCCL's kernels, is through. It may still wait for
-  // a caller's stream; then its memory is left to the process's end.
+  // Freeing memory waits for the device: only when the stream has finished and has no kernels of NCCL. It may still
+  // wait for a caller's stream; then its memory stays until the process ends.
   GrowingPause pause;
   const Time end = After(options_.farewell);
   int state = cuda_.QueryStream(stream_);
@@ -103,7 +104,7 @@ Status NcclGroup::Connect() {
   }
   if (!refused.ok()) return Fail(refused);
   SE_RETURN_IF_ERROR(AwaitNccl("joining the NCCL communicator", options_.deadline));
-  // For the barriers to come.
+  // For later barriers.
   void* data = nullptr;
   Status status = Scratch(kAlignment, &data);
   if (status.ok()) status = Clear(data, kAlignment);
@@ -111,7 +112,8 @@ Status NcclGroup::Connect() {
 }
 
 Status NcclGroup::OpenStream() {
-  // What waits for a collective waits for the other ranks, too: its few blocks go before those of computations.
+  // Work that waits for a collective waits for the other ranks, too: its few blocks have precedence over those of
+  // computations.
   int least = 0;
   int greatest = 0;
   SE_RETURN_IF_ERROR(
@@ -205,7 +207,7 @@ Status NcclGroup::OperatorFor(const Reduction& reduction, int* op, NcclType* typ
   }
   const std::lock_guard<std::mutex> lock(comm_mutex_);
   if (!failure_.ok()) return failure_;
-  if (factors_.size() == kFactorsKept) {  // the oldest goes: what used it has been launched
+  if (factors_.size() == kFactorsKept) {  // the oldest is removed: its users have been launched
     nccl_.RedOpDestroy(factors_.front().op, comm_);
     factors_.erase(factors_.begin());
   }
@@ -243,7 +245,8 @@ Status NcclGroup::Fail(const Status& why) {
     failure_ = why;
     comm = std::exchange(comm_, nullptr);
   }
-  // Nobody else has it any more, and whoever asks for the failure need not wait while NCCL ends its kernels.
+  // Nothing else refers to it any more, and a caller that queries the failure need not wait while NCCL ends its
+  // kernels.
   if (comm != nullptr) {
     const CudaDeviceScope device(cuda_, options_.device);
     nccl_.CommAbort(comm);

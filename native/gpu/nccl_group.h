@@ -1,4 +1,4 @@
-// Collectives on GPU tensors by NCCL: one rank's part of one group of ranks, each with a device of its own.
+// Collectives on GPU tensors by NCCL: one rank's part of one group of ranks, each with a separate device.
 //
 // A group has one NCCL communicator and one stream. Its operations run on that stream, in the order in which they are
 // called, which must be the same on all ranks. An operation is a chain on the device:
@@ -6,20 +6,20 @@
 //   the caller's stream:   ... writes inputs | record `ready`              wait `done` | reads outputs ...
 //   the group's stream:                            wait `ready` | work | record `done`
 //
-// The CPU never waits for a caller's stream. It waits until NCCL has launched what it was given (ncclInProgress: the
-// first operations connect the ranks, which needs the other ranks' first operations), because an event that is recorded
-// before that would say "done" too early. So calls of one group come from one thread, or one after the other, and no
+// The CPU never waits for a caller's stream. It waits until NCCL has launched the operation (ncclInProgress: the first
+// operations connect the ranks, which needs the other ranks' first operations), because an event that is recorded
+// before that would be reached too early. So calls of one group are made by one thread, or one after the other, and no
 // rank waits in another group's call meanwhile.
 //
 // What fails how. A call that makes no sense (an op that is not offered, a root that does not exist) returns
-// SE_INVALID_ARGUMENT and leaves the group as it was. Any other failure is the group's: it is broken for good, nothing
-// of it waits for peers any more, and the events of what was under way come, with nonsense in the outputs. So whoever
-// has seen `done` asks AsyncError() before believing the data. The first failure is kept, and every later call returns
-// it.
+// SE_INVALID_ARGUMENT and leaves the group as it was. Any other failure is the group's: it stays broken, none of its
+// work waits for peers any more, and the events of running operations are reached, with invalid outputs. So a caller
+// that has seen `done` checks AsyncError() before it uses the data. The first failure is kept, and every later call
+// returns it.
 //
-// Waiting of the CPU, in Connect, in an operation and in the destructor, ends by what comes first: NCCL is through, it
-// reports an error, `abandoned` says that a peer is gone, Abort was called, the deadline has passed. A failure aborts
-// the communicator, which ends the kernels that wait for peers.
+// Waiting of the CPU, in Connect, in an operation and in the destructor, ends with the first of these: NCCL has
+// finished, it reports an error, `abandoned` reports a lost peer, Abort was called, the deadline has passed. A failure
+// aborts the communicator, which ends the kernels that wait for peers.
 //
 // NCCL is called by one thread at a time, which its communicators demand, and never for long: they are non-blocking.
 #ifndef SPARK_ESTIMATOR_GPU_NCCL_GROUP_H_
@@ -57,16 +57,16 @@ class NcclGroup {
                                         // from the waiting thread. May be empty
   };
 
-  // What names a group that is about to be: rank 0 makes it, and somebody else carries it to all of them.
+  // The id of a new group: rank 0 makes it, and the caller sends it to all ranks.
   static Status MakeId(const NcclApi& nccl, NcclUniqueId* id);
 
   // Constructor and Connect. `nccl` and `cuda` must outlive the group.
   static Status Create(const NcclApi& nccl, const CudaApi& cuda, Options options, std::unique_ptr<NcclGroup>* group);
 
   NcclGroup(const NcclApi& nccl, const CudaApi& cuda, Options options);
-  // Says goodbye to a healthy group: waits for its operations on all ranks, so all ranks must be leaving; a broken one
-  // is aborted. Neither takes longer than the farewell, twice; but freeing memory, NCCL's own too, makes CUDA wait for
-  // whatever else the device computes.
+  // Ends a healthy group in order: waits for its operations on all ranks, so all ranks must be leaving; a broken one is
+  // aborted. Neither takes longer than the farewell, twice; but freeing memory, NCCL's own too, makes CUDA wait for all
+  // other work of the device.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
@@ -79,8 +79,8 @@ class NcclGroup {
   bool Offers(int32_t op, const Reduction& reduction) const;
 
   // `ready`: an event that the caller's stream has recorded behind the inputs; null: they are there. `done`: recorded
-  // when the outputs are there; null: nobody asks. `ready` may be recorded anew as soon as the call returns, and `done`
-  // as soon as whoever looks at it has been told to wait for it.
+  // when the outputs are there; null: not needed. `ready` may be recorded again as soon as the call returns, and `done`
+  // as soon as its users wait for it.
   Status Allreduce(std::span<const ReduceTensor> tensors, const Reduction& reduction, CudaEvent ready, CudaEvent done);
   Status Broadcast(std::span<const BroadcastTensor> tensors, int root, CudaEvent ready, CudaEvent done);
   Status Allgather(std::span<const GatherTensor> tensors, CudaEvent ready, CudaEvent done);
@@ -90,16 +90,16 @@ class NcclGroup {
   // of rank 0, ... They do not overlap.
   Status Alltoall(const void* input, std::span<const size_t> send_bytes, void* output,
                   std::span<const size_t> receive_bytes, CudaEvent ready, CudaEvent done);
-  // `done` comes when all ranks' `ready` has come.
+  // `done` is reached when all ranks' `ready` has been reached.
   Status Barrier(CudaEvent ready, CudaEvent done);
 
-  // What has gone wrong since: for the heartbeat and for whoever has seen `done`. From any thread.
+  // Errors since then: for the heartbeat and for callers that have seen `done`. From any thread.
   Status AsyncError();
   // Breaks the group for a reason that its later calls give. From any thread, also while another one is in an operation
   // or in Connect, but not in the destructor; a second time it does nothing.
   void Abort(const Status& why);
 
-  // The group's stream, for what goes between its operations.
+  // The group's stream, for work between its operations.
   CudaStream stream() const { return stream_; }
 
   EventPool& events() { return events_; }
@@ -114,20 +114,20 @@ class NcclGroup {
     int op;
   };
 
-  // One operation, from waiting for `ready` to recording `done`. `prepare` enqueues what goes before NCCL's part;
-  // `call` makes NCCL's calls, inside one group, and returns the first result that is neither success nor "in
-  // progress", if there is one. Either may be empty.
+  // One operation, from waiting for `ready` to recording `done`. `prepare` enqueues the work before NCCL's part; `call`
+  // makes NCCL's calls, inside one group, and returns the first result that is neither success nor "in progress", if
+  // there is one. Either may be empty.
   Status Run(const char* what, CudaEvent ready, CudaEvent done, const std::function<Status()>& prepare,
              const std::function<int(NcclComm)>& call);
   // One look at the communicator's state; an error fails the group.
   Status Look(const std::string& what, bool* in_progress);
-  // Until NCCL is through with what it has taken on; fails the group when that does not come.
+  // Waits until NCCL has launched what it has accepted; fails the group if it does not.
   Status AwaitNccl(const std::string& what, Seconds limit);
   void SayGoodbye();
 
   Status OpenStream();
   Status OperatorFor(const Reduction& reduction, int* op, NcclType* type);
-  // Tensors in the scratch lie as far apart as cudaMalloc's do.
+  // Tensors in the scratch are aligned as cudaMalloc's are.
   static constexpr size_t kAlignment = 256;
   static constexpr size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   // Device memory that the stream's operations use one after the other.
@@ -137,7 +137,7 @@ class NcclGroup {
   // Breaks the group, if it is not broken yet; returns why it is.
   Status Fail(const Status& why);
   Status Healthy();
-  // Sentences. Explained is called under comm_mutex_: NCCL's words go with the communicator.
+  // Error texts. Explained is called under comm_mutex_: NCCL's texts belong to the communicator.
   Status Explained(const std::string& what, int result) const;
   Status TookTooLong(const std::string& what, Seconds limit);
   Status NotConnected() const;

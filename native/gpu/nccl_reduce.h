@@ -20,7 +20,7 @@ bool NcclOffers(int32_t op, const Reduction& reduction, int size);
 // The type to reduce as: bool is uint8 (its "or" is a maximum, its "and" a minimum). None for int16.
 std::optional<NcclType> NcclTypeOf(int32_t dtype);
 
-// What is asked of NCCL for a reduction that is offered.
+// The NCCL call for a supported reduction.
 struct NcclReduction {
   NcclType type = kNcclFloat32;
   NcclReduceOp op = kNcclSum;

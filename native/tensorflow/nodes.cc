@@ -37,7 +37,7 @@ struct OpForm {
   std::array<const char*, 2> outputs;
   std::array<const char*, 5> attributes;  // beside those that all have
   Shapes shapes;
-  bool in_place;  // output i has the shape and, where TensorFlow lets go of it, the memory of input i
+  bool in_place;  // output i has the shape and, if TensorFlow forwards it, the memory of input i
 };
 
 // Factors are tensors of float64: TensorFlow's float attributes have 32 bits, and would change float64's results.
@@ -81,8 +81,8 @@ bool Has(const OpForm& form, std::string_view attribute) {
   return false;
 }
 
-// TensorFlow's registry belongs to the process, and what it calls gets nothing of ours to find an object by: the
-// reason for these globals. They are made once and never destroyed.
+// TensorFlow's registry belongs to the process, and its callbacks get no pointer of this library to find an object by:
+// the reason for these globals. They are made once and never destroyed.
 std::atomic<const TensorflowApi*> api_in_use = nullptr;
 std::atomic<se_tensorflow_work> work_in_use = nullptr;
 
@@ -93,7 +93,7 @@ WaitingThreads& Threads() {
   return *threads;
 }
 
-// A TF_Status that goes with its scope.
+// A TF_Status that is freed at the end of its scope.
 class TfStatusScope {
  public:
   TfStatusScope() : status_(Api().NewStatus()) {}
@@ -200,9 +200,9 @@ void RemoveControlFlow(std::string_view* name, std::string_view scope) {
   }
 }
 
-// What tells this copy of a node from the others: what TensorFlow puts before a node's name where a graph is imported
-// below a prefix, or a function's body replaces a call of it. Each such copy is a request of its own, with the same
-// name on ranks that build the same graph, as in Horovod, whose requests have the names of their nodes.
+// The prefix that distinguishes copies of a node: TensorFlow puts it before a node's name if a graph is imported below
+// a prefix, or if a function's body replaces a call of it. Each such copy is a separate request, with the same name on
+// ranks that build the same graph, as in Horovod, whose requests have the names of their nodes.
 //
 // `built_as` has the name that the node was built with in its graph, after a line for each cond, case or while around
 // it: its scope. What TensorFlow puts before a name for these makes no copy. It has the names and the numbers of what
@@ -369,7 +369,7 @@ void Work(Run* run) {
 
 // Returns at once; `callback` is run when the outputs are there, or the run has failed.
 void Compute(void* kernel, TfOpKernelContext* context, TfAsyncOpKernelDoneCallback* callback) {
-  // TensorFlow gives the address of a std::function on its stack, which is gone when this function has returned
+  // TensorFlow passes the address of a std::function on its stack, which is destroyed when this function has returned
   // (tensorflow/c/kernels.cc, CAsyncOpKernel::ComputeAsync): it has to be copied, which TensorFlow's C API does not
   // offer. Both sides have libstdc++'s std::function, of one layout since GCC 4; the caller of se_tensorflow_register
   // makes sure that this TensorFlow's callback is one.
@@ -440,7 +440,7 @@ Status RegisterForm() {
                            "process_set_id: int = 0", "process_set_ranks: string = ''"}) {
     Api().OpDefinitionBuilderAddAttr(op, each);
   }
-  // So that it is neither computed when a graph is optimised nor taken for another of its kind.
+  // So that it is neither computed when a graph is optimised nor merged with another of its kind.
   Api().OpDefinitionBuilderSetIsStateful(op, true);
   Api().OpDefinitionBuilderSetShapeInferenceFunction(op, form.shapes == Shapes::kOfInputs ? Infer<Shapes::kOfInputs>
                                                          : form.shapes == Shapes::kScalar ? Infer<Shapes::kScalar>

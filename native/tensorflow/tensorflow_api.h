@@ -103,7 +103,7 @@ struct TensorflowApi {
 
   SharedObject library;
 
-  // `path` is that of the process's own libtensorflow_framework.so. Says which function is missing.
+  // `path` is that of the process's own libtensorflow_framework.so. The error names the missing function.
   static Status Open(const std::string& path, TensorflowApi* api);
 };
 

@@ -15,7 +15,7 @@ namespace spark_estimator {
 // do not end.
 class WaitingThreads {
  public:
-  // Starts `task` at once, beside all tasks that are running. Throws std::system_error when no thread can be had; the
+  // Starts `task` at once, beside all tasks that are running. Throws std::system_error if no thread can be started; the
   // task is then dropped.
   void Run(std::function<void()> task);
   // How many threads there are.

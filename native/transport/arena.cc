@@ -46,7 +46,7 @@ Status Arena::Allocate(size_t bytes, void** data) {
                                     " bytes are in use and no free range is large enough");
   }
   const auto [offset, available] = *range;
-  // What may throw comes first: then nothing has changed.
+  // Calls that may throw are first: nothing has changed then.
   const auto taken = taken_.emplace(offset, wanted).first;
   if (const int failed = PopulatePages(fd_.get(), file_offset_ + offset, wanted); failed != 0) {
     taken_.erase(taken);

@@ -14,7 +14,7 @@
 namespace spark_estimator {
 
 // Hands out ranges of a segment's sparse tail. A range's pages are allocated when it is handed out (no SIGBUS later:
-// "no memory" is an error of Allocate) and given back to the system when it is freed. First fit, whole pages,
+// "no memory" is an error of Allocate) and returned to the system when it is freed. First fit, whole pages,
 // neighbouring free ranges are joined. All functions may be called from any thread.
 class Arena {
  public:
@@ -23,14 +23,14 @@ class Arena {
   // The range of `bytes` bytes that begins at `file_offset` of the memory file `fd` and is mapped at `base`; both are
   // multiples of the page size. The mapping must outlive the arena; the descriptor is owned by it.
   Arena(UniqueFd fd, size_t file_offset, uint8_t* base, size_t bytes);
-  // In a forked child: closes the descriptor and touches nothing else.
+  // In a forked child: closes the descriptor and changes nothing else.
   void AbandonAfterFork();
 
-  // Gives `bytes` zeroed bytes, page-aligned. SE_NO_MEMORY when neither the arena nor the machine has so many.
+  // Allocates `bytes` zeroed bytes, page-aligned. SE_NO_MEMORY if the arena or the machine lacks them.
   Status Allocate(size_t bytes, void** data);
-  // Takes back what Allocate gave; nullptr is nothing. Anything else is SE_INVALID_ARGUMENT.
+  // Frees memory from Allocate; nullptr does nothing. Any other pointer is SE_INVALID_ARGUMENT.
   Status Free(void* data);
-  // Whether [data, data + bytes) lies in one range that is handed out, and at which offset of the arena, so that
+  // Whether [data, data + bytes) is in one allocated range, and at which offset of the arena, so that
   // peer_segment.arena() + offset is the same memory as another rank sees it.
   bool Find(const void* data, size_t bytes, uint64_t* offset) const;
   size_t allocated_bytes() const;

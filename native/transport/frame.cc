@@ -81,7 +81,7 @@ void ControlLink::Close(std::string reason) {
   open_ = false;
   closed_reason_ = std::move(reason);
   unsent_.clear();
-  shutdown(fd(), SHUT_RDWR);  // a peer that sent nonsense learns that it is not heard any more
+  shutdown(fd(), SHUT_RDWR);  // a peer that sent invalid data detects that its frames are no longer read
 }
 
 void ControlLink::Send(FrameType type, std::string_view payload) {
@@ -99,7 +99,7 @@ void ControlLink::Flush() {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno != EINTR) {
-      // The peer may have said why before it went: reading, not writing, decides that the link is closed.
+      // The peer may have sent the reason before it ended: reading, not writing, decides that the link is closed.
       unsent_.clear();
       return;
     }

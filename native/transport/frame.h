@@ -17,7 +17,7 @@ enum class FrameType : uint16_t {
   kHello = 1,                 // who I am and how I am configured
   kRequests = 2,              // to the coordinator: collectives that this rank waits for
   kResponses = 3,             // from the coordinator: what all ranks do next, in this order
-  kGoodbye = 4,               // I leave in good order, having finished so many responses
+  kGoodbye = 4,               // I leave in good order, having finished this number of responses
   kAbort = 5,                 // the job is broken, and who broke it
   kNotice = 6,                // a sentence for the log
   kRound = 7,                 // a proposal, or several joined
@@ -40,12 +40,12 @@ constexpr uint32_t kMaxFrameBytes = 64u << 20;
 // The bytes of one frame on the wire, appended to `bytes`. The payload holds at most kMaxFrameBytes.
 void AppendFrame(FrameType type, std::string_view payload, std::string* bytes);
 
-// Frames out of a stream of bytes, whatever the cuts. It trusts nothing: what is not the beginning of a frame, or fails
-// its checksum, is refused, and never is memory taken for more than has arrived.
+// Frames from a stream of bytes, however it is cut. It trusts nothing: bytes that are not a frame, or fail its
+// checksum, are refused, and memory is never allocated for more than has arrived.
 class FrameParser {
  public:
-  // Takes in the next bytes of the stream and appends the frames that are whole now to `inbox`. False from the first
-  // byte on that cannot be: refusal() says why, and nothing more is taken in.
+  // Reads the next bytes of the stream and appends complete frames to `inbox`. False from the first invalid byte on:
+  // refusal() has the reason, and later bytes are ignored.
   bool Take(std::string_view bytes, std::deque<Frame>* inbox);
   // What the peer did; "" while it behaved.
   const std::string& refusal() const { return refusal_; }

@@ -12,13 +12,13 @@ namespace spark_estimator {
 class Liveness {
  public:
   virtual ~Liveness() = default;
-  // An error ends the wait: a peer is gone, or this rank is leaving. Must not block.
+  // An error ends the wait: a peer is lost, or this rank is leaving. Must not block.
   virtual Status Check() = 0;
   // What to call a rank of the group in an error.
   virtual std::string NameOf(int rank) const { return "rank " + std::to_string(rank); }
 };
 
-// How long a wait may go on without asking. A dead peer's last message can be missed by so long at most.
+// How long a wait may continue without a check. This is the longest delay until a dead peer's last message is read.
 constexpr std::chrono::milliseconds kLivenessInterval{50};
 
 }  // namespace spark_estimator

@@ -1,4 +1,4 @@
-// The pages of a shared segment's file: allocated and given back, however often a signal interrupts.
+// The pages of a shared segment's file: allocated and freed, however often a signal interrupts.
 #pragma once
 
 #include <cstddef>

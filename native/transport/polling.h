@@ -8,20 +8,20 @@
 
 namespace spark_estimator {
 
-// One thread's policy, which learns. Between two looks the core is given to whoever wants it. Where looking did not
-// help several times in a row, or somebody took the core and kept it, waits sleep at once for a while, twice as long
-// each time.
+// One thread's policy, which adapts. Between two polls the thread yields its core. If polling did not help several
+// times in a row, or another thread took the core and kept it, waits sleep at once for a while, twice as long each
+// time.
 class Polling {
  public:
   static constexpr std::chrono::microseconds kLongest{50};   // about what sleeping and being woken costs
-  static constexpr std::chrono::microseconds kLongTurn{30};  // the core was wanted by somebody who computes
+  static constexpr std::chrono::microseconds kLongTurn{30};  // the core was taken by a thread that computes
   static constexpr int kUselessBeforeRest = 4;
   static constexpr int kShortestRest = 16;  // waits
   static constexpr int kLongestRest = 4096;
 
-  // After a look that found nothing: whether to look again now (the core has been given away meanwhile), or to sleep.
+  // After a poll that found nothing: whether to poll again now (the core has been yielded meanwhile), or to sleep.
   bool Again();
-  // Something has come: the wait is over.
+  // Data has arrived: the wait is over.
   void Came();
 
  private:

@@ -55,7 +55,7 @@ SegmentLayout::SegmentLayout(int local_size) {
   // few ranks.
   chunk_bytes = std::clamp(RoundUp((size_t{1} << 20) / ranks, kPage), size_t{16} << 10, size_t{256} << 10);
   input_offset = kPage;
-  // One slot more than are in flight, since a slot does not wrap around: what is left at the end stays unused.
+  // One slot more than are in flight, since a slot does not wrap around: the rest at the end stays unused.
   input_ring_bytes = std::max((kSlots + 1) * ranks * chunk_bytes, kLeastRingBytes);
   output_ring_bytes = std::max((kSlots + 1) * chunk_bytes, kLeastRingBytes);
   output_offset = input_offset + input_ring_bytes;

@@ -1,8 +1,8 @@
 // One rank's piece of shared memory: flags, slots and an arena that every rank of the same host can read.
 //
-// A segment is anonymous (memfd), so nothing is left behind by a kill and nobody can attach to it by name. Its size is
+// A segment is anonymous (memfd), so a kill leaves nothing behind and no process can attach to it by name. Its size is
 // sealed and the pages of its flags and slots are allocated when it is made, so that touching them can never raise
-// SIGBUS; those of the arena, a large sparse tail, come and go with what is allocated there (transport/arena.h).
+// SIGBUS; those of the arena, a large sparse tail, are allocated and freed with the memory there (transport/arena.h).
 #ifndef SPARK_ESTIMATOR_TRANSPORT_SEGMENT_H_
 #define SPARK_ESTIMATOR_TRANSPORT_SEGMENT_H_
 
@@ -21,9 +21,9 @@ struct SegmentLayout {
   // Slots move on through their ring, so that a line is written again only when it has left its readers' own caches:
   // taking it back from there costs several times as much.
   static constexpr size_t kLeastRingBytes = size_t{2} << 20;
-  static constexpr size_t kSmallBytes = 8192;                          // largest vector that goes in one shot
-  static constexpr size_t kProposalBytes = 2048;                       // what a rank says of itself in a round, and
-  static constexpr size_t kRoundBytes = kProposalBytes + kSmallBytes;  // one small vector that it brings along
+  static constexpr size_t kSmallBytes = 8192;                          // largest vector for one shot
+  static constexpr size_t kProposalBytes = 2048;                       // a rank's proposal in a round, and
+  static constexpr size_t kRoundBytes = kProposalBytes + kSmallBytes;  // one small vector that it sends with it
 
   explicit SegmentLayout(int local_size);
 
@@ -39,8 +39,8 @@ struct SegmentLayout {
 
 class Segment {
  public:
-  // Makes a segment for `local_size` ranks of one host and gives its descriptor. The arena is as large as the machine's
-  // memory, at most 64 GiB, less where the process's limits say so; it costs address space only.
+  // Makes a segment for `local_size` ranks of one host and returns its descriptor. The arena is as large as the
+  // machine's memory, at most 64 GiB, less if the process's limits are lower; it costs only address space.
   static Status Create(int local_size, UniqueFd* fd);
 
   // For how many ranks of a host a segment was made.
@@ -52,7 +52,7 @@ class Segment {
   ~Segment();
 
   // Maps a segment made by Create, here or in another process; refuses anything else. The descriptor may be closed
-  // after, but for this rank's own, which its Arena keeps. Where the address space does not hold the arena, the rest is
+  // after, except this rank's own, which its Arena keeps. If the arena does not fit into the address space, the rest is
   // mapped without it.
   Status Map(int fd, int local_size);
   bool mapped() const { return base_ != nullptr; }

@@ -17,10 +17,10 @@
 
 namespace spark_estimator {
 
-// Where in its ring each of the last kSlots slots lies.
+// The position in its ring of each of the last kSlots slots.
 class SlotRing {
  public:
-  // The next slot, which is block `number`'s. When the oldest of kSlots slots is done, so is all that lies there.
+  // The next slot, which is block `number`'s. When the oldest of kSlots slots is done, so is all data there.
   void Place(uint32_t number, size_t bytes, size_t ring_bytes) {
     if (next_ + bytes > ring_bytes) next_ = 0;
     offsets_[number % SegmentLayout::kSlots] = next_;
@@ -49,7 +49,7 @@ struct SharedGroup {
   SlotRing input_slots;
   SlotRing output_slots;
 
-  // What a collective waits for, null for nothing; and how often it had to wait, so that others see it go on.
+  // What a collective waits for, null for nothing; and how often it had to wait, by which others see its progress.
   const Flag* awaited = nullptr;
   int64_t waits = 0;
 
@@ -86,7 +86,7 @@ struct SharedGroup {
     bool reached = false;
     return waiting.AwaitUntil(flag, value, Time::max(), *liveness, &reached);
   }
-  // Whose flag a collective waits for, by local rank; -1 for nobody's.
+  // The local rank whose flag a collective waits for; -1 for none.
   int AwaitedPeer() const {
     if (awaited == nullptr) return -1;
     const auto holder = std::ranges::find_if(segments, [&](const Segment& segment) { return segment.Has(*awaited); });

@@ -11,7 +11,7 @@ void SlotStores::BeginBlock(size_t piece_bytes, bool cores_shared) {
   size_class_ = piece_bytes >= kLargeBytes ? 1 : 0;
   Learned& learned = learned_[size_class_];
   const uint32_t turn = learned.blocks++ % kPeriod;
-  // Twice in a row each way at the start of a period, as the lesser of two counts.
+  // Each way twice in a row at the start of a period, since the smaller of two measurements counts.
   timed_ = turn < 2 ? kCached : turn < 4 ? kPast : kUntimed;
   past_ = timed_ == kPast;
   if (timed_ != kUntimed) return;

@@ -13,7 +13,7 @@ namespace {
 
 // send() and recv() take at most 2 GiB at once, and smaller turns keep both directions of a link busy.
 constexpr size_t kTurnBytes = size_t{1} << 20;
-// Scratch beyond this is given back after use, so that one large collective does not hold memory for ever.
+// Scratch beyond this is freed after use, so that one large collective does not hold memory for ever.
 constexpr size_t kKeptScratchBytes = size_t{4} << 20;
 
 }  // namespace
@@ -32,7 +32,7 @@ Status SocketGroup::Failure(const char* what, int peer, int error_number) {
   if (error_number == EBADMSG) {
     return Status(SE_PEER_LOST, std::string(what) + " " + liveness_->NameOf(peer) + " failed: " + kRefusedRecord);
   }
-  // The control connection tells better why a peer is gone than a broken pipe does.
+  // The control connection has a better reason for a lost peer than a broken pipe.
   SE_RETURN_IF_ERROR(liveness_->Check());
   return Status(SE_PEER_LOST,
                 Status::System(std::string(what) + " " + liveness_->NameOf(peer) + " failed", error_number).message());

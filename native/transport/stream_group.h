@@ -1,5 +1,5 @@
-// The ranks of a job as connected by streams for bulk bytes: sockets between hosts and inside them, or whatever else
-// stands behind the same interface (a part of the ranks, a simulated network).
+// The ranks of a job as connected by streams for bulk bytes: sockets between hosts and inside them, or another
+// implementation of the same interface (a part of the ranks, a simulated network).
 #ifndef SPARK_ESTIMATOR_TRANSPORT_STREAM_GROUP_H_
 #define SPARK_ESTIMATOR_TRANSPORT_STREAM_GROUP_H_
 
@@ -54,8 +54,8 @@ class StreamGroup {
   // In a forked child: gives up what the group holds of the system without a word to the peers.
   virtual void AbandonAfterFork() {}
 
-  // Sends and receives all parts at once, whatever order the bytes come in; returns when the last is through. At most
-  // one part a peer and direction.
+  // Sends and receives all parts at the same time, in any order of arrival; returns when all are complete. At most one
+  // part per peer and direction.
   Status Exchange(std::span<const SendPart> sends, std::span<const ReceivePart> receives);
 
   // Memory of the group for the collective that runs, 64-byte aligned, its content undefined; valid until the next

@@ -20,7 +20,7 @@ Status SecureChannel::Make(const std::shared_ptr<const Libcrypto>& library, cons
   std::unique_ptr<SecureChannel> made(new SecureChannel);
   SE_RETURN_IF_ERROR(RecordSealer::Make(library, secrets.cipher, secrets.send, &made->sealer_, records_per_key));
   SE_RETURN_IF_ERROR(RecordOpener::Make(library, secrets.cipher, secrets.receive, &made->opener_, records_per_key));
-  // Here, so that a failure can be told to the peers when there is no memory.
+  // Allocated here, so that a failure can be sent to the peers when there is no memory.
   made->record_.resize(kMaxRecordBytes);
   made->incoming_.resize(kIncomingBytes);
   made->opened_.resize(kMaxPlaintextBytes);
@@ -94,7 +94,7 @@ ssize_t SecureChannel::Receive(int fd, uint8_t* data, size_t bytes) {
     if (taken < 0) return moved > 0 ? static_cast<ssize_t>(moved) : -1;
     moved += static_cast<size_t>(taken);
     if (moved == bytes) return static_cast<ssize_t>(moved);
-    // What is left is the beginning of a record: room for the rest of it, and for what follows.
+    // The remaining bytes are the beginning of a record: room for the rest of it, and for the following ones.
     const size_t left = incoming_end_ - incoming_begin_;
     std::memmove(incoming_.data(), incoming_.data() + incoming_begin_, left);
     incoming_begin_ = 0;

@@ -24,7 +24,7 @@ struct SocketSecrets {
   Secret receive{};
 };
 
-// The record layer of one connection: records on their way, in both directions.
+// The record layer of one connection, in both directions.
 class SecureChannel {
  public:
   static Status Make(const std::shared_ptr<const Libcrypto>& library, const SocketSecrets& secrets,
@@ -47,7 +47,7 @@ class SecureChannel {
   size_t record_plaintext_ = 0;  // bytes of data in it
 
   RecordOpener opener_;
-  std::vector<uint8_t> incoming_;  // records as they came
+  std::vector<uint8_t> incoming_;  // records as received
   size_t incoming_begin_ = 0;
   size_t incoming_end_ = 0;
   std::vector<uint8_t> opened_;  // data of a record that its reader had no room for
@@ -67,8 +67,8 @@ class StreamSocket {
 
   // As send() and recv() with MSG_DONTWAIT: how many bytes were moved, 0 from Receive at the end of the stream, -1 with
   // errno; EBADMSG for data that fails its authentication.
-  // Bytes of an encrypted connection count as sent once their record is with the kernel as a whole: a caller that gets
-  // fewer than it gave must go on with the following ones, as it would with send().
+  // Bytes of an encrypted connection count as sent once their record is with the kernel as a whole: if the result is
+  // smaller than the input, the caller continues with the following bytes, as with send().
   // Nothing that has arrived is held back: after EAGAIN from Receive the next bytes make the descriptor readable.
   ssize_t Send(const void* data, size_t bytes);
   ssize_t Receive(void* data, size_t bytes);

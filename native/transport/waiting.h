@@ -20,7 +20,7 @@ struct alignas(128) Flag {
   std::atomic<int32_t> core;  // on which it was raised last, for those who wait on the same one
 };
 
-// Raises `flag` to `value` and wakes whoever sleeps on it.
+// Raises `flag` to `value` and wakes all that sleep on it.
 void Post(Flag& flag, uint32_t value);
 
 // "Reached" is a signed difference, since counters wrap.
@@ -32,7 +32,7 @@ inline bool Reached(const Flag& flag, uint32_t value) {
 // as long each time, and less long again after it has paid many times.
 class Caution {
  public:
-  static constexpr int kShortestRest = 16;  // waits that go without
+  static constexpr int kShortestRest = 16;  // waits without it
   static constexpr int kPaidToForget = 64;
 
   explicit Caution(int longest_rest) : longest_rest_(longest_rest) {}
@@ -57,14 +57,14 @@ class Caution {
 // was. False when there is none.
 bool LeaveCore();
 
-// One rank's way of waiting, which learns. A spinning wait answers ten times sooner than a sleeping one when every rank
+// One rank's way of waiting, which adapts. A spinning wait answers ten times sooner than a sleeping one when every rank
 // has a core, and keeps the awaited rank from running when it has none (measured: 35 times slower at 4 ranks on 2
 // cores). So it spins only when the host's ranks fit the cores, and is cautious after spins that failed in a row, or in
-// which this thread was pushed off its core. Giving the processor away answers eight times sooner than sleeping when
-// the awaited rank is what gets it, and a thousand times later when some other program does: after one that took long
-// it sleeps at once, since the kernel lets a woken thread run before those that merely compute. Two ranks that wake
-// each other may end up on one core and take turns there for good, six times slower than side by side, because to the
-// kernel neither ever waits for it: the one that is to move notices and leaves. For one thread at a time.
+// which this thread was pushed off its core. Yielding the processor responds eight times sooner than sleeping if the
+// awaited rank gets it, and a thousand times later if another program does: after a yield that took long it sleeps at
+// once, since the kernel runs a woken thread before those that only compute. Two ranks that wake each other may end up
+// on one core and take turns there permanently, six times slower than side by side, because to the kernel neither ever
+// waits for the core: the rank that should move detects this and moves to another core. For one thread at a time.
 class Waiting {
  public:
   static constexpr std::chrono::microseconds kLongestSpin{50};

@@ -75,7 +75,7 @@ class Int8Allreducer {
     return SharedBroadcast(local_, 0, values, values, count * sizeof(float));
   }
 
-  // `values`, in place: the elements [start, start + count) of the parts, whose residues they go with.
+  // `values`, in place: the elements [start, start + count) of the parts, with the residues of these elements.
   Status ReduceAcross(float* values, size_t start, size_t count) {
     std::vector<Int8Part> parts;
     ForEachPart(start, count, [&](const Int8Part& part, size_t offset) {

@@ -14,7 +14,7 @@ namespace spark_estimator {
 struct Int8Part {
   const float* input;
   float* output;   // may be input
-  float* residue;  // what earlier allreduces have left out; null: what is left out is lost
+  float* residue;  // rounding errors of earlier allreduces; null: errors are lost
   size_t count;
   bool exact;  // travels as float32
 

@@ -1,4 +1,4 @@
-// A piece is encoded when the stream has room for it, and worked on when it has come: the wire is busy meanwhile.
+// A piece is encoded when the stream has room for it, and processed when it has arrived: the wire is busy meanwhile.
 #include "algorithms/int8/stream.h"
 
 #include <array>
@@ -7,8 +7,8 @@
 namespace spark_estimator {
 namespace {
 
-// Two ranks: each sends all that it has, and both add up the same two numbers. In place: an output holds what the own
-// input was rounded to until the other rank's has come.
+// Two ranks: each sends all of its data, and both add up the same two numbers. In place: an output holds the rank's own
+// rounded input until the other rank's arrives.
 class Exchange {
  public:
   Exchange(StreamGroup& group, const Int8Pieces& pieces, float prescale, float factor)
@@ -83,7 +83,7 @@ class Exchange {
   size_t added_ = 0;        // pieces
 };
 
-// More ranks: an owner adds up its share, piece by piece, as soon as a piece has come from everybody, and hands it back
+// More ranks: an owner adds up its share, piece by piece, as soon as a piece has arrived from all ranks, and returns it
 // at once.
 class Direct {
  public:

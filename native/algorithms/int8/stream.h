@@ -1,8 +1,7 @@
 // An allreduce over streams whose values travel as int8, with a scale for each block of 256.
 //
-// What rounding leaves out stays in the residues and is added the next time, on the rank that has left it out: nothing
-// is lost, it comes late (Seide et al. 2014; Tang et al. 2019, "DoubleSqueeze", for what the owner of a sum leaves
-// out).
+// The rounding error stays in the residues and is added the next time, on the rank that has made it: nothing is lost,
+// only delayed (Seide et al. 2014; Tang et al. 2019, "DoubleSqueeze", for what the owner of a sum leaves out).
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_INT8_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_STREAM_INT8_H_
 
@@ -15,9 +14,9 @@
 
 namespace spark_estimator {
 
-// Every output becomes finish(sum over ranks of input * prescale + residue), up to what goes to the residues; the same
-// bits on all ranks and in every run. Two ranks exchange what they have; more of them reduce a share each and hand it
-// back. Exact parts are summed in float32. `parts` are alike on all ranks, but for their memory.
+// Every output becomes finish(sum over ranks of input * prescale + residue), up to the part that is stored in the
+// residues; the same bits on all ranks and in every run. Two ranks exchange what they have; more of them reduce a share
+// each and hand it back. Exact parts are summed in float32. `parts` are alike on all ranks, but for their memory.
 Status Int8Allreduce(StreamGroup& group, std::span<const Int8Part> parts, float prescale, Finish finish);
 
 }  // namespace spark_estimator

@@ -13,7 +13,7 @@ inline bool IsHalf(int32_t dtype) { return dtype == SE_FLOAT16 || dtype == SE_BF
 
 // `dtype` is SE_FLOAT16 or SE_BFLOAT16; `halves` holds `count` of them.
 void HalvesToFloat32(int32_t dtype, float* floats, const void* halves, size_t count);
-// Rounds to nearest, ties to even; NaN stays NaN, what is too large becomes infinite.
+// Rounds to nearest, ties to even; NaN stays NaN, values that are too large become infinite.
 void HalvesFromFloat32(int32_t dtype, void* halves, const float* floats, size_t count);
 
 }  // namespace spark_estimator

@@ -18,10 +18,10 @@ struct Finish {
 
 struct Kernels {
   const char* instruction_set;
-  // destination[i] = finish(sources[0][i] op sources[1][i] op ...), evaluated in the order of the sources, so that
-  // whoever computes it gets the same bits. float16 and bfloat16 accumulate in float32 and are rounded once; integers
-  // wrap. `reduce_op` is sum, min, max or product (average is sum and a Finish). destination is one of the
-  // sources exactly, or overlaps none.
+  // destination[i] = finish(sources[0][i] op sources[1][i] op ...), evaluated in the order of the sources, so that all
+  // ranks compute the same bits. float16 and bfloat16 accumulate in float32 and are rounded once; integers wrap.
+  // `reduce_op` is sum, min, max or product (average is sum and a Finish). destination is one of the sources exactly,
+  // or overlaps none.
   void (*combine)(int32_t dtype, int32_t reduce_op, void* destination, const void* const* sources, int num_sources,
                   size_t count, Finish finish);
   // The same, written to several places in one pass. Each destination is one of the sources exactly, or overlaps none.
@@ -35,10 +35,10 @@ struct Kernels {
   // To and from int64, for sums that the narrow type cannot hold. `narrow` is uint8, int8, int16 or int32.
   void (*widen)(int32_t narrow, int64_t* destination, const void* source, size_t count);
   void (*narrow)(int32_t narrow, void* destination, const int64_t* source, size_t count);
-  // x = values * factor + addend goes to blocks of int8, see int8_block.h; what rounding has left out of x, to
-  // `residue`; what the blocks will be decoded to, to `decoded`. `addend`, `residue` and `decoded` may be null, and
-  // each of them one of the others or `values` exactly; else nothing overlaps. In a block with a value that is not
-  // finite nothing is left out.
+  // Encodes x = values * factor + addend to blocks of int8, see int8_block.h. Writes the rounding error of x to
+  // `residue`, and the decoded values of the blocks to `decoded`. `addend`, `residue` and `decoded` may be null, and
+  // each may be identical to another one or to `values`; else nothing overlaps. A block with a value that is not finite
+  // has no error.
   void (*encode_int8)(const float* values, const float* addend, float factor, float* residue, float* decoded,
                       uint8_t* blocks, size_t count);
   // to = (addend + what the blocks hold) * factor; no `addend`: null. It may be `to` exactly. `residue`, where it is

@@ -1,4 +1,4 @@
-// Stands in for the x86 variants on other processors: the build chooses this file there.
+// Replaces the x86 variants on other processors: the build chooses this file there.
 #include "base/kernels/kernels.h"
 
 namespace spark_estimator {

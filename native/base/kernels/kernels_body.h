@@ -231,7 +231,7 @@ static void CopyPastCaches(void* destination, const void* source, size_t bytes) 
 #if defined(__SSE2__)
   auto* to = static_cast<uint8_t*>(destination);
   const auto* from = static_cast<const uint8_t*>(source);
-  // Whole lines only: a line that is written in part this way costs more than one that goes through the caches.
+  // Whole lines only: a line that is written in part this way costs more than one that is written through the caches.
   const size_t past_line = reinterpret_cast<uintptr_t>(to) % 64;
   const size_t head = past_line == 0 ? 0 : 64 - past_line < bytes ? 64 - past_line : bytes;
   const size_t lines_end = head + (bytes - head) / 64 * 64;

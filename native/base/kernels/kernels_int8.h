@@ -5,7 +5,7 @@ constexpr float kRounding = 12582912.0f;
 // A block whose values are all smaller travels as zeros: the reciprocal of its scale might not be finite.
 constexpr float kLeastMagnitude = 0x1p-100f;
 
-// The bits of the largest magnitude: of floats without sign they are in the order of the values, and NaN comes last.
+// The bits of the largest magnitude: of floats without sign they are in the order of the values, and NaN is the last.
 static inline uint32_t ScaledValues(float* __restrict x, const float* values, const float* addend, float factor,
                                     size_t count) {
   int32_t largest = 0;
@@ -46,7 +46,7 @@ static inline void EncodeBlock(const float* values, const float* addend, float f
     if (decoded != nullptr) Fill(decoded, 0.0f, count);
   } else {
     scale = largest / 127.0f;
-    if (ToBits(scale * 127.0f) > 0x7f7fffffu) scale = FromBits(ToBits(scale) - 1);  // the largest must come back finite
+    if (ToBits(scale * 127.0f) > 0x7f7fffffu) scale = FromBits(ToBits(scale) - 1);  // decoded, it must be finite
     const float reciprocal = 127.0f / largest;
     for (size_t i = 0; i < count; ++i) rounded[i] = x[i] * reciprocal + kRounding;
     for (size_t i = 0; i < count; ++i) {

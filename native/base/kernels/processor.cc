@@ -13,7 +13,7 @@ struct Registers {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-// All zero where the processor has no such leaf.
+// All zero if the processor lacks this leaf.
 Registers Leaf(uint32_t leaf, uint32_t subleaf) {
   Registers registers;
   if (__get_cpuid_count(leaf, subleaf, &registers.eax, &registers.ebx, &registers.ecx, &registers.edx) == 0) return {};

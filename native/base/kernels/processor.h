@@ -6,7 +6,7 @@ namespace spark_estimator {
 
 // AVX2, FMA and F16C.
 bool HasAvx2();
-// F, BW, DQ and VL, with all that HasAvx2() stands for.
+// F, BW, DQ and VL, with all that HasAvx2() includes.
 bool HasAvx512();
 
 }  // namespace spark_estimator

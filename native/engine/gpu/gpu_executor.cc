@@ -158,7 +158,7 @@ Status GpuExecutor::Prepare(bool demanded, GpuDecision* decision) {
     options.device = used->number();
     options.deadline = options_.deadline;
     options.farewell = kFarewell;
-    // Who has left asks nobody any more, and waits for as long as a farewell takes.
+    // A rank that has left asks no peer any more, and waits for the time of a farewell.
     options.abandoned = [this] { return has_left_ ? Status::Ok() : host_.liveness->Check(); };
     // It fails on all ranks or on none. A lost peer is another matter.
     const Status invited = ShareNcclId(*nccl_, *used, options_.rank, options_.size, exchange, &options.id);

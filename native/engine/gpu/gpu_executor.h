@@ -1,16 +1,16 @@
-// Carries out agreed operations on GPU tensors, in the way that fits what the ranks have.
+// Runs agreed operations on GPU tensors, with the best backend that all ranks support.
 //
-// CUDA is opened when this rank's first GPU tensor is submitted. At the first GPU operation of the group all ranks tell
-// one another, through the host, which GPU each has and what it found there, and come to the same way for all that
-// follows:
+// CUDA is opened when this rank's first GPU tensor is submitted. At the first GPU operation of the group all ranks
+// exchange, through the host, which GPU each has and what it found there, and choose the same backend for all later
+// operations:
 //
 //   NCCL     each rank has a GPU of its own and NCCL
 //   STAGED   through pinned host memory (gpu_staging.h): everything else, and whatever NCCL does not offer
 //   LOCAL    one rank: copies on the device
 //
-// An operation is done when all of it has been handed to the device. Its results may be read behind `gpu.done`, on the
-// device's own time; a caller's stream is told to wait for that, the CPU never is, except that STAGED works with the
-// CPU and is through when `gpu.done` is recorded.
+// An operation is done when all of it has been handed to the device. Its results may be read behind `gpu.done`, in the
+// device's order; a caller's stream waits for that, the CPU never does, except that STAGED uses the CPU and is complete
+// when `gpu.done` is recorded.
 //
 // What fails how. What Accept refuses was not submitted. A failure of Run is the group's end, as any executor's is: the
 // engine breaks, and Abort ends what still runs on the device, so that no kernel waits for a lost peer.
@@ -63,36 +63,36 @@ class GpuExecutor {
 
   // --- the callers' side, from any thread
 
-  // Takes note of where a request that is about to be submitted comes from. SE_INVALID_ARGUMENT when its tensors cannot
+  // Notes the device and stream of a request that is about to be submitted. SE_INVALID_ARGUMENT when its tensors cannot
   // be used: there is no CUDA, another GPU was used before, the stream is being captured.
   Status Accept(int device, CudaStream stream, GpuWork* work);
-  // For a request that is done well: what is enqueued on the stream from now on finds its outputs written. An error
-  // when the device was told to stop meanwhile: then they may be nonsense.
+  // For a request that has succeeded: later work on the stream finds its outputs written. An error if the device's work
+  // was aborted meanwhile: then they may be invalid.
   Status AwaitOn(const Request& request, CudaStream stream);
   // And copies a result that the request owns.
   Status CopyResult(Request& request, size_t part, void* output, CudaStream stream);
   // How GPU tensors travel, and why; empty before the first operation.
   std::string Describe() const;
 
-  // --- whoever drives the engine
+  // --- the driving thread
 
   // As Executor::Run.
   Status Run(const std::vector<RequestPtr>& requests, const std::vector<int64_t>& rows);
-  // The name of the way that the last Run went. Static storage.
+  // The name of the backend of the last Run. Static storage.
   const char* algorithm() const { return algorithm_; }
-  // What has gone wrong on the device since.
+  // Errors on the device since then.
   Status Check();
   // How long what needs all ranks may take.
   Seconds deadline() const { return options_.deadline; }
-  // Whether the GPU has yet to come to the end of what the ranks have it do together.
+  // Whether the GPU has not yet finished the ranks' common operations.
   bool IsBusy() const;
   // Nothing on the device waits for peers any more.
   void Abort(const Status& why);
-  // This rank has left the job: waits a moment for the device to be through with what it was given.
+  // This rank has left the job: waits a moment until the device has finished its work.
   void Leave();
 
  private:
-  // Agrees with the other ranks on the way. It stays open while a rank that has joined has shown no GPU.
+  // Agrees with the other ranks on the backend. It stays open while a rank that has joined has shown no GPU.
   Status Meet();
   Status Exchange(const void* mine, size_t bytes, void* all);
   // The NCCL group or the staging memory that the decision needs. Without an id for NCCL the decision becomes staged,
@@ -116,7 +116,7 @@ class GpuExecutor {
   GpuMarkPtr last_;  // behind the last operation of the group
   Status aborted_;   // not OK: why the group was broken
 
-  // Of whoever drives.
+  // Of the driving thread.
   const char* algorithm_ = "";
   GpuWay way_ = GpuWay::kOpen;
   std::unique_ptr<NcclApi> nccl_;

@@ -48,7 +48,7 @@ std::string NcclTrouble(const std::vector<GpuFacts>& facts, const std::vector<st
   return "";
 }
 
-// What ranks were told that does not go together; empty: it does.
+// Settings of the ranks that contradict each other; empty: none.
 std::string Contradiction(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names) {
   constexpr std::array kNames{"auto", "nccl", "staged"};
   const auto name = [&](size_t rank) { return std::string(kNames[static_cast<size_t>(facts[rank].operations)]); };
@@ -60,11 +60,10 @@ std::string Contradiction(const std::vector<GpuFacts>& facts, const std::vector<
   return "";
 }
 
-// Whether each rank of this one's host could have a GPU of its own.
+// Whether each rank of this one's host could have a separate GPU.
 bool CouldBeAlone(const GpuFacts& facts) { return facts.visible > 1 && facts.ranks_on_host <= facts.visible; }
 
-// Ranks that each could have a GPU of its own and use the same one, as they all do who leave it at the first; empty:
-// there are none.
+// Ranks that could each have a separate GPU but use the same one, as all do that use the default device; empty: none.
 std::string Carelessness(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names) {
   for (size_t rank = 0; rank < facts.size(); ++rank) {
     for (size_t other = 0; other < rank; ++other) {

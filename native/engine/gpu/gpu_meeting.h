@@ -1,4 +1,4 @@
-// What ranks tell one another about their GPUs, and the way that all of them conclude from it.
+// The facts about GPUs that ranks exchange, and the backend that all of them choose from it.
 #ifndef SPARK_ESTIMATOR_ENGINE_GPU_MEETING_H_
 #define SPARK_ESTIMATOR_ENGINE_GPU_MEETING_H_
 
@@ -18,11 +18,11 @@
 
 namespace spark_estimator {
 
-// Tells every rank's `bytes` bytes to every rank, through the host: [size][bytes] come to `all`. All ranks call it.
+// Sends every rank's `bytes` bytes to every rank, through the host: `all` receives [size][bytes]. All ranks call it.
 // With no bytes it is a barrier.
 using HostExchange = std::function<Status(const void* mine, size_t bytes, void* all)>;
 
-// Paths; empty: what the process has loaded, else what the linker finds.
+// Paths; empty: the copy that the process has loaded, else the one that the linker finds.
 struct GpuLibraries {
   std::string cuda;
   std::string nccl;
@@ -35,7 +35,7 @@ enum class GpuWay {
   kStaged,
 };
 
-// One rank's account of itself, as it travels: all ranks run the same build.
+// One rank's facts, as they are sent: all ranks run the same build.
 struct GpuFacts {
   static constexpr size_t kTextBytes = 320;
   using Text = std::array<char, kTextBytes>;  // ends in a NUL
@@ -43,7 +43,7 @@ struct GpuFacts {
   int32_t visible = 0;           // how many GPUs its process sees
   int32_t device = -1;           // -1: it has joined, and shown none
   int32_t ranks_on_host = 0;     // of the job; 0: not known
-  int32_t operations = 0;        // se_gpu_operations that it was told to use
+  int32_t operations = 0;        // se_gpu_operations of its settings
   int32_t nccl_version = 0;      // 0: it cannot use NCCL
   std::array<char, 64> gpu{};    // the same for two ranks when theirs is the same GPU; ends in a NUL
   std::array<char, 64> board{};  // the same when theirs are slices of one GPU; may be empty; ends in a NUL
@@ -57,16 +57,16 @@ GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries&
 
 struct GpuDecision {
   GpuWay way = GpuWay::kStaged;
-  std::string text;  // for people: which way, and why not a faster one
+  std::string text;  // for messages: the backend, and why not a faster one
 };
 
-// Pure: the same on all ranks. An error when the ranks were told different things, or a way was demanded that they
-// cannot go, or is not gone by mistake; it names one of them.
+// Pure: the same on all ranks. An error if the ranks' settings differ, or if a demanded backend is not available, or
+// not used by mistake; it names one of them.
 // `names`: what to call the ranks.
 Status Decide(const std::vector<GpuFacts>& facts, const std::vector<std::string>& names, GpuDecision* decision);
 
-// Rank 0 makes the id by which NCCL's communicators find each other, and all get it. Only where NCCL has been decided
-// on: from then on it listens for connections. Where rank 0 cannot make it, all ranks get the error that says so.
+// Rank 0 makes the id by which NCCL's communicators connect, and all get it. Only after NCCL was chosen: from then on
+// it listens for connections. If rank 0 cannot make it, all ranks get the error.
 Status ShareNcclId(const NcclApi& nccl, const GpuDevice& device, int rank, int size, const HostExchange& exchange,
                    NcclUniqueId* id);
 

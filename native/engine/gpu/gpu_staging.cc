@@ -87,7 +87,7 @@ Status GpuStaging::ShareSlots(Arena* arena, SharedGroup* shared, const HostExcha
   int64_t own_offset = -1;
   if (arena->Allocate(kBytes, &shared_).ok()) {
     arena_ = arena;
-    // Memory that CUDA does not know it copies piece by piece, through pinned memory of its own.
+    // CUDA copies memory that it does not know piece by piece, through its own pinned memory.
     if (cuda.HostRegister(shared_, kBytes, 0) != kCudaSuccess) {
       cuda.GetLastError();
       static_cast<void>(arena_->Free(std::exchange(shared_, nullptr)));
@@ -131,8 +131,7 @@ void GpuStaging::UnshareSlots() {
   static_cast<void>(arena_->Free(std::exchange(shared_, nullptr)));
 }
 
-// What comes from the device comes behind what the callers had enqueued; and so does what goes back, since the CPU
-// waits in between.
+// Copies from the device run after the callers' enqueued work; and so do copies back, since the CPU waits in between.
 Status GpuStaging::Start(const std::vector<RequestPtr>& requests) {
   if (!device_) return Status::Ok();
   if (in_ == nullptr) SE_RETURN_IF_ERROR(device_->MakeStream(&in_));
@@ -242,7 +241,7 @@ Status GpuStaging::TakeOut(const Chunk& chunk, Pinned& slot) {
   return any ? device_->MarkBehind(out_, &slot.busy_until) : Status::Ok();
 }
 
-// The op of `like` on so many elements of host memory, in place.
+// The op of `like` on this number of elements of host memory, in place.
 Status GpuStaging::RunOnHost(const Signature& like, int32_t dtype, size_t count, void* data) {
   auto signature = std::make_shared<Signature>(like);
   signature->parts = {Part{dtype, {static_cast<int64_t>(count)}}};
@@ -250,7 +249,7 @@ Status GpuStaging::RunOnHost(const Signature& like, int32_t dtype, size_t count,
   request->bytes = signature->Bytes();
   request->signature = std::move(signature);
   request->memory = {{data, data, 0}};
-  // What is widened or scaled first is not reduced where it lies.
+  // Tensors that are widened or scaled first are not reduced in place.
   const bool widens = like.reduce_op == SE_AVERAGE && IsInteger(dtype) && dtype != SE_INT64;
   if (!of_.empty() && like.op == SE_ALLREDUCE && like.prescale == 1.0 && !widens) {
     std::vector<uint8_t*> data_of;

@@ -1,9 +1,9 @@
 // Collectives on GPU tensors through pinned host memory: copied there, reduced by the host's algorithms, copied back.
 //
-// Reductions and broadcasts go in pieces, so that the next piece comes from the device, one is worked on, and the last
-// goes back at the same time. Where all ranks are on one host, the pieces lie in memory that all of them see, and an
-// allreduce copies nothing but from and to the devices. The others go as a whole. The CPU waits here for the caller's
-// stream, which has to bring the tensors first: this way is for where no other is.
+// Reductions and broadcasts run in pieces, so that the copy of the next piece from the device, the work on one, and the
+// copy back of the last overlap. Where all ranks are on one host, the pieces are in memory that all of them see, and an
+// allreduce copies nothing but from and to the devices. The others run as a whole. The CPU waits here for the caller's
+// stream, which has to write the tensors first: use this only if there is no other backend.
 #ifndef SPARK_ESTIMATOR_ENGINE_GPU_STAGING_H_
 #define SPARK_ESTIMATOR_ENGINE_GPU_STAGING_H_
 
@@ -25,8 +25,8 @@
 
 namespace spark_estimator {
 
-// Where the result of an allgather or alltoall goes: the tensor's own output when that suffices, else memory that the
-// request has from now on, for work on `stream`. `output` is null for a result without bytes.
+// The memory for the result of an allgather or alltoall: the tensor's own output if that suffices, else memory that the
+// request owns from now on, for work on `stream`. `output` is null for a result without bytes.
 Status PlaceOnGpu(GpuDevice& device, Request& request, size_t part, size_t bytes, CudaStream stream, void** output);
 
 class GpuStaging {
@@ -47,10 +47,10 @@ class GpuStaging {
  private:
   // A part of a tensor.
   struct Piece {
-    const void* input;  // null: nothing to bring
-    void* output;       // null: nobody wants it
+    const void* input;  // null: nothing to copy in
+    void* output;       // null: not needed
     size_t bytes;
-    bool zeros;  // without an input: it is zeros; else whatever there is
+    bool zeros;  // without an input: it is zeros; else unspecified
   };
   using Chunk = std::vector<Piece>;
   // Host memory that the device copies to and from without the CPU.
@@ -82,7 +82,7 @@ class GpuStaging {
 
   static constexpr size_t kSlots = 3;
   static constexpr size_t kSlotBytes = size_t{4} << 20;
-  // Memory for whole tensors beyond this is given back after use.
+  // Memory for whole tensors beyond this is freed after use.
   static constexpr size_t kKeptBytes = size_t{64} << 20;
 
   const std::shared_ptr<GpuDevice> device_;

@@ -1,4 +1,4 @@
-// How a rank ends its membership: it tells the peers of a failure, says goodbye, and until then keeps its links alive.
+// Ends a rank's membership: reports a failure to the peers, sends the goodbye, and until then keeps the links alive.
 //
 //   a failure      AnnounceFailure, then TendLinks until the engine is shut down: links that end early would look like
 //                  another death to peers that have not seen the cause yet
@@ -24,15 +24,16 @@ namespace spark_estimator {
 
 class GroupExit {
  public:
-  // `no_memory`: the failure of this rank for want of memory, made ahead. All outlive it.
+  // `no_memory`: the failure of this rank for lack of memory, made ahead. All outlive it.
   GroupExit(Membership* membership, PeerLinks* links, const Status* no_memory);
 
   // Each peer is sent an abort, if its connection takes it: without, it would take this rank, which lives, for lost.
   void AnnounceFailure(const Status& why) noexcept;
-  // Of a broken engine that is not shut down yet: reads what comes, follows who leaves, and forgets a peer that falls
-  // silent, since its clock, which has run out, would wake the thread again and again.
+  // For a broken engine that is not shut down yet: reads frames, follows which ranks leave, and forgets a peer that
+  // falls silent, since its expired clock would wake the thread repeatedly.
   void TendLinks(Time now) noexcept;
-  // Tells the peers that this rank leaves in good order after so many operations, and ends its side of the links.
+  // Notifies the peers that this rank leaves in good order after this number of operations, and ends its side of the
+  // links.
   void SayGoodbye(int64_t executed) noexcept;
   // To all watched peers that have not left.
   void SendHeartbeats();

@@ -15,7 +15,7 @@
 namespace spark_estimator {
 namespace {
 
-// Of which rank 0's value holds for all, or the smallest.
+// Settings for which rank 0's value counts for all, or the smallest.
 enum Setting : size_t {
   kFusionThreshold,
   kCacheCapacity,
@@ -72,7 +72,7 @@ Status CheckHello(int rank, const Frame& frame, const Membership& membership, He
   return why.empty() ? Status::Ok() : Status(SE_INVALID_ARGUMENT, name + " sent a hello that cannot be: " + why);
 }
 
-// A peer that could not be created says why.
+// A peer that could not be created sends the reason.
 Status CheckAbort(int rank, const Frame& frame, Membership& membership) {
   Abort abort;
   if (Decode(frame.payload, &abort)) return membership.Aborted(abort, rank);
@@ -81,7 +81,7 @@ Status CheckAbort(int rank, const Frame& frame, Membership& membership) {
                                        std::to_string(frame.payload.size()) + " bytes)");
 }
 
-// Takes the hello of `rank` if it is there; *heard tells.
+// Takes the hello of `rank` if it has arrived; *heard reports it.
 Status TakeHello(int rank, Membership& membership, PeerLinks& links, Hello* hello, bool* heard) {
   links.Receive(rank);
   std::deque<Frame>& inbox = links.inbox(rank);

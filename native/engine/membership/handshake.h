@@ -18,7 +18,7 @@
 
 namespace spark_estimator {
 
-// What all ranks have come to.
+// The values that all ranks have agreed on.
 struct GroupSettings {
   Parameters parameters;
   int64_t cache_capacity = 0;

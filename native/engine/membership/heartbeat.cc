@@ -83,7 +83,7 @@ void Heartbeat::Forget(int rank, Time now) {
   if (rank == rank_ || std::erase(staying_, rank) == 0) return;
   heard_[static_cast<size_t>(rank)] = Time::max();
   std::erase(watched_, rank);
-  // In a small group everybody watches everybody, and goes on doing so.
+  // In a small group all ranks watch all others, also after departures.
   if (staying_.size() + 1 > kAllWatchAll) Deal(now);
 }
 
@@ -103,7 +103,7 @@ double Heartbeat::SilentSeconds(int rank, Time now) const {
 Time Heartbeat::NextWake() const {
   if (!enabled() || watched_.empty()) return Time::max();
   if (silence_ == Clock::duration(0)) return next_send_;
-  // Often enough that our own pauses are told from the peers'.
+  // Often enough that this process's own pauses are distinguished from the peers'.
   Time wake = std::min(next_send_, awake_ + silence_ / 4);
   for (const int peer : watched_)
     wake = std::min(wake, heard_[static_cast<size_t>(peer)] + silence_ + Clock::duration(1));

@@ -1,9 +1,8 @@
 // Who is still there: when to send signs of life, to whom, and which peer has been silent for too long. No I/O; times
 // are arguments.
 //
-// A connection's end tells of a process that died; only silence tells of one that is frozen or cut off. Signs of life
-// come from the engine's own thread, so a peer that computes, holds Python's lock or waits in a collective still gives
-// them.
+// A connection's end shows that a process died; only silence shows that one is frozen or cut off. The engine's own
+// thread sends heartbeats, so a peer that computes, holds Python's lock or waits in a collective still sends them.
 #ifndef SPARK_ESTIMATOR_ENGINE_HEARTBEAT_H_
 #define SPARK_ESTIMATOR_ENGINE_HEARTBEAT_H_
 
@@ -15,38 +14,38 @@
 
 namespace spark_estimator {
 
-// Not thread-safe. `now` may stand still between calls but must not go back.
+// Not thread-safe. `now` may be equal in consecutive calls but must not decrease.
 class Heartbeat {
  public:
-  // `interval` between two signs of life to each watched peer; 0: none are sent and nobody is ever lost. A peer that
-  // gave none for longer than `silence` is lost; 0: nobody is ever lost. A silence below three intervals is taken as
-  // three: one sign may be late, another under way.
+  // `interval` between two signs of life to each watched peer; 0: none are sent and no rank is ever lost. A peer that
+  // gave none for longer than `silence` is lost; 0: no rank is ever lost. A silence below three intervals counts as
+  // three: one heartbeat may be late, another in flight.
   Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time now);
 
-  // The ranks that this one sends to and hears from, ascending. Of the ranks that have not left these are all, when
+  // The ranks that this one sends to and receives from, ascending. Of the ranks that have not left these are all, when
   // they are up to kAllWatchAll; else those at distances of powers of two, about 2 log2(size), so every rank that stays
   // is watched by others that stay. A watches B exactly when B watches A, as soon as both know who has left.
   std::span<const int> watched() const { return watched_; }
   bool enabled() const { return interval_ > Seconds(0); }
 
-  // True when a sign of life is to be sent now to all watched peers; the next one is then due in an interval.
+  // True if a heartbeat has to be sent now to all watched peers; the next one is then due in an interval.
   bool DueToSend(Time now);
-  // Any bytes of `rank` came in: a sign of life, a control frame, a part of a tensor. Ranks that are not watched are
-  // fine.
+  // Any bytes of `rank` arrived: a heartbeat, a control frame, a part of a tensor. Ranks that are not watched are
+  // allowed.
   void Heard(int rank, Time now);
-  // A sign of life of `rank`, which watches this one, then. It expects signs of life in return from now on. The two may
-  // not know yet of the same departures, and so disagree about who watches whom.
+  // A heartbeat of `rank`, which therefore watches this one and expects heartbeats in return from now on. The two may
+  // not know the same departures yet, and so disagree about which rank watches which.
   void WatchedBy(int rank, Time now);
   // `rank` has left, in good order or not: its silence means nothing any more. The others' watches are dealt out again
   // among those that stay. The clock of a rank that is newly watched starts now.
   void Forget(int rank, Time now);
-  // The watched rank that has been silent for longest, if for more than `silence`. To be asked after what has arrived
-  // was read and told to Heard(). When this object itself was not called for half of `silence` (the process was stopped
-  // or swapped out, the machine stood still), all clocks start anew: it was we who were away.
+  // The watched rank that has been silent for longest, if for more than `silence`. To be called after arrived data was
+  // read and reported to Heard(). If this object itself was not called for half of `silence` (the process was stopped
+  // or swapped out, the machine was suspended), all clocks restart: it was we who were away.
   std::optional<int> Lost(Time now);
-  // Seconds since a watched rank was last heard (or since the clocks started anew); 0 for one that is not watched.
+  // Seconds since a watched rank last sent data (or since the clocks restarted); 0 for one that is not watched.
   double SilentSeconds(int rank, Time now) const;
-  // By when DueToSend() and Lost() want to be asked again; Time::max() when not enabled.
+  // By when DueToSend() and Lost() have to be called again; Time::max() when not enabled.
   Time NextWake() const;
 
   static constexpr int kAllWatchAll = 16;

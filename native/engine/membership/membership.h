@@ -53,7 +53,7 @@ class Membership {
   Presence presence(int rank) const { return members_[static_cast<size_t>(rank)].presence; }
   bool has_left(int rank) const { return presence(rank) == Presence::kLeft; }
   bool any_left() const { return num_left_ > 0; }
-  // `rank` has said goodbye: nothing more comes from it.
+  // `rank` has sent its goodbye: it sends nothing more.
   void RankLeft(int rank, const Goodbye& goodbye, Time now);
   // SE_PEER_LOST with the rank's name and `what`, as in "is lost: ...".
   Status RankLost(int rank, const std::string& what);
@@ -69,14 +69,14 @@ class Membership {
   Goodbye OwnGoodbye(int64_t executed) const;
   // A failure of this rank itself, with its name in front; others as they are.
   Status WithOwnName(const Status& why) const;
-  // What the other ranks are to be told of this failure.
+  // The message on this failure for the other ranks.
   Abort AbortFor(const Status& why) const;
 
   // --- signs of life; nothing happens without a heartbeat
 
   bool has_heartbeat() const { return heartbeat_.has_value(); }
   void StartHeartbeat(Seconds interval, Seconds silence, Time now);
-  // Something has come from `rank`.
+  // Data has arrived from `rank`.
   void Heard(int rank, Time now);
   // `rank` has sent a heartbeat: it watches this one.
   void WatchedBy(int rank, Time now);

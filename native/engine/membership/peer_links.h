@@ -1,7 +1,7 @@
 // The control connections to the peers: sends frames, receives frames, and knows which connections have something.
 //
-// What a frame means is not known here. A connection is open until its end or an error is read; it is then closed for
-// good, with a reason. Sending on a closed connection does nothing.
+// What a frame means is not known here. A connection is open until its end or an error is read; it is then closed
+// permanently, with a reason. Sending on a closed connection does nothing.
 //
 // Threads: used by the driving thread. poll_fd() may be waited on by any.
 #ifndef SPARK_ESTIMATOR_ENGINE_PEER_LINKS_H_
@@ -29,7 +29,7 @@ class PeerLinks {
  public:
   explicit PeerLinks(int size) : links_(static_cast<size_t>(size)) {}
 
-  // Makes the descriptor that tells which connections have something.
+  // Makes the descriptor that reports which connections have data.
   Status Open();
   void Connect(int rank, StreamSocket control);
   // From now on Ready() gives `rank` when it has sent something, or its connection has ended.
@@ -53,8 +53,8 @@ class PeerLinks {
   int64_t Flush();
   bool HasUnsent() const;
 
-  // The ranks that have something, after waiting for up to so long; some may be left for the next call. Valid until
-  // that.
+  // The ranks whose connections have data, after waiting at most this time; some may be left for the next call. Valid
+  // until that.
   std::span<const int> Ready(int timeout_milliseconds);
   // Takes in what `rank` has sent; inbox() then has its whole frames.
   void Receive(int rank);
@@ -62,7 +62,7 @@ class PeerLinks {
 
   // Waits for the peers to take in what is queued, and ends this side of the connections.
   void FinishSending(Seconds timeout) noexcept;
-  // For a forked child: closes the descriptors and touches nothing else.
+  // For a forked child: closes the descriptors and changes nothing else.
   void AbandonAfterFork();
 
  private:

@@ -61,7 +61,7 @@ bool SamePart(const Signature& a, const Signature& b, size_t index) {
 // A part's type, and what it travels as where that is another one.
 std::string TypeText(const Part& part) { return DtypeName(part.dtype) + (part.int8 ? " sent as int8" : ""); }
 
-// For long lists of tensors: the first in which `signature` and `reference` part ways says more than both in full.
+// For long lists of tensors: the first difference between `signature` and `reference` is clearer than both in full.
 std::string GroupText(const Signature& signature, const Signature& reference) {
   const std::string total = std::to_string(signature.parts.size()) + " tensors";
   for (size_t i = 0; i < std::min(signature.parts.size(), reference.parts.size()); ++i) {
@@ -113,7 +113,7 @@ std::string Coordinator::Differences(const Meeting& meeting,
 void Coordinator::Add(int rank, Signature request, Time now) {
   if (request.op == SE_JOIN) return Join(rank, request.name);
   if (request.unnamed()) {
-    // Its rank is told that it has failed; nobody will ask for this number again.
+    // Its rank is notified that it has failed; no rank will use this number again.
     const auto given_up = given_up_.find(request.name);
     if (given_up != given_up_.end() && request.number <= given_up->second) return;
   }
@@ -280,7 +280,7 @@ std::vector<Response> Coordinator::TakeReady() {
     responses.push_back(std::move(response));
     joined_.clear();
     all_joined_ = false;
-    given_up_.clear();  // unnamed requests are counted anew
+    given_up_.clear();  // unnamed requests are counted from 0 again
   }
   return responses;
 }
@@ -332,7 +332,7 @@ void Coordinator::FailStalled(double age_seconds, Time now) {
             .Describe() +
         "; given up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)";
     if (!ready.request.unnamed()) {
-      // A missing rank's request may be under way and cross this: it then meets the others' next one of that name.
+      // A missing rank's request may be in flight and cross this: it then matches the others' next one of that name.
       ready.rows.assign(missing.begin(), missing.end());
     } else {
       int64_t& through = given_up_.try_emplace(ready.request.name, ready.request.number).first->second;

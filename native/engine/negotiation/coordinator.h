@@ -1,5 +1,4 @@
-// The negotiation in full, as a pure state machine: requests of all ranks go in, responses that all ranks obey come
-// out.
+// Full negotiation as a pure state machine: from requests of all ranks to responses that all ranks obey.
 //
 // It runs on rank 0 and does no input or output. A name is ready when every rank that has not joined has asked for it;
 // the order of the responses is the order of readiness, so ranks may submit in different orders. Requests of one name
@@ -38,7 +37,7 @@ class Coordinator {
   void Add(int rank, Signature request, Time now);
   // What has become ready since the last call, with small allreduces fused.
   std::vector<Response> TakeReady();
-  // Names that wait longer than `age` and have not been told of yet.
+  // Names that wait longer than `age` and have not been reported yet.
   std::vector<Stall> TakeStalled(double age_seconds, Time now);
   // Turns names that wait longer than `age` into error responses.
   void FailStalled(double age_seconds, Time now);
@@ -68,7 +67,7 @@ class Coordinator {
   std::vector<int64_t> Rows(const Meeting& meeting) const;
   std::vector<int> Missing(const Meeting& meeting) const;
   std::vector<int> Global(const std::vector<int>& ranks) const;
-  // "rank 0 has [2, 3]; ranks 1, 2 have [3, 2]", or nothing when all say the same.
+  // "rank 0 has [2, 3]; ranks 1, 2 have [3, 2]", or nothing if all are equal.
   std::string Differences(const Meeting& meeting, const std::function<std::string(const Signature&)>& aspect) const;
 
   const std::vector<int> global_ranks_;

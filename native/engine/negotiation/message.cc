@@ -6,7 +6,7 @@
 namespace spark_estimator {
 namespace {
 
-// Anything that is listed takes at least so many bytes, so a count that promises more than fit is a lie.
+// Each listed item takes at least this number of bytes, so a count of more items than fit is invalid.
 constexpr uint32_t kLeastItemBytes = 4;
 
 // Reads a count of things, 0 when it cannot be true.

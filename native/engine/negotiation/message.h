@@ -1,4 +1,4 @@
-// What ranks tell one another about collectives: requests, responses, rounds, and their form on the wire.
+// The messages of ranks about collectives: requests, responses, rounds, and their form on the wire.
 #ifndef SPARK_ESTIMATOR_ENGINE_MESSAGE_H_
 #define SPARK_ESTIMATOR_ENGINE_MESSAGE_H_
 
@@ -23,11 +23,11 @@ struct Part {
 // Everything about a request that the ranks must agree on; no addresses.
 struct Signature {
   std::string name;         // of an unnamed request: its kind
-  int64_t number = kNamed;  // of an unnamed request: which of its kind, once it is told to others
+  int64_t number = kNamed;  // of an unnamed request: its number in its kind, once it is sent to others
   int32_t op = 0;
   int32_t reduce_op = 0;
   int32_t root_rank = 0;
-  int32_t place = 0;  // se_place: where its tensors lie
+  int32_t place = 0;  // se_place: the kind of memory of its tensors
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<Part> parts;
@@ -40,24 +40,24 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 };
 
-// What a request is called where all are told of it: its name, or its kind and its number.
+// A request's name in messages to all ranks: its name, or its kind and its number.
 std::string FullName(const std::string& name, int64_t number);
 inline std::string FullName(const Signature& signature) { return FullName(signature.name, signature.number); }
 
-// The requests of a rank that wait for others, from the moment it cannot go on by rounds.
+// The requests of a rank that wait for others, from the moment when it cannot continue by rounds.
 struct Requests {
   uint32_t epoch = 0;     // counted up by each return to rounds; requests of an older one are repeated by their rank
   uint32_t position = 0;  // at which its rank left the rounds
   std::vector<Signature> signatures;
 };
 
-// The coordinator's word, obeyed by all ranks in the order in which it was given.
+// The coordinator's decision, obeyed by all ranks in the order in which it was sent.
 struct Response {
   enum class Kind : uint8_t {
     kRun = 0,     // run the named requests now, as one operation
     kFail = 1,    // fail them with `text` (status SE_MISMATCH)
     kJoined = 2,  // everybody has joined; `last_joined` was the last
-    kResume = 3,  // nothing waits any more: go on by rounds, at `position` of the next epoch
+    kResume = 3,  // nothing waits any more: continue by rounds, at `position` of the next epoch
   };
   Kind kind = Kind::kRun;
   std::vector<std::string> names;      // in full; several: allreduces to be fused
@@ -84,7 +84,7 @@ struct Hello {
 // A rank's last frame to each peer, when it leaves in good order.
 struct Goodbye {
   int64_t executed = 0;       // how many operations it has carried out
-  int32_t first_leaver = -1;  // who left first: itself, or the rank because of which it leaves
+  int32_t first_leaver = -1;  // the rank that left first: itself, or the one because of which it leaves
 };
 
 // `lost_rank` broke the job, by the sender's account.
@@ -113,7 +113,7 @@ std::string Encode(const Goodbye& goodbye);
 std::string Encode(const RoundId& round);
 std::string Encode(const QuestionMessage& question);
 
-// False for bytes that are no such message.
+// False for bytes that are not this message.
 bool Decode(std::string_view bytes, Requests* requests);
 bool Decode(std::string_view bytes, std::vector<Response>* responses);
 bool Decode(std::string_view bytes, Hello* hello);

@@ -1,13 +1,13 @@
 // This rank's part of full negotiation: its requests that the coordinator knows, and the responses to be obeyed.
 //
-// A request's way (what is not listed is refused):
+// The states of a request (transitions that are not listed are refused):
 //
 //   event         from                 to
 //   Add           (not negotiated)     negotiated; refused while another one of that full name is
 //   Match         negotiated           run: its response says kRun
 //   TakeFailed    negotiated           failed: its response says kFail
 //   TakeJoin      join                 done: all ranks have joined
-//   TakeAll       negotiated, join     unanswered: the rounds go on, it is proposed anew
+//   TakeAll       negotiated, join     unanswered: the rounds continue, it is proposed again
 //
 // A response that names a request that was never added is an error, unless this rank has joined: then it takes part
 // with zeros. It does no input or output. Threads: used by the driving thread.
@@ -36,7 +36,7 @@ class Negotiation {
 
   // --- requests
 
-  // False when an older request of that full name is still negotiated: its turn comes after that one.
+  // False when an older request of that full name is still negotiated: its turn is after that one.
   bool Add(const RequestPtr& request);
   // The requests that a kRun response names. SE_INTERNAL for one that was never added, SE_NO_MEMORY for zeros.
   Status Match(const Response& response, Operation* operation);

@@ -26,7 +26,8 @@ void NegotiationDriver::Send(const std::vector<RequestPtr>& requests) {
   Requests message{round.epoch, round.position, {}};
   for (const RequestPtr& request : requests) {
     if (!negotiation_.Add(request)) {
-      // Numbered anew since a join, while an older one of that number is still negotiated: its turn comes after that.
+      // Numbered from 0 again since a join, while an older one of that number is still negotiated: its turn is after
+      // that.
       const RequestTable::Lock lock = parts_.requests->lock();
       parts_.requests->submitted().push_back(request);
       continue;
@@ -52,7 +53,7 @@ Status NegotiationDriver::Advance() {
   if (leads()) MakeResponses();
   while (negotiation_.has_responses()) {
     SE_RETURN_IF_ERROR(Obey(negotiation_.TakeResponse()));
-    // After a return to the rounds, what comes next is of another epoch.
+    // After a return to the rounds, later frames are of another epoch.
     if (parts_.rounds->in_rounds()) break;
   }
   return Status::Ok();
@@ -60,7 +61,7 @@ Status NegotiationDriver::Advance() {
 
 Time NegotiationDriver::NextWake() const {
   const bool negotiates = !parts_.rounds->in_rounds();
-  // Requests also come in while an operation waits for its peers.
+  // Requests also arrive while an operation waits for its peers.
   const bool has_ready = leads() && leader_->coordinator().has_ready();
   if (negotiates && (has_responses() || has_ready)) return Clock::now();
   Time next = Time::max();
@@ -176,8 +177,8 @@ void NegotiationDriver::Fail(const Response& response) {
     if (std::ranges::find(response.rows, parts_.membership->rank()) != response.rows.end()) continue;
     const RequestPtr request = negotiation_.TakeFailed(name);
     if (request == nullptr) {
-      // The other ranks have given up waiting for this rank, which has not yet come to its request of that number:
-      // when it does, that one has failed as well, and the next ones meet again.
+      // The other ranks have given up waiting for this rank, which has not yet made its request of that number: when it
+      // does, that one has failed as well, and the next ones match again.
       if (!named) parts_.requests->FailUnnamed(response.KindOfUnnamed(), response.number, response.text);
       continue;
     }
@@ -190,9 +191,9 @@ void NegotiationDriver::Fail(const Response& response) {
 }
 
 void NegotiationDriver::Resume(uint32_t position) {
-  // What comes behind this response is about the next return to full negotiation.
+  // Frames after this response are about the next return to full negotiation.
   parts_.rounds->Resume(position, negotiation_.has_responses());
-  // What the coordinator has not answered it will never see: it is proposed anew.
+  // The coordinator will never see requests that it has not answered: they are proposed again.
   std::vector<RequestPtr> unanswered = negotiation_.TakeAll();
   if (leads()) {
     for (auto& [rank, requests] : leader_->TakeEarly()) TakeIn(rank, std::move(requests));
@@ -200,7 +201,7 @@ void NegotiationDriver::Resume(uint32_t position) {
   const RequestTable::Lock lock = parts_.requests->lock();
   parts_.pending->Add(unanswered);
   parts_.pending->Add(parts_.requests->submitted());
-  // Whoever waits may go on in its own thread.
+  // Waiting callers may continue in their own threads.
   parts_.turn->WakeAllIfAnyWaits();
 }
 

@@ -1,5 +1,5 @@
-// Full negotiation, as every rank goes through it: sends this rank's requests to the coordinator, obeys its responses,
-// and brings the rank back to the rounds.
+// Full negotiation on each rank: sends this rank's requests to the coordinator, obeys its responses, and returns the
+// rank to the rounds.
 //
 // It connects the parts that hold the state: Negotiation (this rank's requests), NegotiationLeader and StallReporter
 // (on rank 0), RoundDriver (whether the rank is in the rounds). Obeying a response:
@@ -60,11 +60,11 @@ class NegotiationDriver {
   void Begin();
   // Sends what was submitted, and obeys the responses that are there, up to a return to the rounds.
   Status Advance();
-  // When Advance() is to be called again though no frame has come.
+  // When to call Advance() again though no frame has arrived.
   Time NextWake() const;
   bool has_responses() const { return negotiation_.has_responses(); }
 
-  // --- frames; false for a payload that cannot be read, or cannot come from this rank
+  // --- frames; false for a payload that cannot be read, or that this rank cannot send
 
   bool ReceiveRequests(int rank, const std::string& payload);
   bool ReceiveResponses(int rank, const std::string& payload);

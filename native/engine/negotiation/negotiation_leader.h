@@ -7,7 +7,7 @@
 //   kNegotiating  kNegotiating                                 kInRounds, in the next epoch
 //
 // Requests of an older epoch are dropped, as are those of an epoch that a kResume has ended: their rank proposes them
-// anew. Those of the next epoch are kept until it begins (TakeEarly): their rank was faster than this one.
+// again. Those of the next epoch are kept until it begins (TakeEarly): their rank was faster than this one.
 //
 // It does no input or output and reads no clock. Threads: used by the driving thread.
 #ifndef SPARK_ESTIMATOR_ENGINE_NEGOTIATION_LEADER_H_
@@ -37,9 +37,9 @@ class NegotiationLeader {
   // A request of this rank itself, and that it has left the rounds.
   void Add(int rank, Signature signature, Time now) { coordinator_.Add(rank, std::move(signature), now); }
   void RankLeftRounds(int rank) { states_[static_cast<size_t>(rank)] = RankState::kNegotiating; }
-  // Requests of another rank. `epoch_ends`: a kResume has been given that this rank has not obeyed yet.
+  // Requests of another rank. `epoch_ends`: a kResume has been sent that this rank has not obeyed yet.
   Receipt Receive(int rank, Requests requests, uint32_t epoch, bool epoch_ends, Time now);
-  // What has come too early so far; to be received again in a new epoch.
+  // Requests that arrived too early; to be received again in a new epoch.
   std::vector<std::pair<int, Requests>> TakeEarly() { return std::exchange(early_, {}); }
 
   // What all ranks are to do next. `all_obeyed`: this rank has obeyed all earlier responses; then, when all ranks

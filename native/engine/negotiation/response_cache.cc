@@ -10,7 +10,7 @@
 namespace spark_estimator {
 namespace {
 
-// All NaNs are told alike in a negotiation.
+// All NaNs are sent as the same bits in a negotiation.
 double Canonical(double factor) { return std::isnan(factor) ? std::numeric_limits<double>::quiet_NaN() : factor; }
 
 void Write(ByteWriter& writer, const Signature& signature, size_t first_dim) {
@@ -30,7 +30,7 @@ void Write(ByteWriter& writer, const Signature& signature, size_t first_dim) {
   }
 }
 
-// All that this rank says of a request.
+// All that this rank sends about a request.
 std::string OwnKey(const Signature& signature) {
   ByteWriter writer;
   Write(writer, signature, 0);
@@ -86,7 +86,7 @@ void ResponseCache::Insert(std::shared_ptr<const Signature> signature, std::vect
     slot.agreement = std::move(agreement);
     by_agreement_.emplace(slot.agreement, id);
     slot.own_key = OwnKey(*slot.entry.signature);
-    by_own_.erase(slot.own_key);  // its key may lie in another slot
+    by_own_.erase(slot.own_key);  // its key may be in another slot
     by_own_.emplace(slot.own_key, id);
   } else {
     by_name_.emplace(slot.entry.signature->name, id);

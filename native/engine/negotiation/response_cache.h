@@ -2,8 +2,8 @@
 //
 // All ranks insert the same requests in the same order and touch the same ids in the same order, so they hold the same
 // ids without talking; the signature is each rank's own (an allgather's first dimension may differ). A name has one
-// entry. Requests without a name have one for each agreement that their kind has come to: what all ranks said alike,
-// and the rows that each gave. Capacity bounds it: what was used longest ago gives its id away.
+// entry. Requests without a name have one for each agreement of their kind: the values that were equal on all ranks,
+// and each rank's rows. Capacity bounds it: what was used longest ago gives its id away.
 #ifndef SPARK_ESTIMATOR_ENGINE_RESPONSE_CACHE_H_
 #define SPARK_ESTIMATOR_ENGINE_RESPONSE_CACHE_H_
 
@@ -29,8 +29,8 @@ class ResponseCache {
 
   explicit ResponseCache(size_t capacity);
 
-  // The entry of this very signature, null when there is none. Of several agreements that an unnamed request may come
-  // to again (an allgather of other ranks' other rows) the last: ranks that think of different ones agree anew.
+  // The entry of this very signature, null when there is none. Of several agreements that an unnamed request may match
+  // (an allgather of other ranks' other rows) the last: ranks that choose different ones negotiate again.
   const Entry* Find(const Signature& signature) const;
   // Null for an id that is not in use.
   const Entry* At(int32_t id) const;
@@ -43,7 +43,7 @@ class ResponseCache {
   void Touch(int32_t id);
 
   size_t capacity() const { return slots_.size(); }
-  // Changes whenever an id may have got another meaning; whoever keeps an id looks at this first.
+  // Changes whenever an id may have got another meaning; code that keeps an id checks this first.
   uint64_t generation() const { return generation_; }
 
  private:
@@ -58,9 +58,9 @@ class ResponseCache {
   void Clear(Slot& slot);
 
   std::vector<Slot> slots_;
-  std::list<int32_t> by_age_;  // ids, oldest first; those not in use come first of all
-  Index by_name_;              // the keys lie in the entries' signatures
-  Index by_agreement_;         // the keys lie in the slots
+  std::list<int32_t> by_age_;  // ids, oldest first; unused ones before all others
+  Index by_name_;              // the keys are in the entries' signatures
+  Index by_agreement_;         // the keys are in the slots
   Index by_own_;               // the same
   uint64_t generation_ = 1;
 };

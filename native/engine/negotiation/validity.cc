@@ -32,7 +32,7 @@ std::optional<int64_t> Bytes(const Part& part, size_t first) {
   return bytes;
 }
 
-// Whether so many rows together can be held in memory.
+// Whether this number of rows fits into memory.
 bool SharesFit(const int64_t* rows, size_t count, int64_t row_bytes) {
   int64_t total = 0;
   for (size_t i = 0; i < count; ++i) {

@@ -15,8 +15,8 @@ struct Counters {
   std::atomic<int64_t> gpu_operations{0};     // of them, on GPUs alone
   std::atomic<int64_t> staged_operations{0};  // of them, of GPU tensors that went through host memory
   std::atomic<int64_t> fused_requests{0};     // executed together with others
-  std::atomic<int64_t> inline_operations{0};  // whose data came along with the proposal
-  std::atomic<int64_t> rounds{0};             // positions gone through
+  std::atomic<int64_t> inline_operations{0};  // whose data was sent with the proposal
+  std::atomic<int64_t> rounds{0};             // completed positions
   std::atomic<int64_t> slow_phases{0};        // times that the rounds were left for a negotiation in full
   std::atomic<int64_t> responses{0};          // of the coordinator
   std::atomic<int64_t> cache_hits{0};         // requests whose agreement was remembered
@@ -24,7 +24,7 @@ struct Counters {
   std::atomic<int64_t> shared_bytes{0};  // of tensors, through shared memory
   std::atomic<int64_t> stream_bytes{0};  // over sockets, both directions
   std::atomic<int64_t> control_bytes_sent{0};
-  std::atomic<int64_t> wait_nanoseconds{0};       // for peers to come to the same place
+  std::atomic<int64_t> wait_nanoseconds{0};       // until peers reach the same position
   std::atomic<int64_t> execution_nanoseconds{0};  // in collectives
   std::atomic<int64_t> wakeups{0};                // of the engine's thread
 };

@@ -117,7 +117,7 @@ void FlightRecorder::Add(const OpRecord& record) {
 }
 
 std::vector<FlightRecorder::Entry> FlightRecorder::InOrder() const {
-  // The copy is made outside Add's lock as far as it can be: the memory is had before.
+  // The copy is made outside Add's lock as far as possible: the memory is allocated before.
   std::vector<Entry> entries;
   entries.reserve(entries_.size());
   const std::lock_guard lock(mutex_);
@@ -135,7 +135,7 @@ std::string FlightRecorder::NameOf(const Entry& entry) {
   }
   std::string_view head = kept.substr(0, kNameBytes / 2);
   std::string_view tail = kept.substr(kNameBytes / 2);
-  // A character that the cut went through is left out on both sides.
+  // A character that the cut divides is left out on both sides.
   size_t last = head.size() - 1;
   while (last > 0 && head.size() - last < 4 && IsContinuation(head[last])) last -= 1;
   uint32_t character = 0;

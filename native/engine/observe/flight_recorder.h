@@ -1,4 +1,4 @@
-// The last ops of this rank, kept at next to no cost so that a failure can tell what came before it.
+// The last ops of this rank, recorded at almost no cost, so that a failure can report what happened before it.
 #ifndef SPARK_ESTIMATOR_ENGINE_FLIGHT_RECORDER_H_
 #define SPARK_ESTIMATOR_ENGINE_FLIGHT_RECORDER_H_
 
@@ -18,7 +18,7 @@ namespace spark_estimator {
 // One op as this rank saw it. A time that was not reached stays Time{}.
 struct OpRecord {
   int64_t sequence = 0;  // the same on all ranks of the group; 0: it was never agreed on
-  // Only looked at during the call that the record is given to: it may point into the request.
+  // Only read during the call that receives the record: it may point into the request.
   std::string_view name;
   int32_t num_requests = 1;    // names that ran as one operation; the record bears one of them
   int32_t op = 0;              // se_op

@@ -13,9 +13,10 @@
 namespace spark_estimator {
 namespace {
 
-// How long recorded events may wait for company: a reader sees them so late, and a killed process loses so much.
+// How long recorded events are buffered: a reader sees them this late, and a killed process loses this time.
 constexpr std::chrono::milliseconds kGathering{50};
-// Two buffers of so much: together 5 MiB. At 10,000 ops a second, half of one lasts longer than kGathering.
+// Two buffers of this number of events: together 5 MiB. At 10,000 ops a second, half of one lasts longer than
+// kGathering.
 constexpr size_t kMaxEvents = 16'384;
 constexpr size_t kMaxNameBytes = size_t{1} << 20;
 

@@ -1,5 +1,5 @@
-// Horovod's timeline: what each op waited for and how long it ran, recorded by whoever runs it, written by a thread of
-// its own as a Chrome trace (chrome://tracing, ui.perfetto.dev).
+// Horovod's timeline: what each op waited for and how long it ran, recorded by the thread that runs it, written by a
+// separate thread as a Chrome trace (chrome://tracing, ui.perfetto.dev).
 #ifndef SPARK_ESTIMATOR_ENGINE_TIMELINE_H_
 #define SPARK_ESTIMATOR_ENGINE_TIMELINE_H_
 
@@ -31,8 +31,8 @@ class Timeline {
   Timeline& operator=(const Timeline&) = delete;
 
   // Begins to write `path`, which is created or overwritten. `rank` is this rank in the job, `size` the number of ranks
-  // of the group. SE_INVALID_ARGUMENT when one is being written, SE_SYSTEM_ERROR when the file cannot be. A disk that
-  // is full later ends the trace with a line on stderr and nothing else.
+  // of the group. SE_INVALID_ARGUMENT if one is being written, SE_SYSTEM_ERROR if the file cannot be. A disk that is
+  // full later only ends the trace, with a line on stderr.
   Status Start(const std::string& path, int rank, int size, const std::string& rank_name, bool mark_cycles,
                int process_set = 0);
   // Writes what is recorded and completes the file. Idempotent. Blocks for the disk.

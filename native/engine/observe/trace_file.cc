@@ -18,7 +18,7 @@
 namespace spark_estimator {
 namespace {
 
-// Names are counted without end by some programs. Beyond so many, new ones share a row.
+// Some programs number their names without limit. Beyond this number, new ones share a row.
 constexpr int kMaxRows = 50'000;
 constexpr size_t kMaxRowNameBytes = size_t{8} << 20;
 constexpr int kCycleRow = 0;
@@ -136,7 +136,7 @@ Status TraceFile::Close() {
   AppendNumber(dropped_);
   text_ += "}}}\n]\n";
   Status status = Flush();
-  // Some file systems tell of a full disk only now.
+  // Some file systems report a full disk only now.
   if (close(fd_.Release()) != 0 && status.ok()) {
     status = Status::System("the timeline " + path_ + " cannot be completed", errno);
   }

@@ -76,11 +76,11 @@ struct TraceOwner {
 // For one thread at a time.
 class TraceFile {
  public:
-  // Creates or overwrites `path` and writes who this is and how its clock stands to the wall's.
+  // Creates or overwrites `path` and writes this rank and the offset of its clock to the wall clock.
   Status Open(const std::string& path, const TraceOwner& owner);
   // Appends. After an error the file ends with its last whole event, as far as it can be cut there.
   Status Write(const TraceBuffer& buffer);
-  // Completes the JSON, says how many events were dropped, closes.
+  // Completes the JSON, writes how many events were dropped, closes.
   Status Close();
   const std::string& path() const { return path_; }
   int64_t dropped() const { return dropped_; }

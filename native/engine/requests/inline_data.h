@@ -32,8 +32,8 @@ inline size_t OwnInlineBytes(const Request& request, GroupRank self) {
   return sends ? static_cast<size_t>(request.bytes) : 0;
 }
 void WriteInline(const Request& request, uint8_t* target);
-// The first rank whose data is not as long as agreed; -1 for none. Memory is read by what was agreed on, not by what a
-// peer says now: the two must be the same. `agreed`: that length, for -1 unchanged.
+// The first rank whose data is not as long as agreed; -1 for none. Memory is read by the agreed length, not by a peer's
+// present one: the two must be equal. `agreed`: that length, for -1 unchanged.
 int FindWrongInlineBytes(const Request& request, const std::vector<int64_t>& rows, const Rounds& rounds, GroupRank self,
                          size_t* agreed);
 // Runs the request on the data that all ranks sent.

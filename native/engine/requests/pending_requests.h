@@ -5,8 +5,8 @@
 //             up when that one is taken
 //   uncached  new to the cache: the rounds cannot run it, and the rank must leave them for full negotiation
 //
-// Threads: used by the driving thread; AllDeferred() and the counts also by whoever holds the engine's lock while no
-// thread drives.
+// Threads: used by the driving thread; AllDeferred() and the counts also by a thread that holds the engine's lock while
+// no thread drives.
 #ifndef SPARK_ESTIMATOR_ENGINE_PENDING_REQUESTS_H_
 #define SPARK_ESTIMATOR_ENGINE_PENDING_REQUESTS_H_
 

@@ -1,9 +1,9 @@
 // Questions to this rank's process ("what are you doing?", asked of a rank that others wait for) and its answers.
 //
-// Threads: any. It has a mutex of its own, which is never held while another lock is taken.
+// Threads: any. It has its own mutex, which is never held while another lock is taken.
 //
-// States: open -> closed (Close). A closed queue gives out no question; it still takes questions and answers, which
-// nobody reads.
+// States: open -> closed (Close). A closed queue returns no question; it still accepts questions and answers, which are
+// not read.
 #ifndef SPARK_ESTIMATOR_ENGINE_QUESTION_QUEUE_H_
 #define SPARK_ESTIMATOR_ENGINE_QUESTION_QUEUE_H_
 
@@ -21,7 +21,7 @@ namespace spark_estimator {
 
 class QuestionQueue {
  public:
-  // Waits for a question and takes it. SE_IN_PROGRESS when none came in time, SE_SHUT_DOWN when closed.
+  // Waits for a question and takes it. SE_IN_PROGRESS if none arrived in time, SE_SHUT_DOWN if closed.
   Status Await(Seconds timeout, int64_t* question);
   void Ask(int64_t question);
   void Answer(QuestionMessage answer);

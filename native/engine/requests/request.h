@@ -16,7 +16,7 @@
 
 namespace spark_estimator {
 
-// Where one tensor of a request lies.
+// The address of one tensor of a request.
 struct TensorMemory {
   const void* input = nullptr;
   void* output = nullptr;
@@ -33,7 +33,7 @@ struct Gathered {
   std::vector<int64_t> rows;  // [size]
 };
 
-// What a request whose tensors lie on a GPU has beside.
+// The additional data of a request whose tensors are on a GPU.
 struct GpuWork {
   int device = -1;
   CudaStream stream = nullptr;  // the caller's
@@ -41,7 +41,7 @@ struct GpuWork {
   GpuMarkPtr done;              // behind the outputs; there is one when the request is done well
 };
 
-// Where a request's tensors lie, when that is on a GPU, and behind what.
+// The GPU of a request's tensors, and the event behind which they are ready.
 struct GpuPlace {
   int device = -1;
   CudaStream stream = nullptr;
@@ -51,13 +51,13 @@ struct Plan;
 struct Unnamed;
 
 struct Request {
-  int64_t handle = 0;  // 0: nobody has asked for one
+  int64_t handle = 0;  // 0: none was requested
   std::shared_ptr<const Signature> signature;
   int64_t bytes = 0;                 // of all tensors
   std::vector<TensorMemory> memory;  // [parts]
   GpuWork gpu;
   int32_t cache_id = -1;               // once it is known to be cached
-  Plan* plan = nullptr;                // of which it is the submission
+  Plan* plan = nullptr;                // the plan of this submission
   Unnamed* unnamed = nullptr;          // its kind, when it has no name
   int64_t number = Signature::kNamed;  // ... and which of them it is
   uint64_t order = 0;                  // of submission on this rank
@@ -67,7 +67,7 @@ struct Request {
   Time submitted{};
   Time agreed{};
 
-  // Written by whoever drives before `done` is set under the engine's lock, read by others after.
+  // Written by the driving thread before `done` is set under the engine's lock, read by others after.
   std::vector<Gathered> gathered;  // [parts]
   int32_t last_joined = -1;
   Status outcome;
@@ -81,15 +81,15 @@ struct Request {
 
 using RequestPtr = std::shared_ptr<Request>;
 
-// The requests of one kind that have no names. They meet by order: all ranks conclude them in the order of their
-// numbers, so the oldest one that is pending has the same number on all ranks that have one pending.
+// The requests of one kind that have no names. They are matched by order: all ranks complete them in the order of their
+// numbers, so the oldest pending one has the same number on all ranks that have one pending.
 struct Unnamed {
   // Guarded by the engine's lock.
   int64_t next = 0;             // number of the next to be submitted
   int64_t failed_through = -1;  // those up to it failed on all ranks, before this one submitted them
   std::string failure;          // ... with these words
 
-  // Of whoever drives the engine.
+  // Of the driving thread.
   bool is_proposed = false;        // the oldest one that is pending and cached
   std::deque<RequestPtr> younger;  // in order
 };
@@ -100,8 +100,8 @@ struct Plan {
   int64_t bytes = 0;
   std::vector<int64_t> output_bytes;  // [parts], room at the outputs of an allgather or alltoall
   std::vector<float*> residues;       // [parts], of all submissions
-  int device = -1;                    // on which the tensors of all submissions lie
-  RequestPtr request;                 // the last one, used again when nobody else holds it
+  int device = -1;                    // with the tensors of all submissions
+  RequestPtr request;                 // the last one, reused if nothing else refers to it
   Unnamed* unnamed = nullptr;         // once it has been submitted
   int32_t cache_id = -1;
   uint64_t cache_generation = 0;  // of the cache when cache_id was looked up

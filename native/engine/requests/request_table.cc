@@ -27,7 +27,7 @@ Status RequestTable::Enqueue(const RequestPtr& request, bool wants_handle) {
       submitted_.push_back(request);
     }
   } catch (...) {
-    // As if it had never been submitted. The next of its kind needs its number, to meet those of the other ranks.
+    // As if it had never been submitted. The next of its kind needs its number, to match those of the other ranks.
     if (registered) Unregister(*request);
     if (numbered) request->unnamed->next -= 1;
     if (request->handle != 0) handles_.erase(request->handle);
@@ -108,7 +108,7 @@ RequestPtr RequestTable::NextOf(Plan& plan, const void* const* inputs, void* con
 void RequestTable::Retire(Plan& plan) {
   if (!plan.request || plan.request->plan == nullptr) return;
   Request& request = *plan.request;
-  // In flight, against the rules: it goes on as a request that has no plan.
+  // In flight, against the rules: it continues as a request that has no plan.
   if (std::erase(plans_in_flight_, &request) > 0) {
     try {
       in_flight_.try_emplace(request.signature->name, &request);
@@ -211,7 +211,7 @@ Status RequestTable::FindDoneOnGpu(int64_t handle, RequestPtr* request) const {
 }
 
 void RequestTable::Release(int64_t handle) {
-  RequestPtr request;  // what it holds on a GPU is given back without the lock
+  RequestPtr request;  // its GPU memory is freed without the lock
   Lock held = lock();
   const auto entry = handles_.find(handle);
   if (entry == handles_.end()) return;

@@ -6,8 +6,8 @@
 //
 // A name in flight is refused a second time. Once broken, the table refuses every request with the cause.
 //
-// Threads: any. lock() guards everything; functions that say so are called by a thread that holds it, the others take
-// it. is_broken() is read without it.
+// Threads: any. lock() guards everything; functions that are documented so are called by a thread that holds it, the
+// others acquire it. is_broken() is read without it.
 #ifndef SPARK_ESTIMATOR_ENGINE_REQUEST_TABLE_H_
 #define SPARK_ESTIMATOR_ENGINE_REQUEST_TABLE_H_
 
@@ -49,7 +49,7 @@ class RequestTable {
   static bool IsInFlight(const Plan& plan) {
     return plan.request && plan.request->plan == &plan && !plan.request->done;
   }
-  // For a plan that goes: its last request does not point to it any more.
+  // For a plan that is destroyed: its last request does not point to it any more.
   void Retire(Plan& plan);
   // What the driving thread has not taken yet, in order.
   std::vector<RequestPtr>& submitted() { return submitted_; }
@@ -63,8 +63,9 @@ class RequestTable {
   void FailUnnamed(const std::string& kind, int64_t number, const std::string& why);
   // All ranks have joined: they may have submitted different numbers of unnamed requests.
   void RestartNumbers();
-  // Fails everything that has not ended, and every later request. False when it was broken already. Takes no memory:
-  // the texts are shorter without. `record` is given each request that is not in the flight recorder; it may throw.
+  // Fails everything that has not ended, and every later request. False when it was broken already. Needs no memory:
+  // the texts are shorter if there is none. `record` receives each request that is not in the flight recorder; it may
+  // throw.
   template <typename Record>
   bool Break(const Status& why, Record&& record) noexcept;
   bool is_broken() const { return is_broken_; }
@@ -80,7 +81,7 @@ class RequestTable {
   RequestPtr Find(int64_t handle) const;
   Status GetResult(int64_t handle, int tensor, se_result* result) const;
   Status TakeResultData(int64_t handle, int tensor, void** data);
-  // A request of GPU tensors that is done well. Nobody writes to it any more.
+  // A request of GPU tensors that has succeeded. No thread writes to it any more.
   Status FindDoneOnGpu(int64_t handle, RequestPtr* request) const;
   void Release(int64_t handle);
   static Status UnknownHandle(int64_t handle);
@@ -97,7 +98,7 @@ class RequestTable {
   LiveRequests live_;  // all that have not ended
   std::vector<RequestPtr> submitted_;
   std::unordered_map<int64_t, RequestPtr> handles_;
-  std::unordered_map<std::string_view, const Request*> in_flight_;  // the names lie in the signatures
+  std::unordered_map<std::string_view, const Request*> in_flight_;  // the names are in the signatures
   std::vector<const Request*> plans_in_flight_;
   std::unordered_map<std::string, Unnamed> unnamed_;  // by kind
   int64_t next_handle_ = 1;

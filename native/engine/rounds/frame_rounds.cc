@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint8_t kLeavesRounds = 1;
 constexpr uint8_t kCarriesData = 2;
-// Peers are at most one position ahead, and one epoch: whatever is more is nonsense.
+// Peers are at most one position ahead, and one epoch: anything beyond is invalid.
 constexpr size_t kMostEarly = 256;
 
 uint64_t Order(RoundId round) { return uint64_t{round.epoch} << 32 | round.position; }
@@ -53,7 +53,7 @@ std::string FrameRounds::Encode(uint8_t step) const {
     for (const int32_t number : packed) writer.Number(number);
   }
   if (joined_.carries_data) {
-    // The receiver has heard of the ranks beyond `needed` by other ways.
+    // The receiver already knows the ranks beyond `needed`.
     const size_t needed = std::min(joined_.data.size(), static_cast<size_t>(size_) - (size_t{1} << step));
     writer.Number(static_cast<uint32_t>(needed));
     for (size_t i = 0; i < needed; ++i) writer.Text(joined_.data[i]);
@@ -97,7 +97,7 @@ bool FrameRounds::Take(int from, std::string_view payload) {
   if (!Decode(payload, &heard)) return false;
   const int sender = ((rank_ - (1 << heard.step)) % size_ + size_) % size_;
   if (from != sender) return false;
-  // What comes too late is about a position at which the rounds ended.
+  // A late frame is about a position at which the rounds ended.
   if (Order(heard.round) < Order(round_)) return true;
   if (early_.size() >= kMostEarly) return false;
   const std::pair<uint64_t, uint8_t> key{Order(heard.round), heard.step};
@@ -133,7 +133,7 @@ void FrameRounds::Post(RoundId round, const Proposal& proposal, size_t data_byte
   Advance();
 }
 
-// A rank that leaves the rounds may be heard in a later step than the awaited one: then no rank need be awaited.
+// The notice of a rank that leaves the rounds may arrive in a later step than the awaited one: then no rank is awaited.
 void FrameRounds::CheckForLeavers() {
   const auto end = early_.upper_bound({Order(round_), UINT8_MAX});
   for (auto entry = early_.lower_bound({Order(round_), 0}); entry != end; ++entry) {
@@ -179,7 +179,7 @@ void FrameRounds::Advance() {
     Join(std::move(heard));
     ++step_;
     if (step_ < steps() && !joined_.leaves_rounds) SendStep(step_);
-    // A rank that leaves the rounds tells the others from here on, itself included.
+    // From here on, a rank that leaves the rounds notifies the others of all ranks that left, itself included.
     if (joined_.leaves_rounds) --step_;
   }
 }

@@ -1,9 +1,9 @@
 // Rounds of ranks that reach one another by control frames only: ceil(log2 n) messages a rank and position.
 //
-// Dissemination (Hensgen, Finkel, Manber 1988): in step k a rank tells the one 2^k further on all that it has heard.
+// Dissemination (Hensgen, Finkel, Manber 1988): in step k a rank sends the one 2^k further on all that it knows.
 // Intersection does not mind hearing a thing twice, so it works for any number of ranks; the data of small tensors
 // travels along as a list by rank, as in the allgather of Bruck et al. (1997), so that every rank can reduce in rank
-// order. Pure: frames go out through a function and come in through Take, so that a simulator can stand behind it.
+// order. Pure: frames are sent by a function and received by Take, so that a simulator can replace the network.
 #ifndef SPARK_ESTIMATOR_ENGINE_FRAME_ROUNDS_H_
 #define SPARK_ESTIMATOR_ENGINE_FRAME_ROUNDS_H_
 
@@ -51,7 +51,7 @@ class FrameRounds : public Rounds {
     Lines lines;
     std::vector<std::string> data;  // of the sender, of the rank before it, ...
   };
-  // The vectors of all ranks together may have so many bytes; beyond, an allreduce of its own is faster.
+  // The vectors of all ranks together may have this number of bytes; beyond, a separate allreduce is faster.
   static constexpr size_t kDataBytesOfAll = 64 << 10;
 
   std::string Encode(uint8_t step) const;
@@ -72,7 +72,7 @@ class FrameRounds : public Rounds {
   RoundId round_;
   bool posted_ = false;
   bool done_ = true;
-  uint8_t step_ = 0;  // the next to be heard
+  uint8_t step_ = 0;  // the next to be received
   Heard joined_;
   std::map<std::pair<uint64_t, uint8_t>, Heard> early_;  // by round and step
   Outcome outcome_;

@@ -1,8 +1,8 @@
-// What a rank is ready to run at one position of the rounds: a set of cached ids, or "I cannot go on by rounds".
+// What a rank is ready to run at one position of the rounds: a set of cached ids, or "I cannot continue by rounds".
 //
-// All ranks post one proposal a position and all compute the same outcome from all of them; nobody has to be asked.
-// Requests without a name meet by their order: of each kind the set holds the oldest only, and those behind it stand in
-// a line of their own. What all lines have in common from their beginnings on is agreed, too.
+// All ranks post one proposal per position and all compute the same outcome from all of them, without a coordinator.
+// Requests without a name are matched by their order: of each kind the set holds only the oldest, and those behind it
+// are in a separate line. What all lines have in common from their beginnings on is agreed, too.
 #ifndef SPARK_ESTIMATOR_ENGINE_PROPOSAL_H_
 #define SPARK_ESTIMATOR_ENGINE_PROPOSAL_H_
 
@@ -66,7 +66,7 @@ class IdSet {
   std::vector<uint64_t> words_;
 };
 
-// Ids of unnamed requests of one kind, oldest first. At least two: the oldest stands in the set as well.
+// Ids of unnamed requests of one kind, oldest first. At least two: the oldest is in the set as well.
 using Line = std::vector<int32_t>;
 using Lines = std::vector<Line>;
 
@@ -82,7 +82,7 @@ constexpr size_t kMostInLines = 224;
 struct Proposal {
   bool leaves_rounds = false;
   int32_t single = -1;        // the only id, when there is just one; then `ids` is not looked at
-  bool carries_data = false;  // this rank's data of `single` comes along
+  bool carries_data = false;  // this rank's data of `single` is sent with it
   const IdSet* ids = nullptr;
   const Lines* lines = nullptr;  // beside `ids`; null for none
 };
@@ -90,13 +90,13 @@ struct Proposal {
 struct Outcome {
   bool leaves_rounds = false;  // leave the rounds
   int32_t single = -1;         // all ranks proposed this one alone
-  bool carries_data = false;   // ... and all data came along
+  bool carries_data = false;   // ... and all data was sent with them
   IdSet agreed;                // else: what all proposed, not empty
   Lines lines;                 // ... and what is behind some of that
 };
 
-// A proposal as it stands in a shared round slot, before the words of its set and its packed lines; the data begins at
-// SegmentLayout::kProposalBytes.
+// A proposal as it is stored in a shared round slot, before the words of its set and its packed lines; the data begins
+// at SegmentLayout::kProposalBytes.
 struct ProposalHeader {
   uint32_t epoch;
   uint32_t position;
@@ -104,7 +104,7 @@ struct ProposalHeader {
   int32_t single;
   uint32_t num_words;
   uint32_t data_bytes;
-  uint64_t arena_offset;  // where the tensor of `single` lies in its rank's arena, see kInArena
+  uint64_t arena_offset;  // the offset of the tensor of `single` in its rank's arena, see kInArena
   uint64_t num_in_lines;
 
   static constexpr uint32_t kLeavesRounds = 1;

@@ -1,4 +1,4 @@
-// This rank's position in the rounds: what it has posted, how long it has waited, and when it leaves and comes back.
+// This rank's position in the rounds: what it has posted, how long it has waited, and when it leaves and returns.
 //
 // The transitions (a cell without an entry is refused: the call returns false or does nothing):
 //
@@ -40,14 +40,14 @@ class RoundDriver {
   enum class State : uint8_t {
     kOpen,           // nothing is posted at this position
     kPosted,         // this rank's proposal is posted, others' are awaited
-    kPeersWoken,     // ... for so long that the others have been sent a wake-up
-    kStallReported,  // ... for so long that the coordinator has been told
+    kPeersWoken,     // ... long enough that the others have been sent a wake-up
+    kStallReported,  // ... long enough that the coordinator has been notified
     kNegotiating,    // the rounds are left, for full negotiation
   };
   enum class LateAction : uint8_t {
     kNone,
     kWakePeers,    // send all a kWakePeer with round()
-    kReportStall,  // tell the coordinator, or as the coordinator all, that this round is stalled
+    kReportStall,  // notify the coordinator, or as the coordinator all, that this round is stalled
   };
 
   // `counters` outlives it.
@@ -77,25 +77,25 @@ class RoundDriver {
   bool MustLeave() const;
   void LeaveNext();
   void LeaveAt(RoundId round);
-  // Tells the others that this rank leaves here, and leaves. For kOpen.
+  // Notifies the others that this rank leaves here, and leaves. For kOpen.
   bool Leave();
   // Begins the next epoch. `leave_next`: some rank is about to leave it already.
   bool Resume(uint32_t position, bool leave_next);
 
-  // --- what peers say
+  // --- messages of peers
 
   // A peer waits for this rank in `round`; ignored for a round that is over, or of another epoch.
   void PeerWaits(RoundId round);
   // To the coordinator: a rank is stalled in `round`. True when all ranks are to leave there.
   bool PeerStalled(RoundId round);
 
-  // A peer whose thread has left its requests to the next wait is woken after so long.
+  // A peer whose thread has left its requests to the next wait is woken after this time.
   static constexpr Seconds kWakePeersAfter{0.001};
-  // A rank that has waited so long asks for full negotiation, which can tell which ranks are missing.
+  // A rank that has waited this long requests full negotiation, which can determine which ranks are missing.
   static constexpr Seconds kReportStallAfter{1.0};
 
  private:
-  // How long a wait for others goes on without a look at the time that it has taken.
+  // How long a wait for others continues without a check of the time.
   static constexpr Seconds kLook{0.05};
 
   enum class Exit : uint8_t {

@@ -27,7 +27,7 @@ void RoundOperations::Post() {
     proposal.ids = &parts_.pending->ids();
     if (parts_.pending->has_queued()) proposal.lines = &parts_.pending->MakeLines();
   }
-  // Reading the clock takes as long as a hand-off; the time of the last submission is at hand.
+  // Reading the clock takes as long as a hand-off; the time of the last submission is available.
   const Time since = request != nullptr && !request->had_to_queue ? request->submitted : Clock::now();
   parts_.rounds->Post(
       proposal, data_bytes, [&](uint8_t* target) { WriteInline(*request, target); }, arena_offset, since);

@@ -1,6 +1,6 @@
 // Makes this rank's proposals from its pending requests, and runs what the ranks agree on in a round.
 //
-// It has no state of its own. Threads: used by the driving thread.
+// It has no state. Threads: used by the driving thread.
 #ifndef SPARK_ESTIMATOR_ENGINE_ROUND_OPERATIONS_H_
 #define SPARK_ESTIMATOR_ENGINE_ROUND_OPERATIONS_H_
 
@@ -37,7 +37,7 @@ class RoundOperations {
 
   explicit RoundOperations(Parts parts) : parts_(parts), self_{parts.membership->rank(), parts.membership->size()} {}
 
-  // Posts what is pending, of which there must be something.
+  // Posts the pending requests, of which there must be at least one.
   void Post();
   // Runs what the round that was just concluded agreed on.
   Status RunOutcome();
@@ -47,7 +47,7 @@ class RoundOperations {
   Status RunSet(const Outcome& outcome);
   Status RunWithInlineData(Request& request, const std::vector<int64_t>& rows);
   const std::vector<int64_t>& RowsOf(const Request& request) const { return parts_.cache->At(request.cache_id)->rows; }
-  // Where the one tensor of an allreduce in place lies in this rank's arena; -1 when it does not.
+  // The offset of the one tensor of an allreduce in place in this rank's arena; -1 if it is elsewhere.
   int64_t ArenaOffset(const Request& request) const;
 
   const Parts parts_;

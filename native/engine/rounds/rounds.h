@@ -1,4 +1,4 @@
-// How the proposals of all ranks for one position come together; see proposal.h.
+// Exchanges the proposals of all ranks for one position; see proposal.h.
 #ifndef SPARK_ESTIMATOR_ENGINE_ROUNDS_H_
 #define SPARK_ESTIMATOR_ENGINE_ROUNDS_H_
 
@@ -13,7 +13,7 @@
 
 namespace spark_estimator {
 
-// Used by whoever drives the engine, one thread at a time.
+// Used by the driving thread, one at a time.
 class Rounds {
  public:
   // Writes this rank's data, `bytes` of them, to `target`, where the others will read it.
@@ -21,7 +21,7 @@ class Rounds {
 
   virtual ~Rounds() = default;
 
-  // The most bytes that one rank's data may have to come along with its proposal.
+  // The most bytes of one rank's data that may be sent with its proposal.
   virtual size_t data_limit() const = 0;
   // Begins at `round`, as all ranks do after a return from full negotiation. Positions count up from there.
   virtual void Enter(RoundId round) = 0;
@@ -32,12 +32,12 @@ class Rounds {
   // is late is noticed between waits. *done when the outcome is there. An error ends the engine.
   virtual Status Await(Time deadline, bool* done) = 0;
   virtual const Outcome& outcome() const = 0;
-  // What `rank` brought along, when the outcome says that all did. Valid until the next Post.
+  // The data that `rank` sent with its proposal, if the outcome shows that all did. Valid until the next Post.
   virtual const uint8_t* data_of(int rank) const = 0;
   // How many bytes that are, by its own account and never more than there are.
   virtual size_t data_bytes_of(int rank) const = 0;
-  // Where the tensor of the single proposal, of so many bytes, lies in each rank's arena; false when not all lie in
-  // one.
+  // The address of the single proposal's tensor, of this number of bytes, in each rank's arena; false if some are not
+  // in one.
   virtual bool InArenas(size_t bytes, std::vector<uint8_t*>* data_of) const = 0;
 };
 

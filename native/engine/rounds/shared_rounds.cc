@@ -71,7 +71,7 @@ Status SharedRounds::Await(Time deadline, bool* done) {
       SE_RETURN_IF_ERROR(group_->AwaitFlagUntil(flag, position_ + 1, deadline, &reached));
       if (!reached) {
         SE_RETURN_IF_ERROR(group_->liveness->Check());
-        // Somebody may have said already that the rounds end here, and then nobody need be waited for.
+        // A rank may already have posted that the rounds end here, and then no rank need be waited for.
         for (int rank = 0; rank < group_->size; ++rank) {
           if (!Reached(group_->of(rank).round_posted(), position_ + 1)) continue;
           if ((HeaderOf(rank).flags & ProposalHeader::kLeavesRounds) == 0) continue;
@@ -97,7 +97,7 @@ void SharedRounds::Conclude() {
   uint32_t all_flags = ~uint32_t{0};
   for (int rank = 0; rank < group_->size; ++rank) {
     const ProposalHeader& header = HeaderOf(rank);
-    // Another position in the slot: its rank has left the rounds and come back, so they ended here.
+    // Another position in the slot: its rank has left the rounds and returned, so they ended here.
     if (header.position != position_) any_flags |= ProposalHeader::kLeavesRounds;
     same = same && header.single == first.single;
     any_flags |= header.flags;
@@ -144,7 +144,7 @@ void SharedRounds::ConcludeSets() {
       outcome_.agreed.Intersect(words);
     }
   }
-  // Nothing in common: only a negotiation in full can tell what to do.
+  // Nothing in common: only full negotiation can decide what to do.
   outcome_.leaves_rounds = outcome_.agreed.empty();
 }
 

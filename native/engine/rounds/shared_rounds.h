@@ -2,8 +2,8 @@
 // others'.
 //
 // Two slots a rank suffice: to post position p + 2 a rank must have seen the proposals of all for p + 1, and these were
-// posted by ranks that are through with p. One hand-off a position, and none to spare for small tensors: their data
-// lies in the slot.
+// posted by ranks that have completed p. There is one hand-off per position, also for small tensors: their data is in
+// the slot.
 #ifndef SPARK_ESTIMATOR_ENGINE_SHARED_ROUNDS_H_
 #define SPARK_ESTIMATOR_ENGINE_SHARED_ROUNDS_H_
 
