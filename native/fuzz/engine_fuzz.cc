@@ -1,5 +1,5 @@
-// Fuzzes a whole engine of two with a peer that greets well and then says anything: it ends with an error, never by a
-// crash and never by waiting for ever.
+// Fuzzes a whole engine of two with a peer that sends a valid hello and then any bytes: the engine ends with an error,
+// never by a crash and never by waiting for ever.
 #include <algorithm>
 #include <iterator>
 #include <thread>
@@ -17,7 +17,7 @@ using spark_estimator::testing::ScriptedPeer;
 
 namespace {
 
-// What an engine would take memory for, as much as there is, and the fuzzer has not.
+// An engine would allocate all available memory for these, which the fuzzer does not have.
 bool TakesMuchMemory(const Response& response) {
   return std::ranges::any_of(response.rows, [](int64_t rows) { return rows > 1 << 22 && rows < int64_t{1} << 50; }) ||
          std::ranges::any_of(response.signatures, [](const Signature& signature) {
@@ -25,8 +25,8 @@ bool TakesMuchMemory(const Response& response) {
          });
 }
 
-// Notices are for the log, and nothing is read in them. A goodbye that claims more than was done is believed: what such
-// a peer has done may still be under way to us, however slowly.
+// Notices are for the log, and are not parsed. A goodbye that claims more operations than were done is accepted: a
+// peer's operations may still be in flight, however slowly.
 std::string FrameOf(FrameType type, std::string_view payload) {
   std::string bytes;
   Goodbye goodbye;

@@ -1,4 +1,4 @@
-// Fuzzes the parser of control frames: no bytes may hurt it, and well-formed frames are found whatever the cuts.
+// Fuzzes the parser of control frames: no bytes may break it, and valid frames are found however the stream is cut.
 #include "input.h"
 #include "transport/frame.h"
 
@@ -25,8 +25,7 @@ void TakeStrangeBytes(fuzz::Input* input) {
   fuzz::Require(made <= arrived, "payloads are made of what has arrived");
 }
 
-// Frames of any content, in pieces: all come out as they went in. One wrong byte may hide the rest, but changes
-// nothing.
+// Frames of any content, in pieces: all are returned unchanged. One wrong byte may hide the rest, but changes nothing.
 void TakeFrames(fuzz::Input* input) {
   std::deque<Frame> sent;
   std::string stream;

@@ -1,4 +1,4 @@
-// Fuzzes the ranks' first frames: whatever passes for a hello, the hosts that all ranks make of them are sound.
+// Fuzzes the ranks' first frames: for all accepted hellos, the hosts that the ranks compute are consistent.
 #include <algorithm>
 #include <vector>
 
@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
   std::vector<std::vector<int>> visible;
   for (int rank = 0; rank < size; ++rank) {
     Hello hello;
-    // A hello that is refused ends its job; here its rank sees nobody.
+    // A hello that is refused ends its job; here its rank sees no other.
     if (!Decode(input.Piece(), &hello) || !WhyImpossible(hello, rank, size).empty()) hello.visible_ranks.clear();
     visible.emplace_back(hello.visible_ranks.begin(), hello.visible_ranks.end());
   }

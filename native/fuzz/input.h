@@ -25,7 +25,7 @@ class Input {
   bool empty() const { return rest_.empty(); }
   uint8_t Byte() { return Take<uint8_t>(); }
   uint32_t Number() { return Take<uint32_t>(); }
-  // So many bytes as the next two say, as far as there are.
+  // As many bytes as the next two bytes give, as far as available.
   std::string_view Piece() {
     const size_t length = Take<uint16_t>();
     const std::string_view piece = rest_.substr(0, length);

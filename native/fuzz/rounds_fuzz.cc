@@ -1,5 +1,4 @@
-// Fuzzes the rounds over control frames: ranks that propose, and frames on their way that are changed, doubled or made
-// up.
+// Fuzzes the rounds over control frames: ranks that propose, and frames that are changed, doubled or made up in flight.
 #include <deque>
 #include <memory>
 #include <vector>
@@ -91,7 +90,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
       if (what == 4 && !payload.empty()) payload[input.Byte() % payload.size()] = static_cast<char>(input.Byte());
       if (what == 5) frame.from = input.Byte() % size;
       if (what == 6) (void)ranks[static_cast<size_t>(frame.to)]->Take(frame.from, payload);
-      // A frame that is refused ends its job; here the others go on to be looked at.
+      // A frame that is refused ends its job; here the others are still checked.
       (void)ranks[static_cast<size_t>(frame.to)]->Take(frame.from, payload);
     }
     for (int rank = 0; rank < size; ++rank) {

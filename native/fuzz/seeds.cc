@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
   WriteMessage(5, RoundId{1, 7});
   WriteMessage(6, QuestionMessage{1, "here"});
 
-  // Hellos: so many ranks, then one's after the other; of one host, of two, and such that are refused.
+  // Hellos: the number of ranks, then each rank's; of one host, of two, and some that are refused.
   const auto greet = [](const std::vector<std::vector<int64_t>>& visible) {
     const auto size = static_cast<int32_t>(visible.size());
     std::string hellos(1, static_cast<char>(size - 1));
@@ -116,8 +116,8 @@ int main(int argc, char** argv) {
   greet({{0, 2}, {1}, {0, 1, 2}});
   greet({{-1}, {0, std::numeric_limits<int64_t>::max()}, {0, 0, 3}});
 
-  // Coordinator: so many ranks, a fusion threshold, then (rank, requests, whether to give up on the late) again and
-  // again.
+  // Coordinator: the number of ranks, a fusion threshold, then (rank, requests, whether to give up late ranks)
+  // repeatedly.
   for (const char ranks : {0, 1, 2}) {
     std::string talk = ranks + std::string("\0\0\1\0", 4);
     for (char rank = 0; rank <= ranks; ++rank) talk += rank + Piece(Encode(requests)) + "\1";
@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
       Write("coordinator_fuzz", alone);
     }
   }
-  // Rounds: so many ranks, a proposal of each, then what becomes of each frame.
+  // Rounds: the number of ranks, a proposal of each, then the fate of each frame.
   for (const char ranks : {0, 1, 3}) {
     for (const char kind : {1, 2, 3, 16, 32}) {
       for (const char harm : {0, 1, 2, 3, 4, 5, 6}) {
@@ -136,7 +136,7 @@ int main(int argc, char** argv) {
       }
     }
   }
-  // Rounds in shared memory: so many ranks, a proposal, then what stands in each peer's slot and how honest that is.
+  // Rounds in shared memory: the number of ranks, a proposal, then the content of each peer's slot and how valid it is.
   for (const int32_t single : {-1, 2, 4, 1 << 30}) {
     for (const char kind : {0, 1, 2, 4, 15}) {
       ProposalHeader header{1, 3, ProposalHeader::kInArena | ProposalHeader::kCarriesData, single, 2, 8, 1 << 20, 3};

@@ -19,7 +19,7 @@ class Alive : public Liveness {
   Status Check() override { return Status::Ok(); }
 };
 
-// Mapped once: making segments takes longer than all else.
+// Mapped once: making segments takes longer than everything else.
 SharedGroup& GroupOf(int size) {
   static Alive alive;
   static std::vector<std::unique_ptr<SharedGroup>> groups(5);

@@ -1,4 +1,4 @@
-// The few assertions that the native tests need; a failed one says where and with which values, and ends the program.
+// The few assertions that the native tests need; a failed one prints its position and values, and ends the program.
 #ifndef SPARK_ESTIMATOR_TESTS_CHECK_H_
 #define SPARK_ESTIMATOR_TESTS_CHECK_H_
 

@@ -1,4 +1,4 @@
-// ucontext, with AddressSanitizer told about every change of stacks.
+// ucontext, with every change of stacks reported to AddressSanitizer.
 #include "fiber.h"
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 namespace spark_estimator::testing {
 
 Fiber::Fiber(std::function<void()> body) : body_(std::move(body)) {
-  // Pages that are never touched cost nothing; an overflow meets the page at the low end and stops.
+  // Pages that are never touched cost nothing; an overflow hits the page at the low end and stops.
   stack_ = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   CHECK(stack_ != MAP_FAILED);
   CHECK_EQ(mprotect(stack_, 4096, PROT_NONE), 0);

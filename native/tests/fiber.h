@@ -1,4 +1,4 @@
-// A function with a stack of its own that can be left in the middle and resumed, in one thread.
+// A function with a separate stack that can be left in the middle and resumed, in one thread.
 #ifndef SPARK_ESTIMATOR_TESTS_FIBER_H_
 #define SPARK_ESTIMATOR_TESTS_FIBER_H_
 
@@ -30,7 +30,7 @@ class Fiber {
   ucontext_t inside_{};
   ucontext_t outside_{};
   bool done_ = false;
-  // What AddressSanitizer wants to be told; unused without it.
+  // Arguments for AddressSanitizer; unused without it.
   void* fake_stack_inside_ = nullptr;
   void* fake_stack_outside_ = nullptr;
   const void* outside_bottom_ = nullptr;

@@ -124,7 +124,7 @@ class Caller {
 
   CudaStream stream() const { return stream_; }
   void Delay(int microseconds) { Fake().fake_cuda_delay(stream_, microseconds); }
-  // What comes behind waits until somebody counts down. The latch must live until the stream is synchronised.
+  // Later work waits until the latch is counted down. The latch must live until the stream is synchronised.
   void Hold(std::latch* until) {
     Fake().fake_cuda_enqueue(stream_, [](void* latch) { static_cast<std::latch*>(latch)->wait(); }, until);
   }
@@ -144,7 +144,7 @@ class Caller {
     CHECK_EQ(Fake().cuda.EventDestroy(event), 0);
   }
 
-  // An operation between what this stream did so far and what it does from now on; its events go back at once.
+  // An operation between this stream's earlier and later work; its events are returned at once.
   template <typename Group>
   Status Order(Group& group, const std::function<Status(CudaEvent ready, CudaEvent done)>& operation) {
     const CudaApi& cuda = Fake().cuda;

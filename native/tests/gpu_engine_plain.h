@@ -1,4 +1,4 @@
-// One tensor on a rank's GPU, and what an engine says when it does not reduce it.
+// One tensor on a rank's GPU, and an engine's error if it does not reduce it.
 #ifndef SPARK_ESTIMATOR_TESTS_GPU_ENGINE_PLAIN_H_
 #define SPARK_ESTIMATOR_TESTS_GPU_ENGINE_PLAIN_H_
 

@@ -22,7 +22,7 @@ inline JobOptions OnGpu(Channel channel, int32_t operations) {
   return options;
 }
 
-// A rank with a stream of its own on its device.
+// A rank with a separate stream on its device.
 struct GpuRank {
   Rank& me;
   Caller caller;

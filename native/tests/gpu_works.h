@@ -1,4 +1,4 @@
-// One operation of a rank on its NCCL group: its tensors, filled late and read at once, and what is to come out,
+// One operation of a rank on its NCCL group: its tensors, filled late and read at once, and the expected result,
 // computed in float64.
 #ifndef SPARK_ESTIMATOR_TESTS_GPU_WORKS_H_
 #define SPARK_ESTIMATOR_TESTS_GPU_WORKS_H_
@@ -104,7 +104,7 @@ inline std::string Describe(const char* op, const Reduction& reduction, size_t c
          std::to_string(count);
 }
 
-// The input comes late, the output is wanted at once.
+// The input is late, the output is read at once.
 inline void StartAllreduce(Member& me, Caller& caller, Work& work, const Reduction& reduction, size_t count,
                            uint32_t seed, bool in_place) {
   work.dtype = reduction.dtype;
@@ -232,7 +232,7 @@ inline void StartAlltoall(Member& me, Caller& caller, Work& work, int32_t dtype,
   caller.Download(output, &work.output);
 }
 
-// One of all operations, drawn alike by all of three ranks, on tensors of up to so many elements.
+// One of all operations, drawn equally by all of three ranks, on tensors of up to this number of elements.
 inline void StartAny(Member& me, Caller& caller, Work& work, std::span<const int32_t> dtypes, size_t most,
                      std::mt19937& common) {
   const int32_t dtype = dtypes[common() % dtypes.size()];

@@ -72,7 +72,7 @@ class HeldLink {
   std::thread thread_;
 };
 
-// Memory that stops the first thread that reads it, in the middle of whatever it does, until LetGo. One at a time.
+// Memory that stops the first thread that reads it, in the middle of any operation, until LetGo. One at a time.
 class HeldMemory {
  public:
   explicit HeldMemory(size_t bytes) : bytes_(bytes) {
@@ -93,7 +93,7 @@ class HeldMemory {
   HeldMemory(const HeldMemory&) = delete;
   HeldMemory& operator=(const HeldMemory&) = delete;
 
-  // Zeros, once it is let go.
+  // Zeros, once it is released.
   float* get() const { return static_cast<float*>(memory_); }
   void LetGo() { CHECK_EQ(write(pipe_[1], "x", 1), 1); }
 

@@ -33,7 +33,7 @@ struct JobOptions {
   double stall_shutdown_seconds = 0;
   int socket_buffer_bytes = 0;  // small ones force short writes; 0: the system's
   bool last_rank_cannot_share = false;
-  int ranks_per_host = 0;  // with shared memory: hosts of so many ranks; 0: one host
+  int ranks_per_host = 0;  // with shared memory: ranks per host; 0: one host
   int32_t cache_capacity = 1024;
   int32_t overlap = 0;
   double heartbeat_seconds = 1;

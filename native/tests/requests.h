@@ -13,7 +13,7 @@
 
 namespace spark_estimator::testing {
 
-// An allreduce of float32 unless said otherwise; `number`: of an unnamed request.
+// An allreduce of float32 by default; `number`: of an unnamed request.
 inline Signature SignatureOf(const std::string& name, std::vector<int64_t> dims = {4}, int32_t op = SE_ALLREDUCE,
                              int64_t number = Signature::kNamed) {
   Signature signature;

@@ -66,7 +66,7 @@ class ScriptedPeer {
   se_engine* engine = nullptr;
 
  private:
-  // An engine that has heard enough closes its end.
+  // An engine that detects an error closes its end.
   static void SendAll(int fd, const std::string& bytes) {
     for (size_t sent = 0; sent < bytes.size();) {
       const ssize_t n = send(fd, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);

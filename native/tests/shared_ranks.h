@@ -16,7 +16,7 @@
 
 namespace spark_estimator::testing {
 
-// Alive until somebody says otherwise.
+// Alive until a test changes it.
 class Life : public Liveness {
  public:
   Status Check() override { return gone ? Status(SE_PEER_LOST, "a peer is gone") : Status::Ok(); }

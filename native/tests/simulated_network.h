@@ -1,8 +1,8 @@
 // A modelled network behind StreamGroup: the real algorithms of up to a thousand ranks in one thread, on virtual time.
 //
-// Every rank is a fiber that runs until it waits; a queue of events decides who goes on, and when. A byte costs time on
-// its host's link out and on the other host's link in, which all ranks of a host share; a call costs its rank time. A
-// wait that nothing can end is reported as the deadlock that it is.
+// Every rank is a fiber that runs until it waits; a queue of events decides which fiber continues, and when. A byte
+// costs time on its host's link out and on the other host's link in, which all ranks of a host share; a call costs its
+// rank time. A wait that nothing can end is reported as the deadlock that it is.
 #ifndef SPARK_ESTIMATOR_TESTS_SIMULATED_NETWORK_H_
 #define SPARK_ESTIMATOR_TESTS_SIMULATED_NETWORK_H_
 
@@ -51,7 +51,7 @@ class SimulatedNetwork {
   // Runs `body` on every rank from the present time on, until all have returned. `group` is the rank's own, the same at
   // every run.
   void Run(const std::function<void(StreamGroup& group)>& body);
-  // Inside a body: lets the rank be busy for so long.
+  // Inside a body: lets the rank be busy for this time.
   void Spend(const StreamGroup& group, double seconds);
 
   int size() const { return static_cast<int>(ranks_.size()); }
@@ -76,7 +76,7 @@ class SimulatedNetwork {
     std::unique_ptr<Group> group;
     std::unique_ptr<Fiber> fiber;
     double now = 0;
-    double wake = 0;  // of the event that stands for it
+    double wake = 0;  // of its event
     bool waiting = false;
     bool done = true;
     std::map<int, Stream> from;  // by peer; only those that have sent
@@ -90,7 +90,7 @@ class SimulatedNetwork {
   };
 
   Rank& rank(int index) { return ranks_[static_cast<size_t>(index)]; }
-  // Gives way to whoever comes first on the clock.
+  // Yields to the earliest event.
   void LetOthersCatchUp(Rank& me, int index);
   void Schedule(int index, double time);
   double Transmit(int from, int to, size_t bytes, double at);

@@ -1,4 +1,4 @@
-// One rank of a job in a process of its own, to which something happens, and the others as threads of this one.
+// One rank of a job in a separate process, which fails, and the others as threads of this one.
 #ifndef SPARK_ESTIMATOR_TESTS_VICTIM_H_
 #define SPARK_ESTIMATOR_TESTS_VICTIM_H_
 

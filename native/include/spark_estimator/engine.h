@@ -1,14 +1,15 @@
-/* The C ABI of the spark_estimator collective engine: the only door into the native library.
+/* The C ABI of the spark_estimator collective engine: the only interface of the native library.
  *
  * An engine is one rank's membership of one group of ranks: of a job, or of a process set of it. It is created from
- * sockets that somebody else has connected and authenticated and from shared segments that somebody else has passed on:
- * the library never listens, resolves names, reads the environment or runs Python, and of cryptography it does what the
- * handshakes of its sockets have agreed on: the encryption of what they carry. All functions may
- * be called from any thread of the process that created the engine; calls do not block except where it is said. Every
- * function that can fail returns an se_status; se_last_error() then gives the sentence, for the calling thread.
+ * sockets that the caller has connected and authenticated and from shared segments that the caller has passed on: the
+ * library never listens, resolves names, reads the environment or runs Python, and of cryptography it does what the
+ * handshakes of its sockets have agreed on: the encryption of what they carry. All functions may be called from any
+ * thread of the process that created the engine; calls do not block except where documented. Every function that can
+ * fail returns an se_status; se_last_error() then returns the message, for the calling thread.
  *
- * Order of calls: se_segment_create (optional) -> se_engine_create -> { se_submit -> se_wait | se_poll -> se_release }*
- * -> se_engine_shutdown -> se_engine_destroy. A plan is a request that is made once and submitted many times.
+ * Order of calls: se_segment_create (optional) -> se_engine_create -> { se_submit -> se_wait | se_poll ->
+ * se_release }* -> se_engine_shutdown -> se_engine_destroy. A plan is a request that is made once and submitted
+ * many times.
  */
 #ifndef SPARK_ESTIMATOR_ENGINE_H_
 #define SPARK_ESTIMATOR_ENGINE_H_
@@ -95,14 +96,14 @@ typedef struct se_encryption {
   uint8_t receive[SE_SECRET_BYTES];
 } se_encryption;
 
-/* How GPU tensors travel. Found out at the first of them, by all ranks together; se_describe("gpu") tells. */
+/* How GPU tensors are sent. Chosen at the first of them, by all ranks together; se_describe("gpu") reports it. */
 typedef enum se_gpu_operations {
   SE_GPU_AUTO = 0,  /* what is fastest of the following */
-  SE_GPU_NCCL = 1,  /* NCCL, each rank with a GPU of its own; it fails where that cannot be */
+  SE_GPU_NCCL = 1,  /* NCCL, each rank with a separate GPU; fails if that is not possible */
   SE_GPU_STAGED = 2 /* through pinned host memory and the host's algorithms, which works everywhere */
 } se_gpu_operations;
 
-/* What the engine is told of one other rank. Descriptors are owned by the engine from the moment se_engine_create is
+/* The engine's input on one other rank. Descriptors are owned by the engine from the moment se_engine_create is
  * called, also when it fails. */
 typedef struct se_peer {
   int32_t rank;        /* in this group */
@@ -130,23 +131,23 @@ typedef struct se_config {
   int32_t cores;          /* that this process may use: its affinity, its control group's quota */
   int32_t hierarchical;   /* allreduce inside hosts first, then across: 1 always where it can be, 0 never, -1 by size */
   int32_t affinity_core;  /* the core that the engine's thread is bound to, -1 for none */
-  int32_t spin_microseconds; /* busy waiting before sleeping in a shared-memory wait: at most so long; -1: adaptive */
-  int64_t fusion_threshold_bytes; /* small allreduces are run as one up to so many bytes; 0 turns fusion off */
+  int32_t spin_microseconds;      /* longest busy waiting before sleeping in a shared-memory wait; -1: adaptive */
+  int64_t fusion_threshold_bytes; /* small allreduces are fused up to this size; 0 turns fusion off */
   double start_timeout_seconds;   /* how long creation waits for the peers' hello */
-  double stall_warning_seconds;  /* a request that some ranks have not submitted for so long is told on stderr, as is an
-                                    operation without progress for so long; 0: never */
-  double stall_shutdown_seconds; /* ... and for so long fails on all ranks, the operation by SE_PEER_LOST; 0: never */
-  double heartbeat_seconds;      /* between two signs of life; 0: none are sent, and nobody is taken for frozen */
-  double silence_seconds;        /* a peer that gave none for so long is lost */
+  double stall_warning_seconds;  /* a request that some ranks have not submitted for this time is reported on stderr, as
+                                    is an operation without progress for this time; 0: never */
+  double stall_shutdown_seconds; /* ... and for this time fails on all ranks, the operation by SE_PEER_LOST; 0: never */
+  double heartbeat_seconds;      /* between two heartbeats; 0: none are sent, and no rank is treated as frozen */
+  double silence_seconds;        /* a peer that sent none for this time is lost */
   const char* name;              /* this rank's "host (pid 123)", for messages; copied */
   int32_t gpu_operations;        /* se_gpu_operations, the same on all ranks */
   int32_t ranks_on_host;         /* of the job, this one included; 0: not known. With more of them than GPUs that they
                                     see some have to share one */
-  const char* cuda_library;      /* path of libcudart.so; NULL or "": what the process has loaded, else what the linker
-                                    finds. It is opened at the first GPU tensor, as is the next one; copied */
-  const char* nccl_library;      /* the same of libnccl.so */
-  const char* crypto_library;    /* absolute path of OpenSSL's libcrypto, 1.1.1 or later; opened when a connection is
-                                    encrypted; copied */
+  const char* cuda_library; /* path of libcudart.so; NULL or "": the copy that the process has loaded, else the one that
+                               the linker finds. It is opened at the first GPU tensor, as is the next one; copied */
+  const char* nccl_library; /* the same of libnccl.so */
+  const char* crypto_library; /* absolute path of OpenSSL's libcrypto, 1.1.1 or later; opened when a connection is
+                                 encrypted; copied */
 } se_config;
 
 /* One tensor of a request. 0-dimensional tensors have one element. */
@@ -158,31 +159,31 @@ typedef struct se_tensor {
   int32_t dtype;        /* se_dtype */
   int32_t num_dims;
   const int64_t* dims; /* [num_dims], compared across ranks (allgather, alltoall: all but dims[0]); copied */
-  float* residue; /* NULL: travels as it is. Else, for the sum or average of float32 in host memory: may travel as int8
-                     between hosts, in blocks of 256 values with a scale each. What rounding leaves out is put here,
-                     and added to the input of the next request with this residue; as many elements as input, at first
-                     zeros. Small tensors, and those of one host, travel as they are and leave it as it is. All ranks
-                     must give one or none */
+  float* residue; /* NULL: sent unchanged. Else, for the sum or average of float32 in host memory: may be sent as int8
+                     between hosts, in blocks of 256 values with a scale each. The rounding error is stored here, and
+                     added to the input of the next request with this residue; as many elements as input, at first
+                     zeros. Small tensors, and those of one host, are sent unchanged and do not change it. All ranks
+                     must pass one or none */
 } se_tensor;
 
 /* One collective. Memory must stay valid, and must not be written, until the handle is done. */
 typedef struct se_request {
   uint32_t struct_bytes; /* sizeof(se_request), checked */
-  const char* name;      /* how the ranks' requests find each other; UTF-8, 1..4095 bytes; copied. See `unnamed` */
+  const char* name;      /* matches the ranks' requests; UTF-8, 1..4095 bytes; copied. See `unnamed` */
   int32_t op;            /* se_op */
   int32_t reduce_op;     /* se_reduce_op; allreduce and (Average, Sum) reducescatter */
   int32_t root_rank;     /* broadcast: in this group */
   int32_t num_tensors;   /* barrier and join 0; broadcast and alltoall 1; others 1 or a group of n >= 1, agreed on and
-                            done as one: all or nothing. Adasum scales each tensor of a group by itself */
+                            done as one: all or nothing. Adasum scales each tensor of a group separately */
   const se_tensor* tensors; /* [num_tensors]; copied */
   const int64_t* splits;    /* alltoall: [size] rows for each rank, sum dims[0]; NULL: even shares */
   double prescale;  /* allreduce, reducescatter: multiplied before the reduction; integers are truncated toward zero */
   double postscale; /* ... and after it */
   int32_t unnamed;  /* 1: `name` is a kind, of which there should be few; it ends in ".noname". The requests of a kind
-                       find each other by their order: the n-th of this rank meets the n-th of every other. Any number
-                       may be in flight. The engine calls them "<kind>.<n>", counting from 0, and anew when all ranks
-                       have joined; such a name is refused where a request has one of its own */
-  int32_t place;    /* se_place: where all its tensors lie. Ranks whose tensors lie here and there disagree */
+                       are matched by their order: the n-th of this rank with the n-th of every other. Any number may be
+                       in flight. The engine calls them "<kind>.<n>", counting from 0, and again from 0 when all ranks
+                       have joined; a request with its own name may not use such a name */
+  int32_t place;    /* se_place: of all its tensors. Ranks with tensors in different places disagree */
   int32_t device;   /* SE_GPU: on which one, as this process counts them (cudaSetDevice). A rank uses one in a group */
   void* stream;     /* SE_GPU: a cudaStream_t of it (NULL is CUDA's default stream): what has been enqueued there so far
                        is done before the tensors are read or written. One that is being captured into a graph is
@@ -191,13 +192,13 @@ typedef struct se_request {
 
 /* What an allgather or alltoall made of one tensor, or a join. */
 typedef struct se_result {
-  void* data;    /* all ranks' rows in rank order: the tensor's output when that sufficed, else memory owned by the
-                    handle until se_take_result_data */
+  void* data;    /* all ranks' rows in rank order: the tensor's output if that sufficed, else memory owned by the handle
+                    until se_take_result_data */
   int64_t bytes; /* size of data */
   const int64_t* rows; /* [size]: the first dimension that each rank gave; owned by the handle */
   int32_t last_joined; /* join: the rank (in this group) that joined last; else -1 */
   int32_t owned;       /* 1: data is the handle's memory; 0: it is the tensor's output */
-  int32_t place;       /* se_place: SE_GPU: data lies on the request's GPU; when it is there says se_await_on_stream */
+  int32_t place; /* se_place: SE_GPU: data is on the request's GPU; for when it is complete see se_await_on_stream */
 } se_result;
 
 typedef struct se_engine se_engine;
@@ -208,9 +209,9 @@ SE_API int32_t se_abi_version(void);
 SE_API const char* se_last_error(void);
 /* Build facts for `doctor`: compiler, instruction sets in use. Static storage. */
 SE_API const char* se_build_info(void);
-/* Opens the CUDA runtime at `path` ("": what the process has loaded, else what the linker finds), asks it and its
- * driver for their versions (12090 is 12.9) and how many devices this process sees, and closes it. What was not found
- * is 0, and the status is not SE_OK; then se_last_error says what to do. */
+/* Opens the CUDA runtime at `path` ("": the copy that the process has loaded, else the one that the linker finds),
+ * reads its and its driver's versions (12090 is 12.9) and how many devices this process sees, and closes it. A
+ * missing value is 0, and the status is not SE_OK; then se_last_error has the remedy. */
 SE_API int32_t se_cuda_probe(const char* path, int32_t* runtime_version, int32_t* driver_version, int32_t* devices);
 /* The same of NCCL (22703 is 2.27.3). It needs no driver and no device. */
 SE_API int32_t se_nccl_probe(const char* path, int32_t* version);
@@ -233,39 +234,40 @@ SE_API int32_t se_engine_create(const se_config* config, const se_peer* peers, s
 
 /* Hands over a request. Does not block. On SE_OK, *handle is a positive number. */
 SE_API int32_t se_submit(se_engine* engine, const se_request* request, int64_t* handle);
-/* Submits and waits, in the caller's thread where that is fastest: SE_OK when done (then *handle is 0 and there is
- * nothing to release, unless the op has a result), SE_IN_PROGRESS when timeout_seconds passed first (go on with
- * se_wait), else what became of it. With SE_OK the request's stream has been told to wait, as by se_await_on_stream. */
+/* Submits and waits, in the caller's thread if that is fastest: SE_OK when done (then *handle is 0 and there is
+ * nothing to release, unless the op has a result), SE_IN_PROGRESS when timeout_seconds passed first (continue with
+ * se_wait), else the request's error. With SE_OK the request's stream waits for it, as after se_await_on_stream. */
 SE_API int32_t se_run(se_engine* engine, const se_request* request, double timeout_seconds, int64_t* handle);
-/* SE_OK when done well, SE_IN_PROGRESS when not done, else what became of it. */
+/* SE_OK when it has succeeded, SE_IN_PROGRESS when not done, else its error. */
 SE_API int32_t se_poll(se_engine* engine, int64_t handle);
-/* As se_poll, but blocks up to timeout_seconds. Callers that must react to signals call it again and again. A time-out
- * ends a wait also while the request's operation runs, within some 50 ms: the engine goes on with it, its memory stays
- * in use, and another wait may follow. One of GPU tensors that go through host memory is waited for to its end. */
+/* As se_poll, but blocks up to timeout_seconds. Callers that must react to signals call it repeatedly. A time-out
+ * ends a wait also while the request's operation runs, within some 50 ms: the engine continues it, its memory stays
+ * in use, and another wait may follow. A request of GPU tensors that are sent through host memory is waited for to
+ * its end. */
 SE_API int32_t se_wait(se_engine* engine, int64_t handle, double timeout_seconds);
 /* The result of a request that is done, for one of its tensors; valid until se_release. */
 SE_API int32_t se_get_result(se_engine* engine, int64_t handle, int32_t tensor, se_result* result);
 /* Moves the memory of a result out of the handle; to be freed by se_free. */
 SE_API int32_t se_take_result_data(se_engine* engine, int64_t handle, int32_t tensor, void** data);
 SE_API void se_free(void* data);
-/* GPU requests are done (se_poll, se_wait) as soon as all that they need has been handed to the GPU. These two say when
- * results may be read, for a handle that is done well, and before it is released; they do not block, except where a
- * result is copied to memory that CUDA does not know. */
+/* GPU requests are done (se_poll, se_wait) as soon as all of their work is enqueued on the GPU. These two report
+ * when results may be read, for a handle that has succeeded, and before it is released; they do not block, except
+ * where a result is copied to memory that CUDA does not know. */
 /* What is enqueued on `stream` from now on finds the request's outputs written. */
 SE_API int32_t se_await_on_stream(se_engine* engine, int64_t handle, void* stream);
 /* The same, and then copies the result of an allgather or alltoall that the handle owns to `output`, on the stream. */
 SE_API int32_t se_copy_result(se_engine* engine, int64_t handle, int32_t tensor, void* output, void* stream);
-/* Forgets a handle. One that is not done is only detached: its memory stays in use until the engine is through. */
+/* Forgets a handle. One that is not done is only detached: its memory stays in use until the engine has finished. */
 SE_API void se_release(se_engine* engine, int64_t handle);
 
-/* A request that is checked and named once, with memory given at each submission: a bucket plan, a metric, a flag. One
- * submission of a plan may be in flight. Destroy it before the engine, and not in flight. The request's addresses are
- * not looked at, but for its residues, which are those of every submission; its output_bytes are the room at the
- * outputs of every submission. */
+/* A request that is checked and named once, with memory passed at each submission: a bucket plan, a metric, a flag.
+ * One submission of a plan may be in flight. Destroy it before the engine, and not in flight. The request's
+ * addresses are ignored, except its residues, which are those of every submission; its output_bytes are the room at
+ * the outputs of every submission. */
 SE_API int32_t se_plan_create(se_engine* engine, const se_request* request, se_plan** plan);
-#define SE_DEFER 1 /* nobody needs the result before the next se_wait of this rank; see se_config.overlap */
-/* `inputs`, `outputs`: [num_tensors] addresses in the order of the request's tensors; copied. `stream` stands for the
- * request's where it is of SE_GPU. */
+#define SE_DEFER 1 /* no rank needs the result before the next se_wait of this rank; see se_config.overlap */
+/* `inputs`, `outputs`: [num_tensors] addresses in the order of the request's tensors; copied. `stream` replaces the
+ * request's if it is of SE_GPU. */
 SE_API int32_t se_plan_submit(se_plan* plan, const void* const* inputs, void* const* outputs, void* stream,
                               int32_t flags, int64_t* handle);
 /* As se_run. */
@@ -273,9 +275,9 @@ SE_API int32_t se_plan_run(se_plan* plan, const void* const* inputs, void* const
                            double timeout_seconds, int64_t* handle);
 SE_API void se_plan_destroy(se_plan* plan);
 
-/* Memory of this rank that all ranks of its host see: an allreduce whose tensors all lie in such memory on all ranks
- * copies nothing. Page-aligned and zeroed. SE_NO_MEMORY when the engine has no segment or memory runs out; to be freed
- * before the engine is destroyed. */
+/* Memory of this rank that all ranks of its host see: an allreduce whose tensors are all in such memory on all
+ * ranks copies nothing. Page-aligned and zeroed. SE_NO_MEMORY when the engine has no segment or memory runs out; to
+ * be freed before the engine is destroyed. */
 SE_API int32_t se_shared_allocate(se_engine* engine, int64_t bytes, void** data);
 SE_API void se_shared_free(se_engine* engine, void* data);
 
@@ -283,10 +285,10 @@ SE_API void se_shared_free(se_engine* engine, void* data);
 SE_API int64_t se_counter(se_engine* engine, const char* name);
 SE_API const char* se_counter_names(void);
 
-/* What the engine knows of itself as text: "flight_recorder" (the last 1,000 ops, one a line, newest last),
- * "algorithms" (which one for which size), "gpu" (how GPU tensors travel, and why; empty before the first) or "running"
- * (the operation that runs and the ranks that it waits for; empty when it waits for none). Copies up to `capacity`
- * bytes with a closing NUL; *bytes gets the length that the whole text has. */
+/* The engine's state as text: "flight_recorder" (the last 1,000 ops, one a line, newest last), "algorithms" (the
+ * one for each size), "gpu" (how GPU tensors are sent, and why; empty before the first) or "running" (the operation
+ * that runs and the ranks that it waits for; empty when it waits for none). Copies up to `capacity` bytes with a
+ * closing NUL; *bytes gets the length that the whole text has. */
 SE_API int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t capacity, int64_t* bytes);
 
 /* Starts writing a Chrome trace of this rank's ops to `path` (created or overwritten); SE_INVALID_ARGUMENT when one is
@@ -294,16 +296,16 @@ SE_API int32_t se_describe(se_engine* engine, const char* what, char* text, int6
 SE_API int32_t se_timeline_start(se_engine* engine, const char* path, int32_t mark_cycles);
 SE_API int32_t se_timeline_stop(se_engine* engine);
 
-/* Waits for the engine to ask its process for something only that can tell; for a thread that has nothing else to do.
- * SE_OK with a question, SE_IN_PROGRESS when the time passed, SE_SHUT_DOWN when none will come any more.
- * The one question there is: what is this process doing (its stacks), because others wait for it? */
+/* Waits for the engine's question to its process; for a thread that does nothing else. SE_OK with a question,
+ * SE_IN_PROGRESS when the time passed, SE_SHUT_DOWN when there will be no more. The only question: what is this
+ * process doing (its stacks), because others wait for it? */
 SE_API int32_t se_await_question(se_engine* engine, double timeout_seconds, int64_t* question);
 SE_API int32_t se_answer(se_engine* engine, int64_t question, const char* text);
 
-/* Leaves the job: tells the peers, fails what is pending with SE_SHUT_DOWN, ends the thread. Blocks for at most about a
- * second, so that peers can read what was sent; before that until this rank's GPU is through with what was done on it,
- * which other ranks may still compute with (4 x start_timeout_seconds at most); and after it up to two seconds for the
- * other ranks of a group of GPUs to leave, too. Idempotent. */
+/* Leaves the job: notifies the peers, fails pending requests with SE_SHUT_DOWN, ends the thread. Blocks for at most
+ * about a second, so that peers can read what was sent; before that until this rank's GPU has finished its
+ * operations, which other ranks may still need (4 x start_timeout_seconds at most); and after it up to two seconds
+ * for the other ranks of a group of GPUs to leave, too. Idempotent. */
 SE_API int32_t se_engine_shutdown(se_engine* engine);
 /* Frees the engine (after a shutdown, which it does if need be). Handles die with it. */
 SE_API void se_engine_destroy(se_engine* engine);
@@ -325,16 +327,16 @@ typedef struct se_tensorflow_tensor {
 typedef int32_t (*se_tensorflow_allocate)(void* context, int32_t output, int32_t num_dims, const int64_t* dims,
                                           void** data);
 
-/* One run of a node, as its attributes say; valid until the function that gets it returns. */
+/* One run of a node, by its attributes; valid until the function that gets it returns. */
 typedef struct se_tensorflow_call {
-  uint32_t struct_bytes;         /* sizeof(se_tensorflow_call) */
-  const char* op;                /* "SparkEstimatorAllreduce" and its like: native/tensorflow/nodes.cc lists them */
-  const char* request;           /* how the ranks' requests find each other */
-  const char* text;              /* of a question, or of what ranks agree on; of an allreduce, by what the process
-                                    knows the residues of its tensors, "" without them; else "" */
-  int32_t reduce_op;             /* se_reduce_op */
-  int32_t root_rank;             /* in the job */
-  int32_t process_set;           /* its id where the graph was built */
+  uint32_t struct_bytes; /* sizeof(se_tensorflow_call) */
+  const char* op;        /* "SparkEstimatorAllreduce" and its like: native/tensorflow/nodes.cc lists them */
+  const char* request;   /* matches the ranks' requests */
+  const char* text;      /* of a query, or of an agreement; of an allreduce, the process's keys for the residues of its
+                            tensors, "" without them; else "" */
+  int32_t reduce_op;     /* se_reduce_op */
+  int32_t root_rank;     /* in the job */
+  int32_t process_set;   /* its id where the graph was built */
   const char* process_set_ranks; /* its ranks there, with commas between them; "" for the set of all ranks */
   double prescale;
   double postscale;
@@ -347,15 +349,15 @@ typedef struct se_tensorflow_call {
   int32_t completed; /* out: 1 once all outputs are there; with SE_OK and 0 the run fails */
 } se_tensorflow_call;
 
-/* Does the work of a node: SE_OK, SE_INVALID_ARGUMENT or another status with a sentence of at most `capacity` bytes in
- * `message`. A callback of ctypes returns 0 (SE_OK) when an exception leaves it, hence `completed`. Called in a thread
- * of the engine's that may wait; several calls may run at once. */
+/* Does the work of a node: SE_OK, SE_INVALID_ARGUMENT or another status with a text of at most `capacity` bytes in
+ * `message`. A callback of ctypes returns 0 (SE_OK) when an exception leaves it, hence `completed`. Called in a
+ * thread of the engine's that may wait; several calls may run at once. */
 typedef int32_t (*se_tensorflow_work)(se_tensorflow_call* call, char* message, int64_t capacity);
 
-/* Registers the ops of collectives in TensorFlow's graphs, and their kernels, which call `work`. `path` is that of the
- * process's libtensorflow_framework.so, of a release whose asynchronous kernels get a std::function<void()> of
- * libstdc++ as their callback. SE_SYSTEM_ERROR when it lacks a function of its C API. For good: a second call replaces
- * `work` only. */
+/* Registers the ops of collectives in TensorFlow's graphs, and their kernels, which call `work`. `path` is that of
+ * the process's libtensorflow_framework.so, of a release whose asynchronous kernels get a std::function<void()> of
+ * libstdc++ as their callback. SE_SYSTEM_ERROR when it lacks a function of its C API. Permanent: a second call
+ * replaces `work` only. */
 SE_API int32_t se_tensorflow_register(const char* path, se_tensorflow_work work);
 
 /* The record layer of encrypted connections, for connections other than an engine's. One sealer or opener is one end of
@@ -376,9 +378,9 @@ SE_API int32_t se_open(se_opener* opener, const void* records, int64_t bytes, vo
                        int64_t* opened);
 SE_API void se_opener_destroy(se_opener* opener);
 
-/* Binds this process to its parent: when the parent dies, the whole process group of this process is killed (SIGKILL),
- * grandchildren included. The caller must lead its own process group.
- * `parent_pid` is the parent expected; SE_SHUT_DOWN when it is gone already. Linux only; elsewhere a no-op. */
+/* Binds this process to its parent: when the parent dies, the whole process group of this process is killed
+ * (SIGKILL), grandchildren included. The caller must lead its own process group. `parent_pid` is the expected
+ * parent; SE_SHUT_DOWN if it has already ended. Linux only; elsewhere a no-op. */
 SE_API int32_t se_die_with_parent(int32_t parent_pid);
 
 #ifdef __cplusplus

@@ -45,7 +45,7 @@ void HostsFromVisibility() {
 
   // Rank 1 sees rank 2, but not the other way: they do not share.
   CHECK(HostsOf({{}, {2}, {}}).members == Members({{0}, {1}, {2}}));
-  // 0 and 1, and 1 and 2 see one another, 0 and 2 do not: nobody of the three shares; 3 and 4 do.
+  // 0 and 1, and 1 and 2 see each other, 0 and 2 do not: none of the three shares; 3 and 4 do.
   CHECK(HostsOf({{1}, {0, 2}, {1}, {4}, {3}}).members == Members({{0}, {1}, {2}, {3, 4}}));
   CHECK_EQ(HostsOf({{}}).ranks_per_host(), 1);
   CHECK_EQ(HostsOf({}).count(), 0);
@@ -186,7 +186,7 @@ void ListsOfBuffers() {
   });
 }
 
-// What all ranks have received and what they still owe is what they have given, whichever shape the job has.
+// Received values plus residues equal the sent values, for every shape of the job.
 void CheckInt8(const Members& shape, size_t n, int steps) {
   std::vector<double> owed(n), received, given(n);
   std::mutex mutex;

@@ -51,7 +51,7 @@ std::vector<Tensor> Tensors(const std::vector<size_t>& sizes) {
 constexpr float kPrescale = 0.5f;
 constexpr double kFactor = 4.0;
 
-// Over some steps: what everybody has received is what all have given, less what they owe; the same bits everywhere.
+// Over some steps: each rank's received values equal all sent values minus the residues; the same bits on all ranks.
 void CheckSums(int size, const std::vector<size_t>& sizes, int socket_buffer_bytes = 0) {
   std::vector<std::vector<double>> balance(sizes.size());
   std::vector<std::vector<float>> last(sizes.size());
@@ -109,7 +109,8 @@ void Nothing() {
   RunStreamRanks(3, [](StreamGroup& group) { CHECK_OK(Int8Allreduce(group, {}, 1.0f, Finish{})); });
 }
 
-// What one rank cannot say in int8 is NaN on all, owes nothing on any, and leaves the blocks beside it alone.
+// A value that one rank cannot encode in int8 is NaN on all, has no residue on any, and does not change the blocks
+// beside it.
 void ValuesThatAreNotFinite() {
   for (const int size : {2, 3, 4}) {
     RunStreamRanks(size, [&](StreamGroup& group) {

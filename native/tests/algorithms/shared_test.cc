@@ -232,7 +232,7 @@ void Alltoalls() {
           for (int to = 0; to < me.size(); ++to) {
             const size_t given = count == 0 ? 0 : Given(from, to, count);
             largest = std::max(largest, given * 4);
-            // What goes from a to b begins with a value that only this pair has.
+            // Data from a to b begins with a value that only this pair has.
             const std::vector<float> part = Values(from, given, static_cast<size_t>(to) * 5);
             if (from == me.rank()) {
               send[static_cast<size_t>(to)] = given * 4;
@@ -349,8 +349,8 @@ void Barriers() {
   }
 }
 
-// Random ops, sizes and roots one after another, in which ranks play different parts: the flags must fit together
-// whatever came before, also where the counters wrap, and however the ranks wait.
+// Random ops, sizes and roots one after another, in which ranks play different parts: the flags must be consistent
+// after any sequence, also where the counters wrap, and for all ways of waiting.
 void AnyOrder() {
   for (int size = 2; size <= 5; ++size) {
     for (const SharedOptions& options : {SharedOptions{.first_number = 0xffffff00u}, SharedOptions{.cores = 8},
@@ -411,7 +411,7 @@ void AnyOrder() {
   }
 }
 
-// A rank that never comes: every op of the others ends with what liveness says.
+// A rank that never arrives: every op of the others ends with the error of liveness.
 void APeerIsLost() {
   for (int op = 0; op < 7; ++op) {
     for (const size_t count : {size_t{10}, size_t{100000}}) {

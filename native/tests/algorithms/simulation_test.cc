@@ -43,7 +43,7 @@ Cost Allreduce(SimulatedNetwork& network, AllreduceAlgorithm algorithm, size_t c
 }
 
 void TheModel() {
-  // One megabyte at one gigabyte a second and a millisecond on the way; segments pass one after the other.
+  // One megabyte at one gigabyte a second and a millisecond of latency; segments are sent one after the other.
   NetworkModel model{.hosts = 2, .latency = 1e-3, .bytes_per_second = 1e9, .seconds_a_call = 0};
   model.window_bytes = 4 << 20;
   SimulatedNetwork network(model);
@@ -72,7 +72,7 @@ void DoublingCosts() {
     SimulatedNetwork network(Steps(ranks));
     const Cost cost = Allreduce(network, AllreduceAlgorithm::kDoubling, 256);
     const bool folded = !std::has_single_bit(static_cast<unsigned>(ranks));
-    // Folded ranks add a step before and one after, which do not all lie on one chain.
+    // Folded ranks add a step before and one after, which are not all on one chain.
     CHECK(StepsOf(cost) >= CeilLog2(ranks) && StepsOf(cost) <= CeilLog2(ranks) + (folded ? 1 : 0));
     CHECK(cost.messages <= CeilLog2(ranks) + 1);
     CHECK(cost.bytes_sent <= (CeilLog2(ranks) + 1) * 1024);
@@ -165,7 +165,7 @@ void BroadcastsAndAllgathers() {
   }
 }
 
-// The chain is as fast as one link, the tree sends everything log2 n times, whoever is last.
+// The chain is as fast as one link, the tree sends everything log2 n times, for any root.
 void ALongBroadcast() {
   SimulatedNetwork network(Apart(16));
   const auto seconds = [&](BroadcastAlgorithm algorithm) {
@@ -217,8 +217,8 @@ void AdasumAcrossHosts() {
   CHECK_EQ(network.largest().messages, 6);
 }
 
-// The engine's negotiation when all is cached: a scalar that brings its data, an intersection, a rank that cannot go
-// on.
+// The engine's negotiation when all is cached: a scalar whose data is sent with the proposal, an intersection, a rank
+// that cannot continue.
 void RoundsOfProposals() {
   for (const int ranks : {2, 3, 7, 64, 1000}) {
     SimulatedNetwork network(Steps(ranks));

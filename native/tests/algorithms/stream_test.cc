@@ -126,7 +126,7 @@ void DtypesAndOps() {
   }
 }
 
-// What a rank that holds everything would compute with one rounding, whatever way the values travel.
+// The result of one rank with all values and one rounding, for every algorithm.
 void HalvesAreRoundedOnce() {
   for (const int32_t dtype : {SE_FLOAT16, SE_BFLOAT16}) {
     for (const int size : {2, 3, 4, 6, 8, 9}) {
@@ -161,7 +161,7 @@ void HalvesAreRoundedOnce() {
   }
 }
 
-// The sum of these passes float16's largest number on its way, the average does not.
+// An intermediate sum of these exceeds float16's largest number, the average does not.
 void HalvesDoNotOverflow() {
   for (const int size : {2, 4, 5}) {
     RunStreamRanks(size, [&](StreamGroup& group) {
@@ -388,7 +388,7 @@ class Dying : public Liveness {
   Status Check() override { return Status(SE_PEER_LOST, "rank 1 died"); }
 };
 
-// Nothing comes and nothing ends: only whoever watches the peers can end the wait.
+// No data arrives and no connection ends: only the liveness check can end the wait.
 void AWaitAsksForLiveness() {
   auto sockets = ConnectAll(2);
   Dying dying;
@@ -404,7 +404,7 @@ class Naming : public Liveness {
   std::string NameOf(int rank) const override { return "rank " + std::to_string(rank + 6) + " on there"; }
 };
 
-// A rank of a process set has another number in the job, and that is the one that people know.
+// A rank of a process set has another number in the job, and users know that one.
 void ABrokenLinkIsNamedAsItsOwnerNamesIt() {
   auto sockets = ConnectAll(2);
   Naming naming;

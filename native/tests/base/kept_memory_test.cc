@@ -1,4 +1,4 @@
-// Memory that was let go is used again, as long as it fits and no more of it is kept than was promised.
+// Released memory is reused if it fits, and no more of it is kept than the limit.
 #include "base/kept_memory.h"
 
 #include <cstdint>
@@ -44,7 +44,7 @@ void TheSmallestThatFitsIsTaken() {
   void* small = AllocateMemory(8 * kMega);
   for (void* memory : {large, fitting, small}) FreeMemory(memory);
   CHECK_EQ(AllocateMemory(11 * kMega), fitting);
-  // Twice as much as asked for would be held for it: not taken.
+  // It would hold twice the requested size: not reused.
   void* other = AllocateMemory(4 * kMega);
   CHECK(other != large && other != fitting);
   FreeMemory(fitting);
@@ -60,7 +60,7 @@ void NoMoreIsKeptThanPromised() {
     CHECK(KeptMemoryBytes() <= kKeptMemoryBytes);
   }
   CHECK(KeptMemoryBytes() > kKeptMemoryBytes / 2);
-  CHECK_EQ(AllocateMemory(9 * kMega), memory[6]);  // those let go last are kept
+  CHECK_EQ(AllocateMemory(9 * kMega), memory[6]);  // those released last are kept
   FreeMemory(memory[6]);
   FreeMemory(AllocateMemory(kKeptMemoryBytes + 2 * kMega));
   CHECK(KeptMemoryBytes() <= kKeptMemoryBytes);

@@ -54,7 +54,7 @@ std::vector<float> Random(size_t count, float size, unsigned seed) {
   return values;
 }
 
-// The nearest of 255 steps of each block, what it leaves out, and the way back.
+// The nearest of 255 steps of each block, the error, and decoding.
 void AgainstFloat64() {
   for (const size_t count : {0, 1, 2, 3, 15, 17, 255, 256, 257, 511, 512, 1000, 5003}) {
     for (const float size : {1e-20f, 1e-3f, 1.0f, 1e30f}) {

@@ -78,7 +78,7 @@ void NanIsKept() {
   }
 }
 
-// All 65536 halves survive the way to float32 and back, in every variant.
+// All 65536 halves survive the conversion to float32 and back, in every variant.
 void HalvesRoundTrip() {
   std::vector<uint16_t> all(65536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);

@@ -110,7 +110,7 @@ void OnlyTheNextRecordIsOpened() {
     const std::vector<uint8_t> second = Seal(ends.sealer, Bytes(100, 2));
     std::vector<uint8_t> opened;
     Ends fresh = MakeEnds(cipher);
-    CHECK(!Opens(fresh.opener, second, &opened));  // the first is left out, or comes later
+    CHECK(!Opens(fresh.opener, second, &opened));  // the first is left out, or arrives later
     CHECK(Opens(ends.opener, first, &opened));
     CHECK(!Opens(ends.opener, first, &opened));   // repeated
     CHECK(!Opens(ends.opener, second, &opened));  // nothing is opened after a refusal

@@ -1,7 +1,7 @@
-// Every allocation of a rank fails once, one after the other: the call returns, the rank leaves, its peers learn who
-// failed and why, and no result is wrong.
+// Every allocation of a rank fails once, one after the other: the call returns, the rank leaves, its peers learn which
+// rank failed and why, and no result is wrong.
 //
-// The rank whose allocations fail is a process of its own, so that those of its engine's thread fail, too.
+// The rank whose allocations fail is a separate process, so that those of its engine's thread fail, too.
 #include <signal.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ bool FailsNow() {
 
 }  // namespace
 
-// Not inlined: the compiler would see a free() of what came from new.
+// Not inlined: the compiler would see a free() of memory from new.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   void* memory = FailsNow() ? nullptr : std::malloc(std::max<size_t>(bytes, 1));
   if (memory == nullptr) throw std::bad_alloc();
@@ -54,7 +54,7 @@ namespace {
 
 using namespace spark_estimator::testing;
 
-// Much longer than any run takes, on any machine. The test says itself where it hangs.
+// Much longer than any run takes, on any machine. The test itself reports where it hangs.
 constexpr unsigned kHang = 100;  // seconds
 constexpr double kLongestWait = 60;
 
@@ -123,7 +123,7 @@ Work Gathers(const Rank& me, int32_t op, size_t count) {
   work.right = [count](const Rank& rank, size_t, int64_t handle) {
     int64_t bytes = 0;
     const float* data = ResultOf(rank, handle, &bytes);
-    if (data == nullptr) return true;  // there was no memory to say so
+    if (data == nullptr) return true;  // there was no memory to report it
     if (bytes != static_cast<int64_t>(count * static_cast<size_t>(rank.size) * sizeof(float))) return false;
     for (int from = 0; from < rank.size; ++from) {
       if (!AllAre(data + static_cast<size_t>(from) * count, count, static_cast<float>(from + 1))) return false;
@@ -175,7 +175,7 @@ struct Ended {
   int64_t handle = 0;
 };
 
-// Without an allocation of its own.
+// Without allocating.
 void Do(const Rank& me, Work& work, bool runs, std::vector<Ended>& ended) {
   for (size_t i = 0; i < work.asked.size(); ++i) {
     const se_request* request = &work.asked[i].request;
@@ -236,8 +236,8 @@ int Suffer(const Scenario& scenario, Wiring& wiring, int rank, int size, int64_t
     if (!and_all_after) CHECK_CONTAINS(message, "rank " + std::to_string(rank) + " on testhost could not allocate");
     (message.find("was not submitted") != std::string::npos ? was_refused : has_broken) = true;
   }
-  // A broken engine says so at once. One that refused a request goes on, and its peers wait for the request: it leaves.
-  // Without any memory it could not say which of the two it was.
+  // A broken engine reports it at once. One that refused a request continues, and its peers wait for the request: it
+  // leaves. Without any memory it could not report which of the two it was.
   if (has_broken && !was_refused && !and_all_after) {
     int64_t handle = 0;
     CHECK_EQ(se_submit(me.engine, &again.request, &handle), SE_NO_MEMORY);
@@ -248,7 +248,7 @@ int Suffer(const Scenario& scenario, Wiring& wiring, int rank, int size, int64_t
   return has_failed ? kSomethingFailed : kNothingFailed;
 }
 
-// What a peer of that rank may hear.
+// The errors that a peer of that rank may get.
 void CheckHeard(int32_t status, int victim) {
   if (status == SE_OK) return;
   CHECK(status == SE_PEER_LOST || status == SE_SHUT_DOWN);
@@ -256,7 +256,7 @@ void CheckHeard(int32_t status, int victim) {
   if (status == SE_PEER_LOST) CHECK_CONTAINS(se_last_error(), "could not allocate memory");
 }
 
-// All ranks have come so far. The victim may be through, and fail, while another is still in the barrier.
+// All ranks have reached this point. The victim may have finished, and fail, while another is still in the barrier.
 bool AreReady(const Rank& me, int victim) {
   const int32_t status = me.Run(Asked("ready", SE_BARRIER));
   CheckHeard(status, victim);
@@ -355,7 +355,7 @@ void EveryAllocationOfACollective() {
   }
 }
 
-// From the n-th on all fail: what says so needs no memory.
+// From the n-th on all fail: reporting it needs no memory.
 void EveryAllocationFromOneOn() {
   for (const Stage& stage : {kStages[0], kStages[2]}) {
     for (const size_t index : {0, 2, 4, 9}) {
@@ -396,7 +396,7 @@ void EveryAllocationOfACreation() {
             return has_failed ? kSomethingFailed : kNothingFailed;
           },
           [&](Wiring& wiring, int rank, pid_t) {
-            // Of three, the third may hear first that the second has not come to be because of the culprit.
+            // Of three, the third may first get the report that the second could not be created because of the culprit.
             const std::string culprit =
                 stage.size > 2 ? "rank " : "rank " + std::to_string(stage.victim) + " on testhost";
             se_engine* engine = nullptr;
@@ -446,7 +446,7 @@ void EveryAllocationOfAShutdown() {
   }
 }
 
-// A request that is refused for want of memory leaves no trace: the next of its kind meets those of the other ranks.
+// A request that is refused for lack of memory leaves no trace: the next of its kind matches those of the other ranks.
 void WhatIsRefusedWasNeverSubmitted() {
   for (const bool unnamed : {false, true}) {
     for (int64_t n = 0; n < 30; ++n) {

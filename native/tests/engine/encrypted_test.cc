@@ -1,4 +1,4 @@
-// Engines over encrypted connections: the same numbers, and whoever tampers with what travels ends the job.
+// Engines over encrypted connections: the same numbers, and changed bytes on a connection end the job.
 #include <poll.h>
 
 #include <atomic>

@@ -79,7 +79,7 @@ void SmallOnesAreFused() {
   });
 }
 
-// What differs is said on every rank, and the ring works on.
+// Differences are reported on every rank, and the ring still works.
 void MismatchesFailEverywhere() {
   for (const Channel channel : kChannels) {
     RunRanks(3, {.channel = channel}, [&](Rank& me) {
@@ -103,7 +103,7 @@ void MismatchesFailEverywhere() {
       fails(me.Broadcast("bad", odd ? 1 : 0, x.data(), x.data(), {4}), "rank 1 has 1");
       fails(odd ? me.Allgather("bad", x.data(), {4}) : me.Allreduce("bad", x.data(), x.data(), {4}),
             "rank 1 has allgather");
-      // What no group could do is refused before the others hear of it.
+      // A request that no group could run is refused before it is sent.
       CHECK_EQ(me.Wait(me.Broadcast("bad", 7, x.data(), x.data(), {4})), SE_INVALID_ARGUMENT);
       CHECK_CONTAINS(se_last_error(), "request 'bad': root rank 7 is outside 0..2");
       fails(me.Allreduce("bad", x.data(), x.data(), {4}, SE_FLOAT32, SE_SUM, odd ? 2.0 : 1.0), "prescale");

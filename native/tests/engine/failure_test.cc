@@ -1,4 +1,4 @@
-// Ranks that die, leave early, or talk nonsense: the others learn who, and nobody hangs.
+// Ranks that die, leave early, or send invalid frames: the others learn which, and no rank hangs.
 #include <sys/wait.h>
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Operations that make no progress although all ranks have agreed on them: waits with a time-out end, somebody else
-// goes on with what was half run, and it is told who is waited for. A wait that does not end is ended by the alarm.
+// Operations that make no progress although all ranks have agreed on them: waits with a time-out end, another thread
+// continues the unfinished operation, and the awaited rank is reported. A wait that does not end is ended by the alarm.
 #include <unistd.h>
 
 #include <cstdio>
@@ -18,7 +18,7 @@ namespace {
 using namespace spark_estimator::testing;
 
 constexpr unsigned kAlarm = 120;
-constexpr size_t kCount = 1 << 18;  // floats: more than a socket takes at once, or comes along with a proposal
+constexpr size_t kCount = 1 << 18;  // floats: more than a socket takes at once, or is sent with a proposal
 
 std::string RunningOn(se_engine* engine) {
   char text[1024];
@@ -104,9 +104,9 @@ void AWaitEndsWhileSocketsAreHeld() {
     }
     me.WaitOk({SE_OK, handle});
     sum.CheckSum(3);
-    // The thread that ran it says so after it has completed the handle.
+    // The thread that ran it reports it after it has completed the handle.
     while (!RunningOn(me.engine).empty()) std::this_thread::yield();
-    // Callers go on by rounds as before.
+    // Callers continue by rounds as before.
     for (int i = 0; i < 3; ++i) me.RunOk(sum.asked("x"));
     sum.CheckSum(3);
   });
@@ -157,7 +157,7 @@ void OthersWaitForWhatWasLeft() {
   });
 }
 
-// When the engine has gone nothing is written to the memory of what was half run.
+// After the engine's end nothing is written to the memory of an unfinished operation.
 void ARankLeavesInTheMiddle() {
   std::binary_semaphore both(0);
   RunHeld(OverSockets(), [&](Rank& me, HeldLink& link) {
@@ -179,7 +179,7 @@ void ARankLeavesInTheMiddle() {
   });
 }
 
-// The one that waits gives up, whether it drives itself or the engine's thread does, and names who is waited for.
+// The waiting one gives up, whether it drives itself or the engine's thread does, and names the awaited rank.
 void WithoutProgressItIsGivenUp() {
   JobOptions options = OverSockets();
   options.stall_shutdown_seconds = 0.3;
@@ -188,7 +188,7 @@ void WithoutProgressItIsGivenUp() {
       Reduced sum(1);
       CHECK_EQ(me.Run(sum.asked(name)), SE_PEER_LOST);
       const std::string error = se_last_error();
-      // The second to give up may hear of the first.
+      // The second to give up may get the report of the first.
       CHECK_CONTAINS(error, "on testhost keeps allreduce '" + std::string(name) + "' (1048576 bytes) waiting");
       CHECK_CONTAINS(error, "given up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)");
     });

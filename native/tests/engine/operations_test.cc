@@ -1,5 +1,5 @@
-// Every operation through the C ABI, on one host, across sockets and on hosts of several ranks; and what the rounds
-// promise: no coordinator once names are known, a way back after every detour.
+// Every operation through the C ABI, on one host, across sockets and on hosts of several ranks; and the guarantees of
+// the rounds: no coordinator once names are known, a return after every negotiation.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -153,7 +153,7 @@ void Int8Allreduces() {
     }
     float across = se_counter(me.engine, "stream_bytes") > 1000 ? 1.0f : 0.0f;
     me.WaitOk(me.Allreduce("across", &across, &across, {1}, SE_FLOAT32, SE_MAX));
-    CHECK_EQ(across > 0, error > 1e-5);  // inside a host float32 comes as it is
+    CHECK_EQ(across > 0, error > 1e-5);  // inside a host float32 is sent unchanged
     std::vector<float> small(10, 1), nothing(10);
     me.WaitOk(me.Submit(Asked("small", SE_ALLREDUCE).With(small.data(), small.data(), {10}).Owing(nothing.data())));
     CHECK_EQ(small[9], static_cast<float>(me.size));
@@ -333,7 +333,7 @@ void Plans() {
   });
 }
 
-// What was left to the next wait is done all the same when a peer waits for it.
+// Work that was left to the next wait is still done when a peer waits for it.
 void DeferredRequestsAreNotForgotten() {
   for (const Channel channel : {Channel::kShared, Channel::kStream}) {
     std::atomic<bool> done{false};
@@ -359,7 +359,7 @@ void DeferredRequestsAreNotForgotten() {
   }
 }
 
-// A rank that comes late by seconds: the others leave the rounds, and come back.
+// A rank that is late by seconds: the others leave the rounds, and return.
 void LatecomersAreWaitedFor() {
   for (const Channel channel : {Channel::kShared, Channel::kStream}) {
     RunRanks(3, {.channel = channel}, [](Rank& me) {

@@ -1,4 +1,4 @@
-// What an engine makes of a peer that says nothing, or what no honest peer says: an error that names it, soon.
+// An engine's reaction to a peer that sends nothing, or data that no correct peer sends: an error that names it, soon.
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -128,7 +128,7 @@ void ResponsesMustFitWhatWasAsked() {
   const auto answered = [](int32_t op, const Response& response) {
     ScriptedPeer peer(1);
     Asking asking(peer, "it", op);
-    // Rank 0 goes on by requests in full, and answers with what follows.
+    // Rank 0 continues by full requests, and answers with the following.
     peer.Say(FrameType::kEnterFullNegotiation, Encode(RoundId{0, 0}));
     peer.Say(FrameType::kResponses, Responses(response));
     int32_t status = se_wait(peer.engine, 1, 60);
@@ -146,7 +146,7 @@ void ResponsesMustFitWhatWasAsked() {
   CHECK_CONTAINS(answered(SE_ALLREDUCE, both), "'another', which this rank never submitted");
 }
 
-// Each of these is asked for, and none of them has the memory that the others' way of working takes for given.
+// Each of these is requested, and none of them has the memory that the others' algorithm requires.
 void OnlyAlikeAllreducesAreFused() {
   const auto answered = [](const char* first, const char* second, std::vector<int64_t> rows = {}) {
     ScriptedPeer peer(1);

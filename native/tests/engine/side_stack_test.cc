@@ -1,4 +1,4 @@
-// Work that is left in the middle and gone on with, by the same thread and by others.
+// Work that is left in the middle and continued, by the same thread and by others.
 #include "engine/side_stack.h"
 
 #include <cerrno>

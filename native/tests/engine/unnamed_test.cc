@@ -1,4 +1,4 @@
-// Requests without a name: they meet by their order, whatever else happens.
+// Requests without a name: they are matched by their order in all cases.
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -75,7 +75,7 @@ void UnnamedSteadyState() {
         CHECK_EQ(b[6], static_cast<double>(n));
       };
       step(0);  // everything is new
-      step(1);  // the first of it may come before all are back in the rounds
+      step(1);  // the first of it may arrive before all are back in the rounds
       const int64_t slow = se_counter(me.engine, "slow_phases");
       const int64_t responses = se_counter(me.engine, "responses");
       const int64_t misses = se_counter(me.engine, "cache_misses");
@@ -88,7 +88,8 @@ void UnnamedSteadyState() {
   }
 }
 
-// Many in flight, alike and not, waited for in any order: each meets the one that the others submitted as the same.
+// Many in flight, alike and not, waited for in any order: each matches the one that the others submitted with the same
+// number.
 void UnnamedKeepTheirOrder() {
   for (const Place& place : kPlaces) {
     RunRanks(place.size, place.options, [&](Rank& me) {
@@ -119,7 +120,7 @@ void UnnamedKeepTheirOrder() {
   }
 }
 
-// What differs is told to all, with its number; the group works on, and what was known stays known.
+// A difference is reported to all, with its number; the group still works, and cached forms stay cached.
 void UnnamedContradictions() {
   for (const Place& place : kPlaces) {
     if (place.size == 1) continue;
@@ -128,7 +129,8 @@ void UnnamedContradictions() {
         std::vector<float> x(8, 1);
         me.RunOk(UnnamedSum(x.data(), 4));
         me.RunOk(UnnamedSum(x.data(), 5));
-        // Both forms are known by now; only here the ranks ask for different ones, and do it again the other way round.
+        // Both forms are known by now; only here the ranks submit different ones, and then again with the forms
+        // exchanged.
         for (const int odd : {0, me.size - 1}) {
           const Submitted first = me.Submit(UnnamedSum(x.data(), me.rank == odd ? 4 : 5));
           std::vector<float> behind(5, 1);
@@ -175,12 +177,12 @@ void UnnamedBeyondTheCapacity() {
   }
 }
 
-// The others give up waiting for a rank. When that comes to what they gave up, it has failed there, too, and all later
-// ones meet.
+// The others give up waiting for a rank. When that rank reaches the request that they gave up, it has failed there,
+// too, and all later ones match.
 void UnnamedLatecomersFailAlike() {
   for (const auto& [channel, late] : {std::pair(Channel::kShared, 0), std::pair(Channel::kStream, 1)}) {
     std::atomic<int> gave_up{0};
-    // So long that a busy machine does not keep ranks from what they do before.
+    // Long enough for the ranks' earlier steps on a busy machine.
     RunRanks(3, {.channel = channel, .stall_shutdown_seconds = 3}, [&, late = late](Rank& me) {
       float x = 1;
       for (int i = 0; i < 3; ++i) me.RunOk(UnnamedSum(&x, 1));
@@ -197,7 +199,7 @@ void UnnamedLatecomersFailAlike() {
         while (gave_up < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         float y = 1;
         CHECK_EQ(me.Run(UnnamedSum(&y, 1)), SE_MISMATCH);
-        // In the others' words if their giving up arrives when it has submitted it, else in its own.
+        // With the others' message if their giving up arrives when it has submitted it, else with its own.
         CHECK_CONTAINS(se_last_error(), "'allreduce.noname.3'");
         CHECK_EQ(me.Wait(me.Submit(UnnamedSum(&y, 1))), SE_MISMATCH);
         CHECK_CONTAINS(se_last_error(), "'allreduce.noname.4'");
@@ -239,7 +241,7 @@ void WaitingForALateRankIsCounted() {
   }
 }
 
-// Ranks that have made different numbers of requests when they join count anew when all have.
+// Ranks that have made different numbers of requests when they join count from 0 again when all have joined.
 void UnnamedAndJoins() {
   Everywhere([](Rank& me) {
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -256,7 +258,7 @@ void UnnamedAndJoins() {
         me.RunOk(UnnamedSum(x.data(), 1000));
         CHECK_EQ(x[0], static_cast<float>(me.size * i));
       }
-      // Nobody's number is that of another any more, and an error says so.
+      // The ranks' numbers do not match any more, and an error reports it.
       if (me.size == 1) continue;
       float x[2] = {1, 1};
       CHECK_EQ(me.Run(UnnamedSum(x, me.rank == 0 ? 1 : 2)), SE_MISMATCH);
@@ -266,7 +268,7 @@ void UnnamedAndJoins() {
   });
 }
 
-// Threads of a rank, each with a kind of its own.
+// Threads of a rank, each with a separate kind.
 void UnnamedOfSeveralThreads() {
   for (const Place& place : kPlaces) {
     RunRanks(place.size, place.options, [](Rank& me) {
@@ -307,7 +309,7 @@ void UnnamedPlans() {
       int64_t handle = 0;
       CHECK_EQ(se_plan_run(scalar.plan, one, one, nullptr, 60, &handle), SE_OK);
       CHECK_EQ(x, static_cast<float>(i * me.size));
-      // Whoever waits for the youngest has the older ones done as well.
+      // Waiting for the youngest completes the older ones as well.
       CHECK_EQ(se_poll(me.engine, pending), SE_OK);
       CHECK_EQ(se_poll(me.engine, behind.handle), SE_OK);
       me.WaitOk({SE_OK, pending});
@@ -323,7 +325,7 @@ void UnnamedPlans() {
   });
 }
 
-// A deferred one that stands before one that is not does not keep it.
+// A deferred one before one that is not does not delay it.
 void UnnamedBehindADeferredOneIsDone() {
   for (const Channel channel : {Channel::kShared, Channel::kStream}) {
     RunRanks(2, {.channel = channel}, [](Rank& me) {

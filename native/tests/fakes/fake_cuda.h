@@ -7,7 +7,7 @@
 
 extern "C" {
 
-// What a machine is like. Devices 8, driver 12.8 and runtime 12.4 unless it is said; a driver of 0 is none.
+// A machine's properties. Devices 8, driver 12.8 and runtime 12.4 by default; a driver of 0 is none.
 FAKE_API void fake_cuda_set_devices(int devices);
 FAKE_API void fake_cuda_set_driver(int version);
 FAKE_API void fake_cuda_set_runtime(int version);
@@ -20,7 +20,7 @@ FAKE_API void fake_cuda_enqueue(void* stream, void (*run)(void*), void* argument
 FAKE_API void fake_cuda_delay(void* stream, int microseconds);
 // From now on, or no longer, the stream is being captured into a graph.
 FAKE_API void fake_cuda_capture(void* stream, int on);
-// From now on each copy takes so much longer.
+// From now on each copy takes this much longer.
 FAKE_API void fake_cuda_slow_copies(int microseconds);
 // A stream of the current device that blocks nothing.
 FAKE_API void* fake_cuda_stream_create(void);

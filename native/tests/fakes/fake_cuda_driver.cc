@@ -1,7 +1,7 @@
 // A CUDA driver without a GPU, for tests: it knows the devices of the fake runtime by their UUIDs.
 //
-// Devices differ by their ordinals, in all processes alike, unless FAKE_CUDA_UUIDS says "a,a,b": then device 0 and 1
-// are the same.
+// Devices differ by their ordinals, in all processes, unless FAKE_CUDA_UUIDS is set, for example to "a,a,b": then
+// device 0 and 1 are the same.
 #include <cstdlib>
 #include <cstring>
 #include <sstream>

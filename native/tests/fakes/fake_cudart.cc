@@ -31,7 +31,7 @@ constexpr int kCaptureUnsupported = 900;
 // More bytes than any device has.
 constexpr size_t kMost = size_t{1} << 40;
 
-// One record of an event. Who waits for it keeps waiting for it when the event is recorded anew, on whatever stream.
+// One record of an event. A waiting stream keeps waiting for it when the event is recorded again, on any stream.
 struct Mark {
   std::mutex mutex;
   std::condition_variable changed;

@@ -1,9 +1,9 @@
 // An NCCL without a GPU, for tests: its kernels are tasks on the fake CUDA runtime's streams, and ranks, which may be
 // threads or processes, meet in a file under TMPDIR that the unique id names.
 //
-// It is stricter than NCCL where a mistake would otherwise show on some machines only: calls are launched when somebody
-// has looked at the communicator often enough, never before; a communicator that is busy takes no further call; one
-// that was aborted or destroyed must not be touched again, and one that is destroyed must have been finalized.
+// It is stricter than NCCL where a mistake would otherwise show on some machines only: calls are launched when the
+// communicator has been polled often enough, never before; a communicator that is busy takes no further call; one that
+// was aborted or destroyed must not be touched again, and one that is destroyed must have been finalized.
 #include "fake_nccl.h"
 
 #include <fcntl.h>
@@ -247,7 +247,7 @@ FAKE_API int ncclCommInitRankConfig(void** handle, int size, ncclUniqueId id, in
   const uint64_t here = meeting.ranks.fetch_or(bit);
   if (here & bit) return kInvalidUsage;
   if (std::popcount(here | bit) == size) comm->place.TakeNameAway();
-  // Who hangs has not come as far as the others can see; but it has been here when it comes to leaving.
+  // A hanging rank has not arrived as far as the others can see; but for leaving it counts as arrived.
   if (!comm->hangs) ++meeting.joined;
   Library& library = TheLibrary();
   const std::lock_guard<std::mutex> lock(library.mutex);

@@ -6,12 +6,11 @@
 
 extern "C" {
 
-// As NCCL codes it; 22703 unless it is said.
+// As NCCL encodes it; 22703 by default.
 FAKE_API void fake_nccl_version(int version);
 // From now on that rank joins no communicator: all of them wait for it. -1: all join.
 FAKE_API void fake_nccl_hang_init(int rank);
-// From now on so many looks at a communicator say "in progress" before NCCL launches what it was given; 2 unless it is
-// said.
+// From now on this number of polls of a communicator return "in progress" before NCCL launches its calls; 2 by default.
 FAKE_API void fake_nccl_slowness(int looks);
 // The communicators of that rank in this process have run into `result`.
 FAKE_API void fake_nccl_fail_async(int rank, int result);

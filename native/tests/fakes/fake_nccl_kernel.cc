@@ -39,7 +39,7 @@ double Load(const uint8_t* data, size_t index, int type) {
 
 namespace {
 
-// What goes before the elements of a message; a rank compares it with its own call.
+// The header of a message; a rank compares it with its own call.
 struct Header {
   int kind = 0;
   int type = 0;
@@ -70,7 +70,7 @@ struct Message {
   size_t bytes = 0;
   size_t done = 0;
   bool begun = false;
-  double* factor = nullptr;  // where the sender's goes
+  double* factor = nullptr;  // for the sender's
 };
 
 void Store(uint8_t* data, size_t index, int type, double value) {
@@ -244,7 +244,7 @@ class Kernel {
     }
   }
 
-  // Until every message is through. False when that will not be: aborted, or ranks contradict each other.
+  // Until every message is transferred. False if that is impossible: aborted, or ranks contradict each other.
   bool Exchange() {
     for (int idle = 0;;) {
       if (comm_->aborted) return false;

@@ -1,4 +1,4 @@
-// The file in which ranks of the fake NCCL meet, threads or processes: the unique id names it.
+// The file that connects ranks of the fake NCCL, threads or processes: the unique id names it.
 #ifndef SPARK_ESTIMATOR_TESTS_FAKES_FAKE_NCCL_PLACE_H_
 #define SPARK_ESTIMATOR_TESTS_FAKES_FAKE_NCCL_PLACE_H_
 
@@ -18,7 +18,7 @@ constexpr size_t kPartBytes = size_t{32} << 10;
 constexpr size_t kPage = 4096;
 
 struct Meeting {
-  std::atomic<int> size;  // what the first rank said
+  std::atomic<int> size;  // the first rank's value
   std::atomic<uint64_t> ranks;
   std::atomic<int> joined;
   std::atomic<int> finalized;
@@ -58,7 +58,7 @@ class Place {
     auto* boxes = reinterpret_cast<Mailbox*>(static_cast<uint8_t*>(memory_) + kPage);
     return boxes[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)];
   }
-  // Nobody needs the file's name once all ranks have it open, or the last of those who came is gone.
+  // The file's name is not needed once all ranks have it open, or the last of those that arrived has left.
   void TakeNameAway() const { unlink(path_.c_str()); }
   void Leave() {
     if (meeting().left.fetch_add(1) + 1 == meeting().joined.load()) TakeNameAway();

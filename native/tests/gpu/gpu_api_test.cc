@@ -1,4 +1,4 @@
-// CUDA and NCCL opened at run time: what is missing, too old or not there is said in words; and what NCCL is asked for.
+// CUDA and NCCL opened at run time: messages for missing or too old libraries; and the calls of NCCL.
 #include <cstdlib>
 #include <cstring>
 #include <limits>

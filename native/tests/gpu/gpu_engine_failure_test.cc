@@ -10,7 +10,7 @@
 namespace spark_estimator::testing {
 namespace {
 
-// The device computes by itself: what happens there is found out without anybody asking.
+// The device computes on its own: its errors are found without a caller's query.
 void AnAsyncErrorEndsTheGroup() {
   JobOptions options = OnGpu(Channel::kShared, SE_GPU_NCCL);
   options.heartbeat_seconds = 0.05;
@@ -55,7 +55,7 @@ void AnInitThatHangsIsGivenUp() {
   CheckNothingLeft();
 }
 
-// Who is through early does not take from the others what their GPUs have yet to come to.
+// A rank that finishes early does not remove what the others' GPUs still need.
 void WhoLeavesWaitsForItsGpu() {
   RunRanks(2, OnGpu(Channel::kShared, SE_GPU_NCCL), [](Rank& me) {
     GpuRank gpu(me);
@@ -70,7 +70,7 @@ void WhoLeavesWaitsForItsGpu() {
   CheckNothingLeft();
 }
 
-// Who leaves with operations under way launches some of them and not others: the others' streams come to their end.
+// A rank that leaves with operations in flight launches some of them and not others: the others' streams still finish.
 void WhoLeavesHoldsNobodysStream() {
   for (const int32_t operations : {SE_GPU_NCCL, SE_GPU_STAGED}) {
     for (int round = 0; round < 5; ++round) {
@@ -96,7 +96,7 @@ void WhoLeavesHoldsNobodysStream() {
   CheckNothingLeft();
 }
 
-// A kernel that waits for a peer that never comes holds the stream, and whoever waits for it, for ever.
+// A kernel that waits for a peer that never arrives blocks the stream, and all that wait for it, for ever.
 void ALostPeersKernelsEnd() {
   Wiring wiring = Wire(2, OnGpu(Channel::kStream, SE_GPU_NCCL));
   std::barrier<> both_have_it(2);
@@ -114,7 +114,7 @@ void ALostPeersKernelsEnd() {
         plain.CheckIs(gpu, 3);
         me.RunOk(Asked("all here", SE_BARRIER));
         if (rank == 1) {
-          // Its kernel comes behind what takes long; meanwhile it is gone.
+          // Its kernel is queued behind long work; meanwhile it has left.
           gpu.caller.Hold(&looked);
           late = gpu.caller.stream();
         }
@@ -123,13 +123,13 @@ void ALostPeersKernelsEnd() {
         CHECK_EQ(se_await_on_stream(me.engine, last.handle, gpu.caller.stream()), SE_OK);
         both_have_it.arrive_and_wait();
         if (rank == 1) shutdown(control, SHUT_RDWR);
-        gpu.caller.Synchronize();  // comes to its end on rank 0 while rank 1's kernel has yet to begin
+        gpu.caller.Synchronize();  // ends on rank 0 before rank 1's kernel begins
         if (rank == 0) {
           CHECK_EQ(Fake().cuda.QueryStream(late), kCudaNotReady);
           looked.count_down();
         }
         CHECK_CONTAINS(ErrorOf(me.Run(plain.Sum(gpu, "z"))), "is lost");
-        // What was under way is not given out as a result.
+        // Operations in flight do not become results.
         CHECK_CONTAINS(ErrorOf(se_await_on_stream(me.engine, last.handle, gpu.caller.stream())), "is lost");
       }
       close(control);

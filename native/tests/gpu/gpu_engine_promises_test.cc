@@ -54,7 +54,7 @@ void PlacesMustBeTheSame() {
       const std::string error = ErrorOf(me.Run(std::move(asked)));
       CHECK_CONTAINS(error, "Mismatched ALLREDUCE places: rank 0 has a GPU tensor; rank 1 has a CPU tensor");
     }
-    // The group goes on.
+    // The group continues.
     Plain other(gpu, me.rank + 1);
     me.RunOk(other.Sum(gpu, "y"));
     other.CheckIs(gpu, 3);

@@ -1,5 +1,5 @@
-// Engines whose ranks give GPU tensors of the fake CUDA: every op by every way, against what the same engines make of
-// the same values in host memory.
+// Engines with GPU tensors of the fake CUDA: every op by every backend, compared with the same engines and values in
+// host memory.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -126,7 +126,7 @@ Twins SubmitBoth(GpuRank& gpu, const Draw& draw, int number) {
     TwoFold& tensor = twins.tensors.back();
     gpu.caller.Delay(static_cast<int>(gpu.random() % 300));
     if (!tensor.input.empty()) gpu.caller.Upload(tensor.input, tensor.on_gpu.get());
-    // What the caller's stream still does to the output comes first as well.
+    // Earlier work of the caller's stream on the output also runs first.
     if (!tensor.before.empty()) gpu.caller.Upload(tensor.before, tensor.result.get());
     const bool in_place = draw.in_place && (draw.op == SE_ALLREDUCE || draw.op == SE_BROADCAST);
     host.With(tensor.input.data(), makes_result ? nullptr : tensor.output.data(), dims, dtype);
@@ -238,14 +238,14 @@ void RunSequence(int size, Channel channel, int32_t operations, int count, int d
   std::fprintf(stderr, "%d ranks, seed %llu\n", size, static_cast<unsigned long long>(seed));  // shown when one fails
   const bool is_staged = size > 1 && (operations == SE_GPU_STAGED || device == 0);
   JobOptions options = OnGpu(channel, operations);
-  options.heartbeat_seconds = 0;  // a wake-up that is forgotten is not made up for by the next sign of life
+  options.heartbeat_seconds = 0;  // the next heartbeat does not hide a missing wake-up
   const auto body = [&](Rank& me) {
     GpuRank gpu(me, seed * 31 + static_cast<uint64_t>(me.rank), device);
     std::mt19937_64 common(seed);
     std::vector<Twins> open;
     for (int i = 0; i < count; ++i) {
       open.push_back(SubmitBoth(gpu, DrawOne(common, size), i));
-      // Several are under way at once, and concluded in another order.
+      // Several are in flight at once, and completed in another order.
       if (open.size() < 4 && i + 1 < count) continue;
       std::shuffle(open.begin(), open.end(), gpu.random);
       for (Twins& twins : open) CheckBoth(gpu, twins, is_staged || size == 1);
@@ -276,7 +276,7 @@ void SequencesStaged() {
   RunSequence(3, Channel::kStream, SE_GPU_STAGED, 60);
 }
 
-// All ranks on device 0, which the driver says is one GPU.
+// All ranks on device 0, which the driver reports as one GPU.
 void SequencesOnOneGpu() {
   for (const int size : {2, 3}) RunSequence(size, Channel::kShared, SE_GPU_STAGED, 60, 0);
   // All that each of them sees.
@@ -319,14 +319,14 @@ void LargeTensorsGoInPieces() {
   }
 }
 
-// A piece's memory is used again while an earlier piece is still on its way back to the device.
+// A piece's memory is reused while an earlier piece is still copied back to the device.
 void SlowCopiesAreWaitedFor() {
   Fake().fake_cuda_slow_copies(20'000);
   RunRanks(2, OnGpu(Channel::kShared, SE_GPU_STAGED), [](Rank& me) {
     GpuRank gpu(me, 7 + static_cast<uint64_t>(me.rank));
     Draw draw;
     draw.op = SE_ALLREDUCE;
-    // So that what goes back has many small copies before it, and what comes is one.
+    // So that copies to the device follow many small copies, and the copy from it is one.
     draw.dtypes = std::vector<int32_t>(12, SE_INT32);
     draw.columns = std::vector<int64_t>(11, 1000);
     draw.columns.push_back(5'300'000);

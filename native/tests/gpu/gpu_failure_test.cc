@@ -1,5 +1,5 @@
-// What goes wrong in a group: ranks that never come, errors of NCCL, aborts under way. It ends, with a sentence, and
-// the first reason is the one that stays.
+// Failures in a group: ranks that never arrive, errors of NCCL, aborts in flight. It ends with a message, and the first
+// reason is kept.
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -141,7 +141,7 @@ void AnIdOfNobodyIsRefused() {
   CheckNothingLeft();
 }
 
-// A mistake of the caller's is refused before anything is sent, and the group goes on.
+// A caller's mistake is refused before anything is sent, and the group continues.
 void WhatMakesNoSenseLeavesTheGroupAsItWas() {
   RunGroup(2, [&](Member& me) {
     const DeviceMemory memory(64);
@@ -158,7 +158,7 @@ void AnErrorOfNcclIsFoundByTheHeartbeat() {
   const NcclUniqueId id = MakeId();
   RunThreads(2, [&](int rank) {
     NcclGroup::Options options = OptionsOf(rank, 2, id);
-    options.farewell = Seconds(0.2);  // rank 1 says goodbye in vain
+    options.farewell = Seconds(0.2);  // rank 1 leaves without an answer
     std::unique_ptr<NcclGroup> group;
     CHECK_OK(NcclGroup::Create(Fake().nccl, Fake().cuda, options, &group));
     CHECK_OK(group->Barrier(nullptr, nullptr));
@@ -190,7 +190,7 @@ void ACallThatNcclRefusesBreaksTheGroup() {
     CHECK_EQ(status.code(), SE_INTERNAL);
     CHECK_CONTAINS(status.message(), "rank 0 of 2 (CUDA device 0), barrier: NCCL reports: invalid usage");
     CHECK_EQ(group->AsyncError().message(), status.message());
-    // The thread's group of calls is closed all the same: another communicator works in it.
+    // The thread's group of calls is closed nevertheless: another communicator works in it.
     std::unique_ptr<NcclGroup> alone;
     CHECK_OK(NcclGroup::Create(Fake().nccl, Fake().cuda, OptionsOf(0, 1, MakeId()), &alone));
     Fake().fake_nccl_forget();
@@ -200,7 +200,7 @@ void ACallThatNcclRefusesBreaksTheGroup() {
   CheckNothingLeft();
 }
 
-// The other rank never comes: the kernel waits, `done` does not come, until the group is aborted.
+// The other rank never arrives: the kernel waits, and `done` is not reached until the group is aborted.
 void AnAbortEndsAKernelThatWaits() {
   const NcclUniqueId id = MakeId();
   std::atomic<bool> ended{false};
@@ -227,7 +227,7 @@ void AnAbortEndsAKernelThatWaits() {
   CheckNothingLeft();
 }
 
-// The first operations connect the ranks, which NCCL does not come to an end with here.
+// The first operations connect the ranks, which NCCL does not finish here.
 void WaitingForALaunchEnds() {
   enum Way {
     kDeadline,
@@ -322,7 +322,7 @@ void AbortsFromEverywhere() {
       Status status = group.Connect();
       const DeviceMemory memory(400);
       while (status.ok()) status = AllreduceOf(group, memory.get(), 100);
-      // The other rank may be the first to be gone, for which NCCL has words of its own.
+      // The other rank may leave first, for which NCCL has its own error text.
       for (std::thread& other : others) other.join();
       CHECK_EQ(group.AsyncError().message(), status.message());
     });

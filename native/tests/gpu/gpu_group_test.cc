@@ -237,7 +237,7 @@ void AlltoallWithSplits() {
   CheckNothingLeft();
 }
 
-// `done` of a barrier comes when the last rank's stream has come to it.
+// `done` of a barrier is reached when the last rank's stream has reached it.
 void ABarrierWaitsForAllStreams() {
   std::atomic<int> arrived{0};
   struct Arrival {
@@ -301,7 +301,7 @@ void OneRequestIsOneGroupOfCalls() {
   CheckNothingLeft();
 }
 
-// Two caller streams a rank, late inputs, and nobody waits until the end.
+// Two caller streams per rank, late inputs, and no wait until the end.
 void ManyOperationsOnTwoStreams() {
   const uint32_t fresh = std::random_device{}();
   std::cout << "seed " << fresh << std::endl;
@@ -385,7 +385,7 @@ void RanksMayBeProcesses() {
   }
 }
 
-// The fakes' files are gone with the last rank.
+// The fakes' files are removed with the last rank.
 void NoFilesStay(const std::string& folder) { CHECK(std::filesystem::is_empty(folder)); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The threads that wait for other ranks in place of a framework's own: as many as there are tasks in flight.
+// The threads that wait for other ranks instead of a framework's own: as many as there are tasks in flight.
 #include "tensorflow/waiting_threads.h"
 
 #include <atomic>
@@ -72,7 +72,7 @@ void ThreadsAreUsedAgain() {
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [&] { return done == 2 * round; });
   }
-  // A thread may not be idle yet when the next tasks come: more than two threads, but not one for each task.
+  // A thread may not be idle yet when the next tasks arrive: more than two threads, but not one for each task.
   CHECK(pool.size() < 400);
 }
 

@@ -1,4 +1,5 @@
-// Segments and the arenas in them: what one rank allocates, others see; pages come and go; foreign files are refused.
+// Segments and the arenas in them: one rank's allocations are visible to others; pages are allocated and freed; foreign
+// files are refused.
 #include "transport/arena.h"
 
 #include <fcntl.h>
@@ -33,7 +34,7 @@ std::atomic<off_t> most_at_once{0};
 
 }  // namespace
 
-// The system's own, which this stands in front of in this program, would emulate it where a file system cannot.
+// The system's own function, which this one replaces in this program, would emulate it if a file system cannot.
 extern "C" int posix_fallocate(int fd, off_t offset, off_t bytes) {
   const bool is_undone = most_at_once > 0 && bytes > most_at_once;
   if (is_undone || interruptions.fetch_sub(1) > 0) return EINTR;
@@ -91,7 +92,7 @@ void Layout() {
   CHECK(SegmentLayout(8).arena_offset <= size_t{8} << 20);
 }
 
-// Whatever the sizes, the slots of kSlots blocks in a row are apart and inside the ring.
+// For all sizes, the slots of kSlots blocks in a row are disjoint and inside the ring.
 void SlotsInFlightAreApart() {
   std::mt19937 random(7);
   for (const int local_size : {1, 2, 8, 64}) {
@@ -99,7 +100,7 @@ void SlotsInFlightAreApart() {
     const size_t largest = static_cast<size_t>(local_size) * layout.chunk_bytes;
     SlotRing ring;
     std::vector<std::pair<size_t, size_t>> placed;  // start and end
-    uint32_t number = 0xfffffff0;                   // wraps on the way
+    uint32_t number = 0xfffffff0;                   // wraps in between
     size_t bytes = largest;
     for (int i = 0; i < 20000; ++i, ++number) {
       if (random() % 4 == 0) bytes = random() % 3 == 0 ? largest : random() % largest / 64 * 64;
@@ -115,7 +116,7 @@ void SlotsInFlightAreApart() {
   }
 }
 
-// Which way is taken depends on the machine; what arrives does not.
+// The machine decides how to store; the received data is the same.
 void StoresArriveEitherWay() {
   SlotStores stores;
   std::vector<uint8_t> from(40000), to(40000);
@@ -231,7 +232,7 @@ void Refusals() {
   CHECK(!none.Find(good, 1, &offset));
 }
 
-// The system's refusal is told with the size that was wanted, and nothing of the attempt stays allocated.
+// The error contains the requested size, and nothing of the attempt stays allocated.
 void TheSystemRefuses() {
   Own own = MakeOwn(1);
   const size_t before = PagesBytes(own);
@@ -247,7 +248,7 @@ void TheSystemRefuses() {
   CHECK_EQ(arena.allocated_bytes(), 0u);
 }
 
-// Random sizes, random order: ranges never overlap, are zero when handed out, and all comes back as one range.
+// Random sizes, random order: ranges never overlap, are zero when allocated, and all are freed into one range.
 void ManyOfThem() {
   Own own = MakeOwn(2);
   std::mt19937 random(3);
@@ -317,7 +318,7 @@ void ForeignFilesAreRefused() {
   CHECK_EQ(segment.Map(-1, 2).code(), SE_SYSTEM_ERROR);
 }
 
-// Where limits leave no room, the arena shrinks or goes, and the segment works on.
+// If limits leave no room, the arena shrinks or is omitted, and the segment still works.
 void UnderLimits() {
   const pid_t child = fork();
   if (child == 0) {

@@ -1,4 +1,5 @@
-// Control frames: whole ones arrive whatever the cuts, broken ones close the link before anything is allocated.
+// Control frames: complete ones arrive however the stream is cut, broken ones close the link before anything is
+// allocated.
 #include "transport/frame.h"
 
 #include <sys/socket.h>

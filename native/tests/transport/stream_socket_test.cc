@@ -1,4 +1,4 @@
-// Encrypted sockets move the same bytes as those in clear, whatever the cuts, and end at the first bad record.
+// Encrypted sockets transfer the same bytes as plain ones, however the stream is cut, and end at the first bad record.
 #include "transport/stream_socket.h"
 
 #include <poll.h>
@@ -54,7 +54,7 @@ void MoveBothWays(StreamSocket& socket, size_t count, unsigned seed) {
   std::mt19937 random(seed);
   size_t sent = 0;
   size_t arrived = 0;
-  size_t offered = 0;  // what was not taken is given again, or more
+  size_t offered = 0;  // the rest is passed again, or more
   while (sent < count || arrived < count) {
     bool progress = false;
     if (sent < count) {
@@ -153,7 +153,7 @@ std::pair<std::string, int> ReceivedOf(const std::vector<uint8_t>& wire) {
       continue;
     }
     const int ended = n == 0 ? 0 : errno;
-    CHECK_EQ(sockets.second.Receive(buffer, sizeof buffer), n);  // for good
+    CHECK_EQ(sockets.second.Receive(buffer, sizeof buffer), n);  // permanently
     return {data, ended};
   }
 }

@@ -1,4 +1,4 @@
-// Waiting for flags: with and without a deadline, spinning and asleep, and what ends a wait that nobody will answer.
+// Waiting for flags: with and without a deadline, spinning and asleep, and the end of a wait that no rank answers.
 #include "transport/waiting.h"
 
 #include <sched.h>
@@ -44,7 +44,7 @@ void WhoSpins() {
   CHECK(!Waiting(2, 2, 0).may_spin());
   CHECK(Waiting(2, 2, -1).may_spin());
   CHECK(Waiting(2, 2, 3).may_spin());
-  CHECK(!Waiting(1, 2, -1).may_spin());  // nobody to wait for
+  CHECK(!Waiting(1, 2, -1).may_spin());  // no rank to wait for
   CHECK(!Waiting(3, 2, -1).may_spin());
   CHECK(!Waiting(3, 2, 100).may_spin());
   CHECK(Waiting(3, 2, -1).crowded());
@@ -69,7 +69,7 @@ void LeavingACoreKeepsTheChoice() {
   CHECK(CPU_EQUAL(&before, &after));
 }
 
-// Each time that it cost, twice as many waits go without, up to a limit; having paid often shortens them again.
+// Each time that it cost, twice as many waits skip it, up to a limit; repeated gains shorten them again.
 void CautionGrowsAndFades() {
   constexpr int kLongestRest = 1024;
   Caution caution(kLongestRest);
@@ -103,7 +103,7 @@ void ReachedAtOnce() {
     AlwaysAlive alive;
     Post(flag, 5);
     bool reached = false;
-    for (const uint32_t value : {5u, 4u, 0u, 0xfffffff0u}) {  // the last lies behind: counters wrap
+    for (const uint32_t value : {5u, 4u, 0u, 0xfffffff0u}) {  // the last is behind: counters wrap
       CHECK(waiting.AwaitUntil(flag, value, Time::min(), alive, &reached).ok());
       CHECK(reached);
     }
@@ -152,7 +152,7 @@ void WokenFromSleep() {
   }
 }
 
-// Two threads hand a turn to and fro; every way of waiting gets through, and none misses a wake-up.
+// Two threads pass a turn back and forth; every way of waiting completes, and none misses a wake-up.
 void PingPong() {
   for (size_t way = 0; way < Ways().size(); ++way) {
     std::array<Flag, 2> flags{};

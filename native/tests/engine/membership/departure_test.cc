@@ -1,4 +1,4 @@
-// Ranks that leave in good order while others stay: what freezes later is noticed, and whoever stays does not spin.
+// Ranks that leave in good order while others stay: later freezes are detected, and the remaining ranks do not spin.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -59,7 +59,7 @@ class TwoPlayedPeers {
     config.name = "here";
     if (se_engine_create(&config, peers_.data(), &engine) != SE_OK) Fail(__FILE__, __LINE__, se_last_error());
   }
-  // To be called before Start(): the connections exist, and the peer has said hello.
+  // To be called before Start(): the connections exist, and the peer has sent its hello.
   void Connect() {
     for (int rank = 1; rank < 3; ++rank) {
       int control[2];
@@ -115,7 +115,7 @@ void AFrozenPeerIsNamedAfterAnotherHasLeft() {
   peers.Leave(1, 1);
   CHECK_EQ(Rank(0, 3, peers.engine).Wait(pending), SE_PEER_LOST);
   CHECK_CONTAINS(se_last_error(), "rank 2 on there is lost: it has sent no heartbeat for 0.");
-  // The frozen peer's clock has run out for good: nobody has to look at it again and again.
+  // The frozen peer's clock has expired permanently: no thread has to check it repeatedly.
   CHECK(WakeupsWhileIdle(peers.engine) < kMostWakeups);
 }
 
@@ -141,7 +141,7 @@ void APeerThatDiedBeforeTheStart() {
   CHECK(WakeupsWhileIdle(peers.engine) < kMostWakeups);
 }
 
-// Real engines, all of them well: those that stay go on giving signs of life and sleep between them.
+// Real engines, all of them well: those that stay continue sending heartbeats and sleep between them.
 void WhoStaysDoesNotSpin() {
   for (const Channel channel : {Channel::kShared, Channel::kStream}) {
     for (const int leaver : {0, 1}) {

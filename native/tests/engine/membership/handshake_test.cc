@@ -1,4 +1,4 @@
-// The ranks' first frames: what they come to, and which hellos are refused.
+// The ranks' first frames: their agreement, and which hellos are refused.
 #include "engine/membership/handshake.h"
 
 #include <sys/socket.h>
@@ -110,7 +110,7 @@ void WhatIsComputedWithIsChecked() {
   refused([](Hello& hello) { hello.settings[3] = INT64_MIN; }, "the number of cores is -9223372036854775808");
 }
 
-// Whatever the caller has configured, the others take this rank's hello.
+// The others accept this rank's hello for every configuration of the caller.
 void OwnSettingsAreMadePossible() {
   Fixture fixture;
   fixture.config.fusion_threshold_bytes = -7;

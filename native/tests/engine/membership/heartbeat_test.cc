@@ -30,7 +30,7 @@ class Imagined {
 
   Heartbeat& rank(int rank) { return ranks_[Index(rank)]; }
 
-  // Until somebody is lost, or `seconds` have passed. True when somebody was: by whom, whom and when are set.
+  // Until a rank is lost, or `seconds` have passed. True if one was: `by`, `whom` and `when` are set.
   bool Run(double seconds) {
     for (const double end = now + seconds; now < end; now += 0.1) {
       for (int from = 0; from < static_cast<int>(ranks_.size()); ++from) {
@@ -56,7 +56,7 @@ class Imagined {
     return false;
   }
 
-  // `rank` leaves in good order: of those in `knowing` each hears so.
+  // `rank` leaves in good order: each of those in `knowing` is notified.
   void Leave(int rank_that_leaves, const std::vector<int>& knowing) {
     stopped[Index(rank_that_leaves)] = left[Index(rank_that_leaves)] = true;
     for (const int one : knowing) rank(one).Forget(rank_that_leaves, At(now));
@@ -146,7 +146,7 @@ void BothSidesOfACutNoticeIt() {
     Imagined group(4);
     CHECK(!group.Run(10));
     group.cut[2] = group.cut[3] = true;
-    // One side would end the test: let it look on from the other.
+    // One side would end the test: keep it running for the other.
     const double start = group.now;
     if (!first_side) {
       group.stopped[0] = group.stopped[1] = true;
@@ -224,7 +224,7 @@ void WhoStaysIsWatchedByOthersThatStay() {
     const auto watched = group.rank(1).watched();
     const std::vector<int> watchers(watched.begin(), watched.end());
     for (const int leaver : watchers) group.Leave(leaver, Ranks(size));
-    CHECK(!group.Run(20));  // nobody is missed, nobody is taken for lost
+    CHECK(!group.Run(20));  // no rank is missed, none is treated as lost
     for (int rank = 0; rank < size; ++rank) {
       if (group.left[Imagined::Index(rank)]) continue;
       for (const int peer : group.rank(rank).watched()) {
@@ -240,7 +240,7 @@ void WhoStaysIsWatchedByOthersThatStay() {
   }
 }
 
-// Half of the ranks hear late of departures: meanwhile the two halves disagree about who watches whom.
+// Half of the ranks learn late of departures: meanwhile the two halves disagree about which rank watches which.
 void DisagreementAboutDeparturesLosesNobody() {
   for (const int size : {17, 40, 100}) {
     Imagined group(size);
@@ -256,7 +256,7 @@ void DisagreementAboutDeparturesLosesNobody() {
   }
 }
 
-// The clocks of those that stay go on: a departure gives a silent peer no more time.
+// The clocks of those that stay continue: a departure gives a silent peer no more time.
 void ADepartureDoesNotExcuseTheSilent() {
   Heartbeat heartbeat(0, 4, kInterval, kSilence, At(0));
   for (int tick = 0; tick <= 65; ++tick) {
@@ -277,7 +277,7 @@ void SwitchedOffItDoesNothing() {
   for (int tick = 0; tick < 1000; ++tick) CHECK(!never_lost.Lost(At(tick * 0.1)));
 }
 
-// Asked exactly when it wants to be, it still finds the lost in time, and never takes its own sleep for a pause.
+// Called exactly when it requests it, it still finds lost ranks in time, and never treats its own sleep as a pause.
 void SleepingUntilNextWakeIsOftenEnough() {
   for (const double interval : {0.2, 1.0, 2.0}) {
     Heartbeat heartbeat(0, 2, Seconds(interval), kSilence, At(0));

@@ -41,7 +41,7 @@ void EveryTransitionOfPresence() {
         const Status status = membership.RankLost(1, "is lost: why");
         CHECK_EQ(status.code(), SE_PEER_LOST);
         CHECK_EQ(status.message(), std::string("rank 11 on host (pid 5) is lost: why"));
-        CHECK_EQ(membership.lost_rank(), 1);  // whatever it was before
+        CHECK_EQ(membership.lost_rank(), 1);  // after any state
       }
       const Presence to = leaves || from == Presence::kLeft ? Presence::kLeft : Presence::kLost;
       CHECK(membership.presence(1) == to);
@@ -55,7 +55,7 @@ void DeparturesConcernWhatComesAfterThem() {
   Membership membership = Three();
   CHECK(membership.CheckDepartures(1'000'000).ok());
   CHECK_EQ(membership.OwnGoodbye(4).first_leaver, 0);
-  membership.RankLeft(2, Goodbye{5, 1}, kStart);  // because of rank 1, whose goodbye is still on its way
+  membership.RankLeft(2, Goodbye{5, 1}, kStart);  // because of rank 1, whose goodbye is still in flight
   CHECK(membership.CheckDepartures(5).ok());
   CHECK(membership.LeaversTookPartIn(5) && !membership.LeaversTookPartIn(6));
   const Status status = membership.CheckDepartures(6);

@@ -58,7 +58,7 @@ Signature Unnamed(int64_t number, std::vector<int64_t> dims = {4}) {
   return s;
 }
 
-// Without a name they meet by their numbers, and are called by kind and number.
+// Without a name they are matched by their numbers, and are called by kind and number.
 void UnnamedMeetByNumber() {
   Coordinator c({0, 1}, 0);
   c.Add(0, Unnamed(7), kStart);
@@ -76,7 +76,7 @@ void UnnamedMeetByNumber() {
   CHECK_CONTAINS(responses[1].text, "Mismatched ALLREDUCE tensor shapes: rank 0 has [4]; rank 1 has [5] (");
 }
 
-// A request with a name that was on its way meanwhile meets the next one of that name; its rank is not told to fail it.
+// A named request that was in flight meanwhile matches the next one of that name; its rank is not asked to fail it.
 void WhoIsLateForAShutdownIsLeftOutOfIt() {
   Coordinator c({0, 1, 2}, 0);
   c.Add(0, Allreduce("x", {4}), kStart);
@@ -90,7 +90,7 @@ void WhoIsLateForAShutdownIsLeftOutOfIt() {
   CHECK(c.TakeReady().at(0).kind == Response::Kind::kRun);
 }
 
-// Its rank is told that it has failed: the request that was on its way meanwhile waits for nobody.
+// Its rank is notified that it has failed: the request that was in flight meanwhile waits for no rank.
 void WhatWasGivenUpIsNotWaitedForAgain() {
   Coordinator c({0, 1}, 0);
   c.Add(0, Unnamed(3), kStart);
@@ -105,7 +105,7 @@ void WhatWasGivenUpIsNotWaitedForAgain() {
   CHECK(c.has_waiting());
   c.Add(0, Unnamed(4), At(2));
   CHECK_EQ(c.TakeReady().size(), size_t{1});
-  // Counted anew since all have joined.
+  // Counted from 0 again since all have joined.
   Signature join;
   join.name = "join";
   join.op = SE_JOIN;

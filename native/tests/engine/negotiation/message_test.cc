@@ -1,4 +1,4 @@
-// The messages of negotiation: what is written is read as the same, and nothing else is read.
+// The messages of negotiation: written messages are read back equal, and no others are read.
 #include "engine/negotiation/message.h"
 
 #include <string>
@@ -34,10 +34,10 @@ void APartSaysWhetherItTravelsAsInt8() {
   }
 }
 
-// Of 256 values of the byte two mean something: the others are refused, not taken for one of these.
+// Of 256 values of the byte two mean something: the others are refused, not treated as one of these.
 void AFlagIsZeroOrOne() {
   std::string bytes = Encode(OneRequest(true));
-  const size_t place = bytes.size() - sizeof(uint32_t) - 1;  // the count of splits comes last
+  const size_t place = bytes.size() - sizeof(uint32_t) - 1;  // the count of splits is last
   CHECK_EQ(bytes.at(place), 1);
   Requests read;
   for (const int value : {2, 0x80, 0xff}) {

@@ -1,4 +1,4 @@
-// Rank 0's part of full negotiation: whose requests count, and when the rounds go on.
+// Rank 0's part of full negotiation: which requests count, and when the rounds continue.
 #include "engine/negotiation/negotiation_leader.h"
 
 #include <vector>
@@ -19,7 +19,7 @@ Requests RequestsOf(uint32_t epoch, std::vector<Signature> signatures) { return 
 
 void TheRoundsGoOnWhenAllNegotiateAndNothingWaits() {
   NegotiationLeader leader({0, 1}, 0);
-  CHECK(leader.TakeResponses(true, 5).empty());  // nobody has left the rounds
+  CHECK(leader.TakeResponses(true, 5).empty());  // no rank has left the rounds
   leader.RankLeftRounds(0);
   leader.Add(0, SignatureOf("a"), kNow);
   CHECK(leader.TakeResponses(true, 5).empty());

@@ -66,7 +66,7 @@ void AJoinedRankTakesPartWithZeros() {
   CHECK(negotiation.TakeJoin() == join && negotiation.TakeJoin() == nullptr);
 }
 
-// Signatures also come with what all ranks have asked for before one of them joined.
+// Signatures are also sent for requests that all ranks had made before one of them joined.
 void AJoinedRankTakesPartInOtherOpsByItsOwnRequests() {
   Negotiation negotiation;
   const RequestPtr gather = RequestOf(SignatureOf("x", {3}, SE_ALLGATHER));

@@ -184,7 +184,7 @@ void OnlyAlikeAllreducesAreOne() {
     CHECK(!fits(changed([&](Signature& s) { s.op = op; })));
   }
   CHECK(!fits(Asking(SE_BARRIER, {})));
-  // Nor two of a kind of which each is carried out alone.
+  // Nor two of a kind of which each is run alone.
   Signature adasum = first;
   adasum.reduce_op = SE_ADASUM;
   const Signature barrier = Asking(SE_BARRIER, {});

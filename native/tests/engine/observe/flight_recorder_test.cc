@@ -1,5 +1,5 @@
-// The flight recorder: what its lines say, that it keeps the newest, and that readers and writers do not disturb each
-// other.
+// The flight recorder: the content of its lines, that it keeps the newest, and that readers and writers do not disturb
+// each other.
 #include "engine/observe/flight_recorder.h"
 
 #include <algorithm>
@@ -98,7 +98,7 @@ void LongNamesKeepBothEnds() {
   CHECK_CONTAINS(recorder.Text(), "encoder.xxx");
   CHECK_CONTAINS(recorder.Text(), "x...x");
   CHECK_CONTAINS(recorder.Text(), ".attention.weight\n");
-  // 60 bytes fit, and cuts do not go through characters: each of these has three bytes, shifted by 0 to 2.
+  // 60 bytes fit, and cuts do not divide characters: each of these has three bytes, shifted by 0 to 2.
   recorder.Add(Record(2, std::string(60, 'y')));
   CHECK_CONTAINS(recorder.Text(), "  " + std::string(60, 'y') + "\n");
   for (size_t shift = 0; shift < 3; ++shift) {

@@ -1,4 +1,4 @@
-// The timeline: what its file says, that it can be read after any end, and that no disk holds up who records.
+// The timeline: the content of its file, that it can be read after any end, and that no disk delays recording threads.
 #include "engine/observe/timeline.h"
 
 #include <signal.h>
@@ -26,7 +26,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-// A file in a folder of its own, gone at the end.
+// A file in a new folder, removed at the end.
 class TemporaryTrace {
  public:
   TemporaryTrace() {

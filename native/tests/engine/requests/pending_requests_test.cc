@@ -109,7 +109,7 @@ void DeferredMeansAllOfThem() {
   CHECK(!fixture.pending.AllDeferred());
 }
 
-// A plan keeps the id that it was given, and looks again when the cache has changed.
+// A plan keeps its id, and looks it up again when the cache has changed.
 void APlanRemembersItsId() {
   Fixture fixture(1);
   fixture.Remember(SignatureOf("a"));

@@ -1,4 +1,4 @@
-// Questions to this process: given out once and in order, and none after the queue is closed.
+// Questions to this process: returned once and in order, and none after the queue is closed.
 #include "engine/requests/question_queue.h"
 
 #include <thread>

@@ -14,7 +14,7 @@ using spark_estimator::testing::RunTests;
 using State = RoundDriver::State;
 using LateAction = RoundDriver::LateAction;
 
-// A rank alone: its proposal is the outcome. Or the first of two, whose peer says nothing.
+// A rank alone: its proposal is the outcome. Or the first of two, whose peer sends nothing.
 struct Fixture {
   explicit Fixture(int size = 1)
       : rounds(std::make_unique<FrameRounds>(
@@ -132,9 +132,9 @@ void ExitsAcrossEpochs() {
   CHECK(rounds.Leave());
   rounds.LeaveNext();  // refused while negotiating
   CHECK(rounds.Resume(4, false) && !rounds.MustLeave() && rounds.Leave());
-  rounds.LeaveAt({2, 8});  // of the epoch that comes
+  rounds.LeaveAt({2, 8});  // of the next epoch
   CHECK(rounds.Resume(8, false) && rounds.MustLeave() && rounds.Leave());
-  rounds.LeaveAt({2, 12});  // of the one that was
+  rounds.LeaveAt({2, 12});  // of the previous one
   CHECK(rounds.Resume(12, false) && !rounds.MustLeave() && rounds.Leave());
   CHECK(rounds.Resume(16, true) && rounds.MustLeave());
 }

@@ -44,7 +44,7 @@ void CacheRemembersUpToItsCapacity() {
   cache.Erase("never there");
   CHECK(cache.Find(*Named("a", 5)) == nullptr && cache.At(a) == nullptr);
   cache.Insert(Named("d"), {});
-  CHECK_EQ(cache.Find(*Named("d"))->id, a);  // a free id goes first
+  CHECK_EQ(cache.Find(*Named("d"))->id, a);  // a free id is evicted first
   ResponseCache none(0);
   none.Insert(Named("a"), {});
   CHECK(none.Find(*Named("a")) == nullptr);
@@ -89,7 +89,7 @@ void CacheRemembersRequestsWithoutNames() {
   CHECK(cache.Find(*Unnamed("kind", {99})) != nullptr && cache.Find(*Unnamed("other", {4})) == nullptr);
 }
 
-// Ranks whose own rows say different things must come to the same ids all the same.
+// Ranks with different rows must still compute the same ids.
 void RanksGiveOneIdToAnAgreementWithoutAName() {
   std::mt19937 random(5);
   for (const size_t capacity : {1, 3, 8}) {
@@ -147,7 +147,7 @@ void IdSetsIntersect() {
   CHECK(a.empty() && b.Has(100) && !b.Has(101));
 }
 
-// Ranks whose frames lie in one bag and are delivered in any order that keeps each pair's own.
+// Ranks whose frames are delivered from one pool in any order that keeps each pair's order.
 class Bag {
  public:
   Bag(int size, size_t capacity, unsigned seed) : random_(seed) {
@@ -229,12 +229,12 @@ void AllRanksComeToTheSame() {
         CHECK(!outcome.leaves_rounds && outcome.single < 0);
         CHECK(std::equal(outcome.agreed.words().begin(), outcome.agreed.words().end(), common.words().begin()));
       }
-      CHECK_EQ(bag.sent() - sent_before, size * StepsOf(size));  // ceil(log2 n) a rank, whoever it is
+      CHECK_EQ(bag.sent() - sent_before, size * StepsOf(size));  // ceil(log2 n) for each rank
     }
   }
 }
 
-// Ranks that have come differently far, and one that thinks otherwise: all know what all have in common.
+// Ranks at different positions, and one with another proposal: all compute the common part.
 void AllRanksAgreeOnLines() {
   std::mt19937 random(11);
   for (int size = 2; size <= 9; ++size) {
@@ -295,7 +295,7 @@ void DataComesAlong() {
   }
 }
 
-// One rank cannot go on: all learn it, also those whose other partners never post.
+// One rank cannot continue: all learn it, also those whose other partners never post.
 void OneSlowRankEndsTheRounds() {
   for (int size = 2; size <= 9; ++size) {
     for (int slow = 0; slow < size; ++slow) {
@@ -312,7 +312,7 @@ void OneSlowRankEndsTheRounds() {
         bag.DeliverAll();
         CHECK(bag.of(slow).done() && bag.of(slow).outcome().leaves_rounds);
         if (absent >= 0) {
-          // It comes late, and finds what it was told meanwhile.
+          // It is late, and finds the frames that it has received meanwhile.
           Proposal proposal;
           proposal.single = 9;
           bag.of(absent).Post(RoundId{0, 0}, proposal, 0, nullptr, -1);
@@ -344,7 +344,7 @@ void DisjointProposalsAreSlow() {
   for (int rank = 0; rank < 3; ++rank) CHECK(bag.of(rank).outcome().leaves_rounds);
 }
 
-// A single id meets a set that holds it: agreed, but its data is not at hand.
+// A single id meets a set that holds it: agreed, but its data is not available.
 void SingleMeetsSet() {
   Bag bag(2, 64, 1);
   IdSet set(64);
@@ -373,7 +373,7 @@ void NonsenseIsRefused() {
   proposal.single = 7;
   proposal.carries_data = true;
   other.Post(RoundId{0, 5}, proposal, 3, [](uint8_t* place) { std::fill(place, place + 3, uint8_t{9}); }, -1);
-  CHECK(!bag.of(2).Take(3, good));  // step 0 comes from the neighbour
+  CHECK(!bag.of(2).Take(3, good));  // step 0 is received from the neighbour
   for (size_t length = 0; length < good.size(); ++length)
     CHECK(!bag.of(2).Take(1, std::string_view(good).substr(0, length)));
   CHECK(!bag.of(2).Take(1, good + "x"));
