@@ -35,7 +35,7 @@ class Backend:
 
 
 def time_interleaved(backends: Sequence[Backend], rounds: int) -> None:
-    """Runs all backends once in each round; one untimed warm-up round comes first.
+    """Runs all backends once in each round; after one untimed warm-up round.
 
     Raises:
         BenchmarkError: the result of a backend differs from that of the first backend.

@@ -8,7 +8,8 @@ as it has no place for one that waits). ``torch.save`` is timed once, on rank 0,
 
 It prints, for each way, the time that a call and the following optimizer's step take more than without checkpoints
 (median and longest), and the time of all steps beside those without. It then loads a checkpoint of this package, made
-in a store without a limit, and compares every number. The memory's speed stands beside it: a copy of a rank's share.
+in a store without a limit, and compares every number. The memory's speed is printed beside it: a copy of a rank's
+share.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _checked(folder: str, model: Any, optimizer: Any) -> bool:
 
 
 def _copy_seconds(size: int) -> float:
-    """The fastest of some copies of so many bytes."""
+    """The fastest of some copies of this number of bytes."""
     import numpy
 
     source, target = numpy.ones(size, numpy.uint8), numpy.zeros(size, numpy.uint8)
@@ -172,7 +173,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not result["checked"]:
         raise SystemExit("the checkpoint does not hold the model's numbers")
     print(f"{options['mb']} MB on {ranks} rank(s); a copy of a rank's share takes {result['memcpy'] * 1000:.0f} ms")
-    # A round's own steps without checkpoints are what its other ways are compared with.
+    # A round's own steps without checkpoints are compared with its other ways.
     plain = [statistics.median(times["times"]) for times in result["ways"]["none"]]
     totals = [sum(times["times"]) for times in result["ways"]["none"]]
     print(f"{'way':24} {'checkpoints':>11} {'blocked, ms: median':>20} {'longest':>8} {'all steps':>10}")

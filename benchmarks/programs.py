@@ -78,7 +78,7 @@ def mpi_group(name: str, folder: Path, size: int, *, tcp: bool) -> Group:
     program = _compiled(folder, "mpi_bench.c", f"mpi_bench_{name}", [compiler, "-std=c11"], [])
     environment = {}
     if name == "openmpi":
-        # Open MPI detects by itself whether there are more ranks than cores; waiting ranks then yield.
+        # Open MPI itself detects whether there are more ranks than cores; waiting ranks then yield.
         options = ["--oversubscribe", *(["--mca", "btl", "tcp,self", "--mca", "pml", "ob1"] if tcp else [])]
         options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
     else:

@@ -1,4 +1,4 @@
-"""A store, and a writer of ``torch.distributed.checkpoint``, that take so many bytes a second and no more."""
+"""A store, and a writer of ``torch.distributed.checkpoint``, with a limited number of bytes per second."""
 
 from __future__ import annotations
 

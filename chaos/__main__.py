@@ -1,6 +1,6 @@
 """Runs random jobs with random faults for some time: ``python -m chaos --seconds 120 --seed 7``.
 
-Everything random comes from the seed. Each violation is printed with the one command that repeats its run.
+The seed determines all random choices. Each violation is printed with the one command that repeats its run.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _judge(run: Run, session: Callable[[], SparkSession], tally: Counter[str]) -
     for line in wrong:
         print(f"VIOLATION {line}")
     print(f"  repeat it with: {run.command}\n  its output: {folder}", flush=True)
-    if ending.seconds is None:  # its threads and processes would be taken for those of the next runs
+    if ending.seconds is None:  # its threads and processes would be attributed to the next runs
         os._exit(1)
 
 

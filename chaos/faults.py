@@ -16,7 +16,7 @@ from pathlib import Path
 
 from chaos.plan import BY_PROGRAM, LINKS, Fault, Kind, Run
 
-#: What one exception of the program says.
+#: The text of the program's exception.
 MISTAKE = "a mistake of the program"
 _FOREVER_SECONDS = 600.0
 _PAUSE_SECONDS = 1.0
@@ -37,11 +37,11 @@ class Faults:
         self._rank, self._size = -1, run.size
 
     def identify(self, rank: int, size: int) -> None:
-        """From now on this process is that rank of so many."""
+        """From now on this process is rank `rank` of `size`."""
         self._rank, self._size = rank, size
 
     def before_init(self) -> None:
-        """Inflicts what comes before ``init()``."""
+        """Inflicts the faults before ``init()``."""
         from spark_estimator.collectives import rendezvous
         from spark_estimator.env import Settings
 
@@ -52,7 +52,7 @@ class Faults:
         self.at(-1)
 
     def at(self, step: int) -> bool:
-        """Inflicts what comes in this step. Returns whether the rank is to return early."""
+        """Inflicts the faults of this step. Returns whether the rank has to return early."""
         returns = False
         for number, fault in enumerate(self._run.faults):
             if fault.rank != self._rank or fault.step != step or self._has_fired(number):

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 #: A job that runs for longer hangs.
 HANG_SECONDS = 75.0
-# Ranks that do not come to a new round are killed after this time (600 s where the user does not choose it).
+# Ranks that do not join a new round are killed after this time (600 s by default).
 _ROUND_TIMEOUT = timedelta(seconds=6)
-#: A variable of the ranks, by which what is left of a run is recognised.
+#: A variable of the ranks, which identifies the remaining processes of a run.
 MARK = "CHAOS_RUN"
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -116,7 +116,7 @@ def start(run: Run, mark: str, folder: Path, session: Callable[[], SparkSession]
 
 
 class _Proxied(LocalWorkerHandle):
-    """A worker that its peers reach through a proxy, as if it were on a host of its own."""
+    """A worker that its peers reach through a proxy, as if it were on a separate host."""
 
     def __init__(self, job: JobSpec, relay: Relay, number: int, proxies: Sequence[Proxy | None]) -> None:
         super().__init__(job, relay, host=f"host{number}")
@@ -163,7 +163,7 @@ def _through_proxies(run: Run, options: JobOptions, folder: Path) -> int:
 
 
 def _strike(index: int, fault: Fault, proxies: Sequence[Proxy | None], folder: Path, over: threading.Event) -> None:
-    """Begins a link's fault once its rank has come to the step."""
+    """Begins a link's fault once its rank has reached the step."""
     while not (folder / f"due.{index}").exists():
         if over.wait(0.005):
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from spark_estimator.store.replacement import discard_leftovers
 
-#: Processes that were killed are reaped, and threads that were told to end do, within so long.
+#: How long it may take until killed processes are reaped, and stopped threads have ended.
 _PATIENCE_SECONDS = 3.0
 # What the runner itself puts into a run's folder, and what a rank may leave there on purpose.
 _EXPECTED_FILES = ("fired.", "due.", "output", "run.json", "checkpoint", "result.")
@@ -41,13 +41,13 @@ class Before:
 
 
 def left_behind(before: Before, mark: str, folder: Path, *, count_descriptors: bool) -> list[str]:
-    """What has not gone within a few seconds.
+    """What still exists after a few seconds.
 
     Args:
         mark: in the environment of the run's processes.
         count_descriptors: False for a run that has started a Spark session in this process.
     """
-    # What a writer that was killed has left beside its target goes when the next one writes there.
+    # Files of a killed writer beside its target are removed by the next writer.
     discard_leftovers(str(folder))
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while (things := _left(before, mark, folder, count_descriptors)) and time.monotonic() < deadline:
@@ -88,7 +88,7 @@ def _descriptors() -> list[str]:
         except OSError:  # the listing's own
             continue
         kind = target.split(":")[0]
-        # An inode says nothing to a reader, and the listing has a descriptor of its own.
+        # An inode does not help a reader, and the listing itself has a descriptor.
         if not target.endswith("/fd"):
             kinds.append(f"{kind} {_listening(target)}".strip())
     return kinds

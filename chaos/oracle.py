@@ -38,9 +38,9 @@ class Ending:
         error: the job's error, as its user sees it; '' when there is none.
         seconds: from the last fault, or the start, to the end; None: it did not end.
         struck: the faults that have happened.
-        left: what is left behind, in words.
+        left: what is left behind, as text.
         checkpoint_whole: whether the checkpoint can be read, or there is none.
-        next_job: what the job after it came to; '' when it was right.
+        next_job: the result of the job after it; '' when it was right.
     """
 
     value: int | None
@@ -92,7 +92,7 @@ def _has_no_result(run: Run, ending: Ending) -> bool:
 
 
 def _ends_the_job(run: Run, fault: Fault) -> bool:
-    """Whether no job can end well after this fault. What a timer does may come after the rank's last step."""
+    """Whether no job can succeed after this fault. A timer's fault may happen after the rank's last step."""
     if run.launcher is Launcher.COMMAND and fault.kind is Kind.SYS_EXIT and fault.step == run.steps:
         return False  # the command ends well, after its last collective
     return fault.kind in BY_PROGRAM - HARMLESS - SILENT
@@ -119,7 +119,7 @@ def _of_error(run: Run, ending: Ending) -> list[str]:
 
 
 def _first_sentence(error: str) -> str:
-    """The part of the error that says who failed: without the list of the other ranks."""
+    """The part of the error that names the failed rank: without the list of the other ranks."""
     return re.split(r"^The other ranks of ", error, maxsplit=1, flags=re.MULTILINE)[0]
 
 

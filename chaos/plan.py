@@ -19,7 +19,7 @@ class Launcher(enum.Enum):
 
     #: ``HorovodRunner(np=-n)``: processes of this host.
     LOCAL = "local"
-    #: The same, each rank as if on a host of its own, behind a proxy.
+    #: The same, each rank as if on a separate host, behind a proxy.
     LINKS = "links"
     #: ``horovodrun`` with a command.
     COMMAND = "horovodrun"
@@ -55,7 +55,7 @@ class Kind(enum.Enum):
     ONE_WAY = "one-way cut"
     RESET = "reset"
     CORRUPT = "corrupt"
-    # Nothing may come of it.
+    # It may have no effect.
     PAUSE = "pause"
     GIL = "gil"
     SLOW = "slow"

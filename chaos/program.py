@@ -1,7 +1,7 @@
 """What each rank of a run calls: collectives whose results one process can compute, and this rank's faults.
 
 All numbers are small integers, so that the results are exact in any order, and no result depends on the number of
-ranks: an elastic job has to come to the same as a job that lost no rank.
+ranks: an elastic job has to return the same result as a job that lost no rank.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def train(text: str, folder: str) -> int:
 
 
 def _save(value: int, folder: Path) -> None:
-    """Replaces the checkpoint; a disk that is full costs the checkpoint and nothing else."""
+    """Replaces the checkpoint; a full disk costs only the checkpoint."""
     from spark_estimator.store.replacement import replace_file
 
     try:
@@ -179,7 +179,7 @@ def _in_order(everyone: Table, table: Table, size: int) -> Table:
 
 
 def main() -> None:
-    """What ``horovodrun`` runs: the result goes into a file."""
+    """What ``horovodrun`` runs: writes the result to a file."""
     file, folder = sys.argv[1:]
     value = train(Path(file).read_text(), folder)
     Path(folder, f"{RESULT}.{os.environ['HOROVOD_RANK']}").write_text(str(value))

@@ -76,7 +76,7 @@ class Proxy:
                     self._reset(selector)
                 for pipe in list(self._pipes):
                     self._write(selector, pipe)
-        for pipe in self._pipes:  # the other direction may have ended and be gone
+        for pipe in self._pipes:  # the other direction may already be closed
             pipe.source.close()
             pipe.target.close()
         self._listener.close()

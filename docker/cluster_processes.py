@@ -38,7 +38,7 @@ class ClusterError(RuntimeError):
 
 
 def write_secrets(folder: Path) -> dict[str, str]:
-    """Makes the secrets of a cluster, and writes each to a file of its own. Returns them by name.
+    """Makes the secrets of a cluster, and writes each to a separate file. Returns them by name.
 
     The folder is closed to other users. The files in it are not: the user of a container, who is another one, reads
     them where they are mounted.
@@ -183,7 +183,7 @@ def _write_settings(folder: Path, master: str, secret: str) -> None:
         "spark.authenticate": "true",
         "spark.authenticate.secret": secret,
         "spark.master.rest.enabled": "false",  # it knows no authentication
-        "spark.ui.killEnabled": "false",  # Spark's pages ask nobody who they are
+        "spark.ui.killEnabled": "false",  # Spark's pages do not authenticate users
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "600m",

@@ -1,4 +1,4 @@
-"""What is known of the running cluster: a file with its processes and addresses, checked against /proc."""
+"""The state of the running cluster: a file with its processes and addresses, checked against /proc."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def marked(folder: Path) -> list[int]:
 
 
 def end(processes: Iterable[Process], seconds: float = 15) -> None:
-    """Asks processes to end, waits for it, and kills those that have not ended after so many seconds."""
+    """Asks processes to end, waits for it, and kills those that have not ended after `seconds`."""
     processes = list(processes)
     for number, until in ((signal.SIGTERM, seconds), (signal.SIGKILL, 5.0)):
         for process in processes:
@@ -129,7 +129,7 @@ def _reap(processes: Iterable[Process]) -> None:
 
 
 def kill_marked(folder: Path, seconds: float = 10) -> list[int]:
-    """Kills all processes of a folder's cluster. Returns the pids of those that are alive after so many seconds."""
+    """Kills all processes of a folder's cluster. Returns the pids of those that are alive after `seconds`."""
     deadline = time.monotonic() + seconds
     while pids := marked(folder):
         if time.monotonic() > deadline:

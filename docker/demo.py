@@ -1,4 +1,4 @@
-"""The demo on a cluster: ``demo.py function`` and ``demo.py estimator``, each in a session of its own kind.
+"""The demo on a cluster: ``demo.py function`` and ``demo.py estimator``, each in its kind of session.
 
 CLUSTER_MASTER and CLUSTER_CONNECT are the addresses. Without CLUSTER_MASTER, ``spark-submit`` chooses the master. Other
 settings come from spark-defaults.conf (SPARK_CONF_DIR).

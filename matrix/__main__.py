@@ -1,4 +1,4 @@
-"""Builds the environments of cells, runs the smoke test in each, and stores what came of it in ``results.json``."""
+"""Builds the environments of cells, runs the smoke test in each, and stores the results in ``results.json``."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def chosen(words: list[str], today: datetime.date) -> list[str]:
 
 
 def run(cell: Cell, longest: datetime.timedelta) -> dict[str, Any]:
-    """What came of one cell: the date, the versions, and each check's ``ok`` or what was wrong.
+    """The result of one cell: the date, the versions, and each check's ``ok`` or what was wrong.
 
     Args:
         cell: to try.
-        longest: for all of its checks; what has not ended by then is stopped.
+        longest: for all of its checks; checks that have not ended by then are stopped.
     """
     outcome: dict[str, Any] = {"date": datetime.date.today().isoformat(), "versions": {}, "checks": {}, "seconds": 0}
     try:

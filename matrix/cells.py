@@ -12,7 +12,7 @@ class Cell:
     Attributes:
         name: for the command line.
         python: its minor version, such as ``3.11``.
-        pins: package -> version; what is not pinned is the newest that the extras of ``pyproject.toml`` allow.
+        pins: package -> version; other packages are the newest that the extras of ``pyproject.toml`` allow.
         connect: the distribution of Spark has a Connect server.
     """
 

@@ -101,7 +101,7 @@ def check_platform(name: str, processor: str) -> None:
 
 
 def add_bill_of_materials(folder: Path) -> None:
-    """Writes what is linked into the library where PEP 770 wants it, in CycloneDX's format.
+    """Writes the list of linked libraries to the place that PEP 770 defines, in CycloneDX's format.
 
     Args:
         folder: the wheel's ``.dist-info``.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler.loadscope import LoadScopeScheduling
 
-# pytest-timeout interrupts the main thread, which does not help when that thread is inside native code that waits: so
-# many seconds later the whole run is ended, every thread's stack first.
+# pytest-timeout interrupts the main thread, which does not help when that thread is inside native code that waits: this
+# number of seconds later the whole run is ended, after printing every thread's stack.
 GRACE_SECONDS = 20
 _terminal = pytest.StashKey[int]()
 

@@ -1,7 +1,7 @@
 """GPUs for machines without one: the fakes of the native tests, and device memory of theirs as numpy arrays.
 
-The fake CUDA's device memory is host memory and its streams are threads, so that numpy can look at what lies "on the
-GPU", and what does not wait for a stream is a race that shows. The fake NCCL's ranks are processes that meet in a file.
+The fake CUDA's device memory is host memory and its streams are threads, so that numpy can read data "on the GPU", and
+code that does not wait for a stream is a visible race. The fake NCCL's ranks are processes that connect through a file.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def use(device: int) -> None:
 
 
 def synchronize(stream: int) -> None:
-    """Returns when a stream has done all that it was given. This thread has been left no error to stumble over."""
+    """Returns when a stream has finished its work. Checks that this thread has no pending error."""
     event = c_void_p()
     assert cuda().cudaGetLastError() == 0
     assert cuda().cudaEventCreateWithFlags(ctypes.byref(event), 0) == 0
@@ -98,7 +98,7 @@ class Memory:
 
     Attributes:
         address: of the first byte.
-        array: a view of it; what a stream writes there may come at any time until the stream is synchronized.
+        array: a view of it; a stream may write there at any time until it is synchronized.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:

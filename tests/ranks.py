@@ -1,4 +1,4 @@
-"""Starts the ranks of a job as real processes, runs a function in each, and says what became of every one of them.
+"""Starts the ranks of a job as real processes, runs a function in each, and reports the result of every one of them.
 
     def average(rank):
         context.init()
@@ -68,7 +68,7 @@ class Outcome:
 
 
 class RanksFailedError(AssertionError):
-    """Some ranks did not return; `outcomes` tells all."""
+    """Some ranks did not return; `outcomes` has the results of all."""
 
     def __init__(self, why: str, outcomes: Sequence[Outcome]) -> None:
         super().__init__("\n".join([why, *(str(outcome) for outcome in outcomes)]))
@@ -88,10 +88,11 @@ class Ranks:
 
     Args:
         function: called in each rank as ``function(rank, *args)``.
-        rendezvous: what each rank is given, with its sockets; the sockets are closed here once they are inherited.
+        rendezvous: of each rank, with its sockets, which are closed here once they are inherited.
         args: must pickle.
         environ: variables for the ranks, over this process's.
-        place: given a rank, what to enter around the start of its process: another network namespace, for one.
+        place: returns, for a rank, the context to enter around the start of its process, such as another network
+            namespace.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Ranks:
             raise RanksFailedError(f"rank {rank} did not end", self.wait(0.1)) from None
 
     def wait(self, timeout: float = 100) -> list[Outcome]:
-        """Waits for all ranks and tells what became of each.
+        """Waits for all ranks and returns the result of each.
 
         Raises:
             RanksFailedError: some had not ended after `timeout` seconds; their stacks are in it, and they are dead.
@@ -248,7 +249,7 @@ def run_ranks(
     """What ``function(rank, *args)`` returns in each of `n` ranks.
 
     Raises:
-        RanksFailedError: a rank raised, died, or had not ended after `timeout` seconds. The text tells of all ranks.
+        RanksFailedError: a rank raised, died, or had not ended after `timeout` seconds. The text names all ranks.
     """
     with start_ranks(n, function, args=args, environ=environ, encrypted=encrypted) as ranks:
         outcomes = ranks.wait(timeout)

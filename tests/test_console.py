@@ -1,4 +1,4 @@
-"""A command line whose reader has gone ends without a word, with the status that a shell gives for SIGPIPE."""
+"""A command whose reader has exited ends without a message, with the status that a shell has for SIGPIPE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo does what it says: both ranks report, and the network learns to read."""
+"""The demo works: both ranks report, and the network learns."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_other_values_of_that_name_are_arguments_as_before(spark: SparkSession) 
     assert HorovodRunner(np=1).run(lambda data: data, data=[1, 2]) == [1, 2]
 
 
-@pytest.mark.slow  # a Connect server of its own
+@pytest.mark.slow  # a separate Connect server
 def test_over_spark_connect(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     (tmp_path / "program.py").write_text(

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("spark_estimator", "benchmarks", "chaos", "matrix")
 
-# Words that say nothing about the value: use the noun of the field (`column`, `process`, `missing_ranks`).
+# Words that do not describe the value: use the noun of the field (`column`, `process`, `missing_ranks`).
 BANNED_NAMES = frozenset({"found", "given", "one", "own", "said", "told"})
 
 # Idioms (case does not matter) and what to write instead.

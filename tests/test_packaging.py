@@ -75,7 +75,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The one that `make` has built, if nothing has changed since; else a new one, which takes a minute or two."""
+    """The wheel that `make` has built, if nothing has changed since; else a new one, which takes a minute or two."""
     sources = [path for name in ("native", "spark_estimator") for path in (ROOT / name).rglob("*")]
     sources = [path for path in sources if path.is_file() and path.suffix not in (".so", ".pyc")]
     newest = max(path.stat().st_mtime for path in (*sources, ROOT / "pyproject.toml"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# A process of its own: the old names must not stay in the test run's.
+# A separate process: the old names must not stay in the test run's.
 PROGRAM = """
 import importlib, inspect, re, sys, warnings
 from collections import Counter

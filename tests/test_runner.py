@@ -162,7 +162,7 @@ def test_an_interruption_is_told_in_a_sentence_wherever_it_comes(spark: Any, cap
         runner = HorovodRunner(np=2)
         try:
             with pytest.raises(KeyboardInterrupt, match=r"(HorovodRunner\(np=2\)|wait\(\)) was interrupted"):
-                # The last before the call: on a busy machine nothing but that may take so long.
+                # The last before the call: on a busy machine only that may take this long.
                 signal.setitimer(signal.ITIMER_REAL, seconds)
                 runner.run(wait)
         finally:

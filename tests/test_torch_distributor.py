@@ -13,7 +13,7 @@ from spark_estimator.launch.job import gpus
 
 
 def train(scale: float, *, offset: float = 0.0) -> tuple[int, float]:
-    """A program as it stands in PySpark's own documentation."""
+    """A program from PySpark's own documentation."""
     import torch
     import torch.distributed as dist
 

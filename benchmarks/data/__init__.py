@@ -1,1 +1,1 @@
-"""Benchmarks of the way of rows into training: readers, streaming, and transforms of petastorm."""
+"""Benchmarks of the path of rows into training: readers, streaming, and transforms of petastorm."""

@@ -3,7 +3,7 @@
 A model of two layers trains on Parquet files, one process, batches of 256 rows: once with all rows on the disk, once
 with `cache_bytes` that hold a tenth of them, so that nine tenths are decoded in each epoch, and once with
 `cache_bytes=0`. Epochs are interleaved, so
-that the ratio is one of the same minutes. Before anything is timed, each loader's epoch is checked: every row comes
+that the ratio is one of the same minutes. Before anything is timed, each loader's epoch is checked: every row is read
 once. The disk of the limited loader is measured every ten batches of its first epoch.
 
 The goal: at least 0.9 of the rate without a limit; the disk's peak within 5 % of its budget.
@@ -96,7 +96,7 @@ def check(loader: TorchLoader, spool: Path) -> int:
     """Reads an epoch, and returns the disk's peak.
 
     Raises:
-        BenchmarkError: a row is lost, or comes twice.
+        BenchmarkError: a row is lost, or read twice.
     """
     seen = numpy.zeros(loader.total_rows, numpy.int64)
     peak = 0

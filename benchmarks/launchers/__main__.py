@@ -4,7 +4,7 @@
 launcher and a column for each case of `benchmarks.launchers.rank`: the outcome, and the seconds until all processes had
 ended. *right* means that every rank had its number, its place on its host, and the right sum. Where something is wrong,
 every process that is left must raise an error, or its launcher ends it; a process that trains alone is counted as a
-silent job of one, and the program fails. A rank that does not come is waited for, for --timeout seconds.
+silent job of one, and the program fails. The program waits for a missing rank for --timeout seconds.
 
 The last column is what ``init()`` costs over the launcher: the median of --rounds, of a job that joins and reduces one
 array less a job that imports the same and does neither. The two run interleaved.

@@ -22,7 +22,7 @@ ONE_HOST, EACH_HOST = 3, 2
 _PREFIXES = ("OMPI_", "PMI", "SLURM_", "MPI_LOCAL", "TORCHELASTIC_", "SPARK_ESTIMATOR_", "HOROVOD_", "MASTER_")
 _ports = itertools.count(1)
 
-#: Given the program's words: commands with variables of their own, all started at once.
+#: Called with the program's words: returns commands with their variables, which are all started at once.
 Commands = Callable[[Sequence[str]], list[tuple[list[str], dict[str, str]]]]
 
 
@@ -119,7 +119,7 @@ def _horovodrun(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
 
 def _torchrun(words: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ONE_HOST)]
-    return [([*command, *words[1:]], {})]  # it starts this Python by itself
+    return [([*command, *words[1:]], {})]  # it starts this Python on its own
 
 
 def _variables(master: str, size: int) -> Commands:

@@ -92,7 +92,7 @@ def loopback_bytes() -> int:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("tcp", [True, False], ids=["tcp", "shared"])
 def test_every_column_goes_over_the_channel_that_the_title_names(tcp: bool) -> None:
-    """In a namespace of its own, so that nobody else's bytes are counted."""
+    """In a separate namespace, so that no other traffic is counted."""
     form = Form("allreduce", "float32", 1 << 20)
     with contextlib.ExitStack() as stack:
         try:

@@ -1,4 +1,4 @@
-"""The program that measures the engine by itself prints what it says that it prints, in every one of its modes."""
+"""The program that measures the engine alone prints the documented lines, in every one of its modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark between hosts runs on every layout, checks its numbers, and says where it cannot run."""
+"""The benchmark between hosts runs on every layout, checks its numbers, and reports if it cannot run."""
 
 from __future__ import annotations
 

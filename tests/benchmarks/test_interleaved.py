@@ -1,4 +1,4 @@
-"""Wrong numbers, lost ranks and late ones end a measurement and say who it was; figures are medians over turns."""
+"""Wrong numbers, lost ranks and late ones end a measurement and are named; figures are medians over turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.interleaved import BenchmarkError, Block, Command, Figure, Form, Group, Subject, measure
 
-# A rank that does what it is told: argv is the socket, its rank, and for each verb the answer ("die" ends it).
+# A rank that follows a script: argv is the socket, its rank, and for each verb the answer ("die" ends it).
 RANK = textwrap.dedent("""
     import socket, sys, time
     path, rank, size = sys.argv[1], sys.argv[2], sys.argv[3]

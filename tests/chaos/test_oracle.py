@@ -18,7 +18,7 @@ def run_of(*faults: Fault, launcher: Launcher = Launcher.LOCAL, size: int = 3) -
 
 
 def judged(kind: Kind, rank: int, ending: Ending, launcher: Launcher = Launcher.LOCAL) -> list[str]:
-    """What the oracle says of a run in which this has happened."""
+    """The oracle's verdict on a run in which this has happened."""
     fault = Fault(kind, rank, 2, 0)
     pid = 0 if launcher is Launcher.LINKS else 4321
     return violations(run_of(fault, launcher=launcher), RIGHT, replace(ending, struck=(Struck(fault, rank, pid),)))

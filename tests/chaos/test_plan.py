@@ -42,7 +42,7 @@ def test_no_plan_asks_for_what_cannot_be_judged() -> None:
         if fault.kind in LINKS:
             assert run.launcher is Launcher.LINKS and fault.rank > 0, run
         if fault.kind is Kind.CORRUPT:
-            assert run.encrypted, run  # else a bit of a tensor changes and nothing shows it
+            assert run.encrypted, run  # else a bit of a tensor changes without any error
         if fault.kind is Kind.RETURN:
             assert not run.launcher.is_elastic, run
 

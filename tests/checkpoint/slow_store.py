@@ -1,4 +1,4 @@
-"""Stores that take their time, or fail: what a writer meets, importable where the writer runs."""
+"""Stores that are slow, or fail; importable where the writer runs."""
 
 from __future__ import annotations
 

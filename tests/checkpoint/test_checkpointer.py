@@ -140,7 +140,7 @@ def test_a_slow_store_delays_checkpoints_and_no_steps(tmp_path: Path, lines: pyt
         kept[step] = training.numbers()
     (tmp_path / "closed").unlink()
     assert checkpointer.close() == 5
-    # The first was being written, and of those that came meanwhile the last one is.
+    # The first was being written, and of the later ones only the last is written.
     assert complete_steps(str(tmp_path / "run")) == [1, 5]
     for step in (1, 5):
         assert equal(load(str(tmp_path / "run"), step)["model"], kept[step])

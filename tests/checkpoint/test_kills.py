@@ -21,7 +21,7 @@ STEPS = 24
 
 
 def train(rank: int, folder: str, pause: float) -> dict[str, Any]:
-    """Trains to the end from the last checkpoint; a line says which process writes."""
+    """Trains to the end from the last checkpoint; a line reports which process writes."""
     import spark_estimator.torch as hvd
     from spark_estimator.checkpoint import Checkpointer
 
@@ -47,7 +47,7 @@ def train(rank: int, folder: str, pause: float) -> dict[str, Any]:
 
 
 def killed(folder: Path, chance: random.Random, victim: str) -> list[dict[str, Any]] | None:
-    """A run in which one process is killed. Returns the models' numbers where it came to its end nevertheless."""
+    """A run in which one process is killed. Returns the models' numbers if it completed nevertheless."""
     with start_ranks(2, train, args=(str(folder), 0.01)) as ranks:
         rank = chance.randrange(2)
         ranks.await_output(rank, '"writer"')

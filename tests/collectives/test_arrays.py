@@ -227,7 +227,7 @@ def test_arrays_in_shared_memory() -> None:
         assert (arrays.allgather(kept[:1]) == 3).all()
         assert arrays.shared_empty(0).shape == (0,)
         assert arrays.shared_empty(7, "int8").dtype == numpy.int8
-        # A view keeps the memory, also beyond the job; what nobody refers to is given back.
+        # A view keeps the memory, also beyond the job; unreferenced memory is freed.
         view = kept[10]
         del kept, other
         gc.collect()
@@ -402,7 +402,7 @@ def test_ctrl_c_ends_a_wait_under_a_known_name_and_harms_nothing() -> None:
             arrays.allreduce(numpy.ones(1), name="it is over")
         else:
             arrays.allreduce(numpy.ones(1), name="it is over")
-            arrays.allreduce(numpy.ones(1000), name="known")  # meets the interrupted one
+            arrays.allreduce(numpy.ones(1000), name="known")  # matches the interrupted one
         for _ in range(5):
             assert (arrays.allreduce(numpy.ones(1000), arrays.ReduceOp.SUM, "known afterwards") == 2).all()
         return outcome

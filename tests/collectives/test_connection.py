@@ -1,4 +1,4 @@
-"""Connections between ranks: how their sockets are tuned, and what a stranger's context is taken for."""
+"""Connections between ranks: how their sockets are tuned, and how another context is refused."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ ROOT = str(Path(__file__).parents[2])
 
 
 def alone(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program that nobody launched."""
+    """Runs a program without a launcher."""
     environment = {**os.environ, "PYTHONPATH": ROOT, **environ}
     command = [sys.executable, "-c", program]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

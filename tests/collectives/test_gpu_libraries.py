@@ -1,4 +1,4 @@
-"""Where CUDA and NCCL are looked for, and what the engine says of them; on any machine, with libraries made here."""
+"""Where CUDA and NCCL are searched, and what the engine reports on them; on any machine, with libraries made here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from spark_estimator.env import Settings
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
-    """Lays a file of a wheel of NVIDIA's down; its path comes back."""
+    """Writes a file of one of NVIDIA's wheels; returns its path."""
     monkeypatch.syspath_prepend(str(tmp_path))
     known = sys.modules.pop("nvidia", None)
 
@@ -46,7 +46,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 def test_the_user_s_path_then_what_is_loaded_then_wheels(tmp_path: Path, wheels: Callable[[str], str]) -> None:
     maps = tmp_path / "maps"
-    assert gpu_libraries(Settings(), maps) == ("", "")  # there is no such file
+    assert gpu_libraries(Settings(), maps) == ("", "")  # the file does not exist
     maps.write_text("7f0-7f1 r-xp 00000000 08:01 7  /usr/lib/libc.so.6\n7f0-7f1 rw-p 00000000 00:00 0\n")
     older, nccl = wheels("cuda_runtime/lib/libcudart.so.12"), wheels("nccl/lib/libnccl.so.2")
     assert gpu_libraries(Settings(), maps) == (older, nccl)
@@ -94,7 +94,7 @@ def test_what_is_there_is_asked(fakes: dict[str, str]) -> None:
 
 
 def test_what_scripts_ask(fakes: dict[str, str]) -> None:
-    """``hvd.nccl_built()`` and ``cuda_built()``, each answer in a process of its own."""
+    """``hvd.nccl_built()`` and ``cuda_built()``, each answer in a separate process."""
 
     def answers(**environ: str) -> tuple[int, bool]:
         program = "from spark_estimator.collectives import context as c; print(c.nccl_built(), c.cuda_built())"
@@ -118,7 +118,7 @@ def test_what_scripts_ask(fakes: dict[str, str]) -> None:
 
 
 def test_no_library_is_looked_for_in_the_paths_of_the_environment(fakes: dict[str, str], tmp_path: Path) -> None:
-    """Libraries of these names would be opened with all that their constructors do, and given the tensors."""
+    """Libraries of these names would be opened, run their constructors, and get the tensors."""
     names = ("libcudart.so.13", "libcudart.so.12", "libnccl.so.2")
     for name in names:
         source = fakes[f"SPARK_ESTIMATOR_{'NCCL' if 'nccl' in name else 'CUDA'}_LIBRARY"]

@@ -1,4 +1,4 @@
-"""The socket between a rank and its launcher: frames, and what a process says and hears on it."""
+"""The socket between a rank and its launcher: frames, and what a process sends and receives on it."""
 
 from __future__ import annotations
 

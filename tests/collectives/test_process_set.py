@@ -96,7 +96,7 @@ def test_adding_and_removing() -> None:
                 if each.included():
                     got = arrays.allreduce(numpy.ones(round_ + 1), arrays.ReduceOp.SUM, "same name", process_set=each)
                     assert (got == 2).all()
-            # In an order of their own, and beside a set that is left.
+            # In another order, and beside a set that remains.
             for each in added if round_ % 2 else reversed(added):
                 assert context.remove_process_set(each) is True
                 assert each.process_set_id is None
@@ -177,7 +177,7 @@ def test_what_makes_no_set_is_refused_on_all_ranks() -> None:
             with pytest.raises(ValueError, match="process") as raised:
                 context.add_process_set(ranks)
             errors.append(str(raised.value))
-        # A mistake of one rank alone is told to all.
+        # A mistake of one rank alone is reported to all.
         with pytest.raises(ValueError, match="process") as raised:
             context.add_process_set([7] if rank == 1 else [1, 2])
         errors.append(str(raised.value))
@@ -255,7 +255,7 @@ def test_init_fails_on_all_ranks_or_none(of_rank_0: object, of_rank_1: object, e
             context.init(process_sets=sets[rank])
         except Exception as error:
             assert not context.is_initialized()
-            # It can be had again, without them.
+            # It can be made again, without them.
             context.init()
             assert (arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM) == 2).all()
             return type(error).__name__, str(error)
@@ -308,7 +308,7 @@ def test_a_set_does_not_wait_for_those_outside_it() -> None:
         context.init(process_sets="dynamic")
         pair = context.add_process_set([0, 1])
         if rank == 2:
-            # Rank 2 comes only when the pair has ended, as it must not be needed.
+            # Rank 2 joins only when the pair has ended, as it must not be needed.
             arrays.allreduce(numpy.ones(1), name="afterwards")
             return
         for number in range(20):
@@ -363,7 +363,7 @@ def test_a_rank_that_dies_is_named_in_its_sets() -> None:
                 arrays.allreduce(numpy.ones(3), name=f"sum {number}", process_set=pair if rank == 1 else None)
         except PeerLostError as error:
             if rank == 1:
-                time.sleep(1)  # so that rank 0 hears of the first to go, and not of this one
+                time.sleep(1)  # so that rank 0 detects the first that leaves, and not this one
             return str(error)
         return "went on"
 

@@ -1,4 +1,4 @@
-"""The variables of torchrun, for ranks on several hosts, and how a master of others is told from the launcher's."""
+"""The variables of torchrun, for ranks on several hosts, and how another launcher's master is recognised."""
 
 from __future__ import annotations
 

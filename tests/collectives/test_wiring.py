@@ -163,7 +163,7 @@ def test_a_faster_rank_is_kept_waiting_for_its_round() -> None:
 
 
 def knock(board: Switchboard, connection: Connection, *, tag: bytes | None = None) -> None:
-    """Comes with the right key for `connection`."""
+    """Connects with the right key for `connection`."""
     facts = board.rendezvous.peers[board.rendezvous.rank]
     with socket.create_connection((facts.address, facts.port), timeout=60) as sock:
         connect(sock, board.rendezvous.key, connection.pack(tag or board._tag))
@@ -322,7 +322,7 @@ def await_closed(before: set[str]) -> None:
 
 
 def failing_at(call: int, function: Callable[..., object]) -> Callable[..., object]:
-    """`function`, whose call of that number fails: as many as there are sockets of the peers before."""
+    """`function`, whose n-th call fails; the calls before are for the peers' sockets."""
     calls = itertools.count(1)
 
     def fail(*args: object) -> object:

@@ -2,7 +2,7 @@
 
 ``horovod_items.tsv`` has the items: the section of the list, how common it is, and the item. The names in an item are
 looked up where the section's names are, on the aliases. An item without names is behaviour; the tests cover it.
-`DIFFERENCES` has what works in another way, with the reason; `docs/reference/horovod.md` explains them.
+`DIFFERENCES` has names that work in another way, with the reason; `docs/reference/horovod.md` explains them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of old names: what it leads to exists, and what it does not serve has advice."""
+"""The table of old names: its targets exist, and each unavailable name has advice."""
 
 from __future__ import annotations
 

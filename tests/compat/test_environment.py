@@ -98,8 +98,8 @@ def test_a_package_that_has_gone_leaves_no_complaint(environment: Environment) -
 def test_what_cannot_work_is_taken_back(tmp_path: Path) -> None:
     made = Environment(tmp_path / "environment")
     program = VERB.format(verb="enable")
-    # Importable for the one who asks (by PYTHONPATH), and found by the shims; but the environment is broken otherwise.
-    # A line of a .pth file: Debian's Python has a sitecustomize of its own, which would hide one here.
+    # Importable in this process (by PYTHONPATH), and found by the shims; but the environment is broken otherwise. A
+    # line of a .pth file: Debian's Python has its own sitecustomize, which would hide one here.
     (made.site / "broken.pth").write_text("import sys; sys.modules['horovod'] = None\n")
     printed = fresh(program, path=(ROOT,), python=made.python).splitlines()
     assert printed[0].startswith("Failed, and nothing was changed: a new interpreter could not import the aliases: ")

@@ -13,7 +13,7 @@ from tests.compat.interpreter import ROOT, fresh
 
 @pytest.fixture
 def real_horovod(tmp_path: Path) -> Path:
-    """A folder with packages `horovod` and `sparkdl` of somebody else."""
+    """A folder with other packages `horovod` and `sparkdl`."""
     for name in ("horovod", "sparkdl"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"__version__ = 'real {name}'\n")
@@ -223,7 +223,7 @@ def test_shims_on_the_path(tmp_path: Path) -> None:
         assert importlib.util.find_spec("horovod") and importlib.util.find_spec("sparkdl")
         """
     fresh(program, path=(shims_path(), ROOT))
-    # From anywhere, without the package on the path: the shims lie inside it.
+    # From anywhere, without the package on the path: the shims are inside it.
     fresh(program, path=(shims_path(),), cwd=tmp_path)
     fresh("from spark_estimator.compat import install\ninstall()" + textwrap.dedent(program), path=(shims_path(), ROOT))
 
@@ -264,7 +264,7 @@ def test_what_a_function_captured_travels_under_its_real_name(tmp_path: Path) ->
                 cloudpickle.dump(function, file)
         """
     fresh(program, cwd=tmp_path)
-    # Where nothing is installed, what was captured under a short name is found all the same...
+    # Where nothing is installed, a name that was captured under its short form is still found...
     load = """
         import pickle, sys
         short, model = (pickle.load(open(name, "rb")) for name in ("short", "model"))

@@ -59,7 +59,7 @@ assert not hasattr(tf, "estimator")
 
 
 def run(folder: Path, text: str) -> list[str]:
-    """The lines that a program prints, in a process of its own."""
+    """The lines that a program prints, in a separate process."""
     script = folder / "script.py"
     script.write_text(text)
     environ = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,4 +1,4 @@
-"""Horovod's names without a counterpart: each is importable, and a call of it says what to use instead."""
+"""Horovod's names without a counterpart: each is importable, and a call of it names what to use instead."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_nulls_by_each_policy(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
-    """And what is wrong with one of them is told of the column that it was."""
+    """An error in one of them names its column."""
     names = ["a", "b", "n", "v", "d", "e", "k", "m"]
     rows = [
         (0.5, 1.5, 2, [3.0, 4.0], 5.0, 6.0, 7.0, 8.0),

@@ -44,7 +44,7 @@ def test_what_is_wrong_is_named(columns: dict[str, object], field: Field, words:
 
 
 def test_shorter_arrays_are_filled_up() -> None:
-    """Values in their places, whatever type; what is wrong is found in its row, though rows differ in length."""
+    """Values at their positions, of any type; an error is found in its row, though rows differ in length."""
     field = Field(("v", "w"), ("c0", "c1"), (3, 1), "int64", (4,), (-1.0, None))
     rows = batch(c0=[[9], [1.0, 2.0, 3.0], [], [4.0]], c1=[5, 6, 7, 8]).slice(1)
     assert matrix_of(rows, field).tolist() == [[1, 2, 3, 6], [-1, -1, -1, 7], [4, -1, -1, 8]]
@@ -78,7 +78,7 @@ def test_pixels_out_of_range_are_refused() -> None:
 
 
 def test_an_error_names_the_scalar_of_a_packed_column() -> None:
-    """Scalars of several columns that came as one array."""
+    """Scalars of several columns in one array."""
     packed = Field(("a", "b"), ("c0", "c0"), (1, 1), "int64", (2,))
     assert matrix_of(batch(c0=[[1, 2], [3, 4]]), packed).tolist() == [[1, 2], [3, 4]]
     with pytest.raises(DataError, match="column 'b' holds null in row 1 "):

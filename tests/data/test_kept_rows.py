@@ -1,4 +1,4 @@
-"""Rows that are kept as bytes, and come back as they were."""
+"""Rows that are kept as bytes, and are read back unchanged."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ BOTH = Field(("v", "n"), ("c1", "c0"), (2, 1), "float32", (3,))
 
 
 def write(folder: Path, rows: int, *files: int, **more: Any) -> None:
-    """`rows` rows with n = 0, 1, ... in files of so many rows, in row groups of 7; v = [n, -n]."""
+    """`rows` rows with n = 0, 1, ... in files of `per_file` rows, in row groups of 7; v = [n, -n]."""
     folder.mkdir(parents=True, exist_ok=True)
     place = 0
     for number, count in enumerate([*files, rows - sum(files)]):

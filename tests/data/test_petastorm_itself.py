@@ -166,7 +166,7 @@ def files(tmp_path: Path) -> str:
 
 
 def both(url: str, **arguments: Any) -> tuple[list[Any], list[Any]]:
-    """All batches of petastorm's reader and of ours."""
+    """All batches of petastorm's reader and of this package's."""
     results = []
     for make in (petastorm.make_batch_reader, ours.make_batch_reader):
         with make(url, **IN_ORDER, **arguments) as reader:
@@ -270,7 +270,7 @@ def test_partitions_and_predicates_choose_as_petastorm_s(files: str, tmp_path: P
 
 
 def test_what_differs_from_petastorm(tmp_path: Path) -> None:
-    """What docs/how-to/petastorm.md says of it."""
+    """The claims of docs/how-to/petastorm.md on it."""
     pyarrow.parquet.write_table(pyarrow.table({"s": ["a", None], "n": [1, 2]}), tmp_path / "rows.parquet")
     theirs, batches = both(f"file://{tmp_path}")
     assert theirs[0].s.tolist() == ["a", "None"] and batches[0].s.tolist() == ["a", None]

@@ -1,4 +1,4 @@
-"""Rows on their way to fields: decoders, the transformation, marks for validation, nulls."""
+"""From rows to fields: decoders, the transformation, marks for validation, nulls."""
 
 from __future__ import annotations
 

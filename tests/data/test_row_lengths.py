@@ -23,7 +23,7 @@ def widths(
     features: int,
     lengths: Mapping[int, int] | None = None,
 ) -> tuple[tuple[int, ...], list[int]]:
-    """The widths, and the positions of the columns that were measured over all rows, whose lengths are given."""
+    """The widths, and the positions of the columns that were measured over all rows, whose lengths are the argument."""
     measured: list[int] = []
 
     def longest(positions: Sequence[int]) -> list[int]:

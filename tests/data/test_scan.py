@@ -133,7 +133,7 @@ def test_caches_views_other_types_and_files_that_are_gone(spark: SparkSession, f
 
 
 def test_files_that_spark_would_leave_out(spark: SparkSession, folder: Path) -> None:
-    """By a setting of the session or an option of the read, which goes before the setting."""
+    """By a setting of the session or an option of the read, which overrides the setting."""
     plain = f"{folder}/plain"
 
     def look(**options: str) -> None:

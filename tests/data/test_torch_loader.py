@@ -141,7 +141,7 @@ def test_a_loader_goes_on_where_another_one_was(folder: str) -> None:
     second = make_torch_dataloader(folder, 4, seed=9)
     second.load_state_dict(state)
     assert [*first, *[batch["x"].tolist() for batch in second]] == whole
-    # Then comes the next epoch, as it would have.
+    # Then the next epoch follows, as without the interruption.
     assert (second.epoch, second.state_dict()["legs"][0]["steps"]) == (1, 0)
     list(batches)
     assert [batch["x"].tolist() for batch in second] == [batch["x"].tolist() for batch in loader] != whole

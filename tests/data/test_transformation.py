@@ -15,7 +15,7 @@ from spark_estimator.errors import DataError
 
 
 def test_what_a_function_returns_is_of_one_type() -> None:
-    """Arrow would read numbers out of texts and out of times; of a name that comes twice pandas makes a frame."""
+    """Arrow would read numbers out of texts and out of times; for a duplicate name pandas returns a frame."""
 
     def refused(first: object, later: object) -> str:
         known, _ = Transformation(lambda rows: pandas.DataFrame({"x": first})).apply({}, ["x"])

@@ -48,7 +48,7 @@ def cluster(folder: Path, *arguments: str, seconds: float = 60, path: str | None
 
 
 def engine(folder: Path, name: str, status: int = 0) -> Path:
-    """Puts a program that stands for a container engine into a folder. Returns the file of its calls."""
+    """Puts a program that imitates a container engine into a folder. Returns the file of its calls."""
     calls = folder / "calls"
     program = folder / name
     program.write_text(ENGINE.format(calls=calls, status=status))

@@ -1,4 +1,4 @@
-"""The container files are made of what is there, with the versions of constraints.txt, and agree with one another."""
+"""The container files use existing files, with the versions of constraints.txt, and agree with each other."""
 
 from __future__ import annotations
 

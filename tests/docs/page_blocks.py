@@ -42,7 +42,7 @@ def pages() -> list[str]:
 
 
 def blocks_of(page: str, language: str | None = None) -> list[Block]:
-    """The blocks of a page in their order; of one language, if it is given."""
+    """The blocks of a page in their order; of one language, if it is set."""
     text = (ROOT / page).read_text()
     counts: dict[str, int] = {}
     blocks = []

@@ -51,7 +51,7 @@ def prints(*patterns: str) -> Callable[[str], None]:
 
 
 def prints_number(name: str, least: float, most: float) -> Callable[[str], None]:
-    """A check for a line ``name 0.93`` whose number lies between the two."""
+    """A check for a line ``name 0.93`` whose number is between the two."""
 
     def check(output: str) -> None:
         number = re.search(rf"^{name} (\S+)$", output, re.MULTILINE)

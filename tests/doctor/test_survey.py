@@ -33,7 +33,7 @@ def test_tasks_that_do_not_start_together_still_report(spark: Any) -> None:
 
 
 def shadow(folder: Path) -> None:
-    """A copy of our package that says it is of the version in the file `version`, and a torch 9.9.9 beside it."""
+    """A copy of this package with the version in the file `version`, and a torch 9.9.9 beside it."""
     shutil.copytree(clusters.ROOT / "spark_estimator", folder / "spark_estimator", ignore=skip_caches)
     (folder / "version").write_text(spark_estimator.__version__)
     init = folder / "spark_estimator" / "__init__.py"

@@ -1,4 +1,4 @@
-"""Elastic jobs whose tensors lie on GPUs: who is left makes new groups of GPUs, on the same devices as before."""
+"""Elastic jobs whose tensors are on GPUs: the remaining ranks make new groups of GPUs, on the same devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 
-#: How GPU tensors travel, and what the engine says of it.
+#: How GPU tensors are sent, and the engine's description of it.
 WAYS = {
     "nccl": ({"HOROVOD_GPU_OPERATIONS": "nccl"}, "through NCCL"),
     "one GPU": ({"FAKE_CUDA_DEVICES": "1"}, "share one GPU"),

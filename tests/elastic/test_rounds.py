@@ -1,4 +1,7 @@
-"""The planner of rounds: who is in the next one, in which order, and when a job ends. Pure, on a clock of its own."""
+"""The planner of rounds: the ranks of the next one, in their order, and the end of a job.
+
+Pure, on a simulated clock.
+"""
 
 from __future__ import annotations
 
@@ -246,7 +249,7 @@ def test_a_limit_that_leaves_no_room_for_a_newcomer_starts_none() -> None:
 
 def test_no_more_newcomers_are_started_than_there_is_room_for() -> None:
     job = Job(4, 1, replace=True)
-    job.planner.room = 3  # a host with one slot, and two processes, is gone
+    job.planner.room = 3  # a host with one slot, and two processes, is removed
     assert job.lost(3) == []
     assert job.lost(2) == [Start(1)]
     assert job.ready(0) == [] and job.ready(1) == [Begin((0, 1))]

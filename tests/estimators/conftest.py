@@ -42,7 +42,7 @@ def line(spark: SparkSession) -> DataFrame:
 
 
 def rewritten(folder: Path, name: str, content: bytes) -> None:
-    """Changes a file of a saved folder, and its digest, as somebody who means it would."""
+    """Changes a file of a saved folder, and its digest, as an attacker would."""
     (folder / name).write_bytes(content)
     manifest = json.loads((folder / "spark_estimator.json").read_text())
     manifest["sha256"][name] = hashlib.sha256(content).hexdigest()

@@ -64,7 +64,7 @@ def two_outputs() -> Any:
 
 
 def trained(folder: str, model: Any, **changed: Any) -> Any:
-    """What `train` comes to on this rank with rows of ``rows.parquet``."""
+    """The result of `train` on this rank with rows of ``rows.parquet``."""
     from spark_estimator import KerasEstimator
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
@@ -205,7 +205,7 @@ def few_rows(rank: int, folder: str) -> None:
         losses = []
         for _ in range(2):
             total, gathered = 0.0, [numpy.zeros((WIDTH, 1)), numpy.zeros(1)]
-            for places in ([0, 2], [1]):  # the ranks' first rows, then what is left
+            for places in ([0, 2], [1]):  # the ranks' first rows, then the rest
                 x, y = rows[places], labels[places][:, None]
                 errors = x @ weights[0] + weights[1] - y
                 total += float((errors**2).sum())
@@ -220,7 +220,7 @@ def few_rows(rank: int, folder: str) -> None:
 
 
 def goes_on(rank: int, folder: str) -> list[str]:
-    """Interrupted within an epoch and between two of them, and gone on with. Another's checkpoint is refused."""
+    """Interrupted within an epoch and between two of them, and resumed. Another run's checkpoint is refused."""
     import keras
     import pytest
 
@@ -267,7 +267,7 @@ def goes_on(rank: int, folder: str) -> list[str]:
 
 
 def callbacks_and_best(rank: int, folder: str) -> None:
-    """Callbacks see the losses of all ranks and end the training on all; what checkpoint_callback keeps comes back."""
+    """Callbacks see all ranks' losses and end the training on all; checkpoint_callback's model is returned."""
     import keras
 
     from spark_estimator.keras.callbacks import BestModelCheckpoint

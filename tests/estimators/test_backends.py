@@ -1,4 +1,4 @@
-"""Estimators on backends: each argument of a `SparkBackend` holds, and a backend with a run() of its own is called."""
+"""Estimators on backends: each argument of a `SparkBackend` has its effect; a backend's own run() is called."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_one_fit_at_a_time_trains_a_run(line: DataFrame, estimator: Make, tmp_pa
     errors: list[Exception] = []
 
     class Second(Backend):
-        """While the ranks of the first fit would run, a second one begins: it must not come so far."""
+        """While the ranks of the first fit would run, a second one begins: it must fail earlier."""
 
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> list[Any]:
             assert not errors

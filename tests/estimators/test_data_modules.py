@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 class Halves(DataModule):
-    """Every rank takes each `shard_count`-th row. Labels come apart from the features, as NVTabular has them."""
+    """Every rank takes each `shard_count`-th row. Labels are separate from the features, as in NVTabular."""
 
     def _batches(self, folder: str, size: int) -> Iterator[Any]:
         table = pyarrow.parquet.read_table(folder, columns=self.schema_fields)

@@ -1,4 +1,4 @@
-"""Parameters of estimators: names, checks, Spark ML's own ways with them."""
+"""Parameters of estimators: names, checks, and Spark ML's handling of them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 class HasTextCol(Params):
-    """A client's mixin, with a constructor of its own."""
+    """A client's mixin, with its own constructor."""
 
     text_col = Param(Params._dummy(), "text_col", "a column")
 
@@ -286,7 +286,7 @@ def test_a_minibatch_function_of_nine_arguments(
 def test_a_transformation_of_rows_runs_in_each_epoch(
     spark: SparkSession, estimator: Callable[..., TorchEstimator], tmp_path: Path
 ) -> None:
-    """By rows that Spark's tasks bring, and by files; features and labels are those that it returns."""
+    """With rows that Spark's tasks send, and with files; features and labels are those that it returns."""
     log = tmp_path / "calls"
 
     def measured(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Known tables and a large one: the estimator comes to the scores of plain PyTorch, on one, two and three ranks."""
+"""Known tables and a large one: the estimator reaches the scores of plain PyTorch, on one, two and three ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("pyspark")
 pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).resolve().parents[2]
-# How far scores of the same training lie from each other by chance, with room: of 114 to 10,000 held-out ones.
+# How much scores of the same training differ by chance, with a margin: of 114 to 10,000 held-out ones.
 NOISE = {"digits": 0.03, "breast_cancer": 0.045, "diabetes": 0.1, "generated": 0.02}
 GOOD = {"digits": 0.93, "breast_cancer": 0.92, "diabetes": 0.3, "generated": 0.8}
 

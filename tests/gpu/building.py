@@ -43,7 +43,7 @@ class Tools(NamedTuple):
         return cls(look("cmake"), look("ninja"), look("make"), compiler)
 
     def missing(self) -> list[str]:
-        """What is not there, with how to come by it."""
+        """What is missing, with how to get it."""
         missing = [] if self.cmake else ["cmake (pip install cmake)"]
         if not (self.ninja or self.make):
             missing.append("ninja or make (pip install ninja)")
@@ -74,7 +74,7 @@ def make_ready(
     tools: Tools | None = None,
     run: Callable[[list[str], float], str] | None = None,
 ) -> str:
-    """Builds the engine where it is missing; gives what stands in the way, "" where nothing does.
+    """Builds the engine if it is missing; returns the obstacle, "" if there is none.
 
     Args:
         seconds: that building may take.
@@ -82,7 +82,7 @@ def make_ready(
         folder: in which one is made to build in.
         may_build: False: it is not built.
         tools: by default those of this machine.
-        run: runs a command within so many seconds and gives its trouble; by default `run_command`.
+        run: runs a command within a number of seconds and returns its error; by default `run_command`.
     """
     if library.exists():
         return ""
@@ -107,7 +107,7 @@ def make_ready(
 
 
 def run_command(command: list[str], seconds: float) -> str:
-    """Runs a command, and ends it and its children after so many seconds; gives what went wrong."""
+    """Runs a command, and ends it and its children after `seconds`; returns the error."""
     shown = " ".join(command)
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

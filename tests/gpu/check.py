@@ -1,7 +1,7 @@
 """Tries everything that only a GPU can show, and measures it: ``python tests/gpu/check.py``, within eight minutes.
 
 One GPU is enough: two ranks share it, and one has it alone. Where there are more, two ranks have one each as well. The
-engine is built first where it is not there. The report goes to stdout; the exit code is 0 when all is right, 1 when
+engine is built first if it is missing. The report is written to stdout; the exit code is 0 when all is right, 1 when
 something is not, and 3 where there is no GPU. Figures that miss their goals are counted, and do not change it.
 """
 
@@ -22,14 +22,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.gpu import building  # noqa: E402  found where the line above says
+from tests.gpu import building  # noqa: E402  found by the line above
 from tests.gpu.ways import Way, refused_way, ways  # noqa: E402
 
 NO_GPU = 3
 #: For a process that asks CUDA or doctor; PyTorch's first import from a slow disk takes most of it.
 ASK_SECONDS = 100
 KILLED_SECONDS = 60
-# In a process of its own, so that this one has no context on the GPU that is measured.
+# In a separate process, so that this one has no context on the measured GPU.
 _LOOK = """
 import json
 try:
@@ -48,7 +48,7 @@ _DOCTOR = "from spark_estimator.doctor import machine; print(machine.gpus()); pr
 
 
 class Report:
-    """Prints what came out, and counts it."""
+    """Prints the results, and counts them."""
 
     def __init__(self) -> None:
         self.failed = self.not_run = self.goals = self.missed = 0
@@ -138,7 +138,7 @@ def _ask(code: str, seconds: float = ASK_SECONDS) -> subprocess.CompletedProcess
 
 
 def run_checks(all_ways: Sequence[Way], only: str, seed: int, budget: Any, report: Report) -> None:
-    """Runs the checks of all ways, all of one way in one job, then the losses of peers."""
+    """Runs the checks of all backends, all of one backend in one job, then the losses of peers."""
     from tests.gpu import checks, endings, in_rank, jobs, random_ops, trainings  # with PyTorch, which need not be here
 
     tasks: dict[str, in_rank.Task] = {
@@ -159,7 +159,7 @@ def run_checks(all_ways: Sequence[Way], only: str, seed: int, budget: Any, repor
         results, description = jobs.run_in_way(way, chosen, begin, budget)
         for result in results:
             report.result(result)
-        # A check that has sent nothing from a GPU says nothing; all of them should have.
+        # A check that has sent nothing from a GPU proves nothing; all of them should have.
         if way.described and not description and not only and any(result.state is jobs.State.OK for result in results):
             report.result(jobs.Result("the way", jobs.State.FAILED, "nothing has gone from a GPU"))
         if chosen:

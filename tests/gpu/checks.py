@@ -63,7 +63,7 @@ def every_op_of_every_type() -> None:
 
 
 def memory_that_is_given_back_early() -> None:
-    """Tensors that nobody holds while they travel, and others that would like their memory."""
+    """Tensors without references while they are in flight, and others that would reuse their memory."""
     for turn in range(50):
         value = float(turn % 7)
         tensor = torch.full((1 << 20,), value, device="cuda")
@@ -111,7 +111,7 @@ def refusals() -> None:
 
 
 def a_graph_beside_the_engine() -> None:
-    """A user's CUDA graph is captured while the engine, in its own thread, goes on looking after GPU and peers."""
+    """A user's CUDA graph is captured while the engine, in its own thread, continues serving GPU and peers."""
     size = hvd.size()
     tensor = torch.full((1000,), 3.0, device="cuda")
     check_equal(hvd.allreduce(tensor, op=hvd.Sum), torch.full((1000,), 3.0 * size), "before")

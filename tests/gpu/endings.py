@@ -15,7 +15,7 @@ from tests.gpu.in_rank import Task
 from tests.gpu.tensors import check_equal
 from tests.ranks import Outcome
 
-#: Seconds after which a rank that nobody tells of a lost peer gives up.
+#: Seconds after which a rank without a report of a lost peer gives up.
 _PATIENCE = 30.0
 #: Requests that are in flight at a time.
 _AHEAD = 8
@@ -38,7 +38,7 @@ def leaving_and_coming_back() -> None:
 
 
 def nccl_is_refused() -> None:
-    """Ranks that share a GPU and are told to use NCCL."""
+    """Ranks that share a GPU and have to use NCCL."""
     try:
         hvd.allreduce(torch.ones(4, device="cuda"))
     except HorovodInternalError as error:
@@ -48,7 +48,7 @@ def nccl_is_refused() -> None:
 
 
 def lose_a_peer(rank: int, begin: Callable[[int], None]) -> str:
-    """Rank 1 dies while requests are under way; gives what another rank was told of that, "" where it was not."""
+    """Rank 1 dies while requests are in flight; returns another rank's error, "" if it got none."""
     begin(rank)
     hvd.init()
     tensors = [torch.ones(1_000_000, device="cuda") for _ in range(_AHEAD)]
@@ -75,7 +75,7 @@ def lose_a_peer(rank: int, begin: Callable[[int], None]) -> str:
 
 
 def trouble_of_losing(outcomes: Sequence[Outcome]) -> str:
-    """What is not right with what became of the ranks of `lose_a_peer`; "": all is."""
+    """What is wrong with the results of the ranks of `lose_a_peer`; "": nothing."""
     died = outcomes[DIES]
     if died.exit_code != -signal.SIGKILL:
         return f"rank {DIES} was to kill itself, and did not come to it:\n{died}"

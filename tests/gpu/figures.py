@@ -1,4 +1,4 @@
-"""What ``check.py`` measures on real GPUs, beside what the hardware does by itself and beside its goals."""
+"""What ``check.py`` measures on real GPUs, beside the hardware's own figures and the goals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def allreduce_100_mb(way: str) -> list[Line]:
 
 
 def _beside_the_bus(tensor: torch.Tensor, taken: float) -> list[Line]:
-    """What goes to pinned memory and what comes from there travels at once; the ranks' GPU has one bus."""
+    """Copies to pinned memory and from it run at the same time; the ranks' GPU has one bus."""
     other = torch.empty_like(tensor)
     to, of = (torch.empty(_ELEMENTS, pin_memory=True) for _ in range(2))
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]

@@ -1,4 +1,4 @@
-"""What ``check.py`` prints of a figure, and whether the figure is as good as it should be."""
+"""The line that ``check.py`` prints for a figure, and whether the figure reaches its goal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Line(NamedTuple):
 
     Attributes:
         text: all of it, the judgement too.
-        reached: whether the goal that it tells of is; None: it tells of none.
+        reached: whether its goal is reached; None: it has none.
     """
 
     text: str

@@ -1,7 +1,7 @@
-"""What a rank of ``check.py`` runs: one task after the other, each a membership of its own, and a note of each.
+"""What a rank of ``check.py`` runs: one task after the other, each a separate membership, with a note of each.
 
-The notes lie in a file, which is there whatever becomes of the rank. A task that takes too long ends its rank, and the
-stacks of that rank's threads lie beside the notes.
+The notes are in a file, which stays however the rank ends. A task that takes too long ends its rank, and the stacks of
+that rank's threads are stored beside the notes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from spark_estimator.collectives import context
 from spark_estimator.errors import PeerLostError
 from tests.gpu.goals import Line
 
-#: A check, which raises where something is not right, or a figure, which gives what is to be told of it.
+#: A check, which raises if a result is wrong, or a figure, which returns the lines to report.
 Task = Callable[[], "Sequence[Line] | None"]
 
 
 class Note(NamedTuple):
-    """What a rank has to tell of a task.
+    """A rank's report on a task.
 
     Attributes:
         name: of the task.
         ended: False: it has begun.
         error: with its traceback; "": none.
-        lines: what it gave.
-        way: what the engine says of how its tensors travelled; "": none went from a GPU.
+        lines: its output. way: the engine's description of how its tensors were sent; "": none from a GPU.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Note(NamedTuple):
 
 
 def use_gpu(rank: int, own_gpus: bool) -> None:
-    """Chooses the GPU of a rank, before anything else."""
+    """Chooses the GPU of a rank, before any other call."""
     torch.cuda.set_device(rank if own_gpus else 0)
 
 
@@ -56,7 +55,7 @@ def run_tasks(
         rank: this one.
         tasks: by name.
         begin: chooses the rank's GPU.
-        described: what the engine must say of the way of tensors that go from a GPU.
+        described: the engine's expected description of how GPU tensors are sent.
         seconds: that each may take.
         folder: of the notes.
     """

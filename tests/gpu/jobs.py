@@ -1,7 +1,7 @@
-"""Runs tasks in ranks, so that one that hangs neither hides what went well nor goes without a name.
+"""Runs tasks in ranks, so that one that hangs is named, and does not hide the results of the others.
 
-Starting ranks costs seconds, so all tasks of a way run in one job. Each that failed there, or was under way when that
-job broke off, is run again in a job of its own; those that had no turn get theirs in one more job.
+Starting ranks costs seconds, so all tasks of a backend run in one job. Each that failed there, or was running when that
+job ended early, is run again in a separate job; those that had no turn get theirs in one more job.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.ranks import Outcome, RanksFailedError, run_ranks
 
 #: Less is not worth starting ranks for.
 LEAST_SECONDS = 12.0
-#: Where more than so many tasks of a way fail, what they have in common is to blame, and the time is better spent.
+#: If more than this number of tasks of a backend fail, they have a common cause, and more runs would waste time.
 MOST_ALONE = 4
 
 
 class State(enum.Enum):
-    """How a task came out."""
+    """The result of a task."""
 
     OK = "ok"
     FAILED = "FAILED"
@@ -32,13 +32,11 @@ class State(enum.Enum):
 
 
 class Result(NamedTuple):
-    """What became of a task in a way.
+    """The result of a task with a backend.
 
     Attributes:
         name: of the task.
-        state: see there.
-        text: why it is not OK.
-        lines: what it gave, on rank 0.
+        state: see there. text: why it is not OK. lines: its output, on rank 0.
     """
 
     name: str
@@ -53,7 +51,7 @@ class Limits(NamedTuple):
     Attributes:
         job: of a job of all tasks, with the start of its ranks.
         task: of one task in it.
-        alone: of a task in a job of its own, with the start of its ranks.
+        alone: of a task in a separate job, with the start of its ranks.
     """
 
     job: float = 170.0
@@ -77,7 +75,7 @@ class Budget:
 
 
 class Job(NamedTuple):
-    """What is left of a job.
+    """The records of a job.
 
     Attributes:
         notes: of each rank.
@@ -95,7 +93,7 @@ class Job(NamedTuple):
         return all(name in notes and notes[name].ended and not notes[name].error for notes in self.notes)
 
     def blame(self, name: str) -> str:
-        """What there is to say against a task; "": it had no turn on any rank, or all is well."""
+        """The error of a task; "": it did not run on any rank, or all is well."""
         told_by = {rank: notes[name].error for rank, notes in enumerate(self.notes) if name in notes}
         errors = [f"rank {rank}: {error}" for rank, error in told_by.items() if error]
         if told_by and not all(name in notes and notes[name].ended for notes in self.notes):
@@ -103,19 +101,19 @@ class Job(NamedTuple):
         return "\n".join(errors)
 
     def way(self) -> str:
-        """What rank 0's engine said of how tensors travel; "" where none went from a GPU."""
+        """Rank 0's description of how tensors are sent; "" if none was sent from a GPU."""
         return next((note.way for note in self.notes[0].values() if note.way), "")
 
 
 def run_in_way(
     way: Way, tasks: Mapping[str, Task], begin: Callable[[int], None], budget: Budget, limits: Limits | None = None
 ) -> tuple[list[Result], str]:
-    """What became of each task, and what the engine says of how tensors travelled.
+    """The result of each task, and the engine's description of how tensors were sent.
 
     Args:
-        way: how ranks come to their GPUs.
+        way: how ranks get their GPUs.
         tasks: by name.
-        begin: chooses a rank's GPU, given the rank.
+        begin: chooses a rank's GPU; its argument: the rank.
         budget: of the whole run.
         limits: see there; by default its own.
     """
@@ -152,7 +150,7 @@ def run_in_way(
 def _run_alone(
     way: Way, name: str, task: Task, begin: Callable[[int], None], budget: Budget, limits: Limits, blame: str
 ) -> Result:
-    """Of a task that failed among others: what it does without them. It has failed, whatever that is."""
+    """The result of a failed task without the others. It counts as failed in any case."""
     seconds = budget.for_job(limits.alone)
     if not seconds:
         return Result(name, State.FAILED, f"{blame}\n(no time was left to run it alone)")

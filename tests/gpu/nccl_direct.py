@@ -1,4 +1,4 @@
-"""NCCL as ``torch.distributed`` calls it, in the ranks that there are: what our own way by NCCL is compared with."""
+"""NCCL as ``torch.distributed`` calls it, in the present ranks: the peer of the engine's NCCL backend."""
 
 from __future__ import annotations
 

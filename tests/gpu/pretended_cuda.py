@@ -1,8 +1,8 @@
 """Has a rank without a GPU run what ``check.py`` has ranks with GPUs run: PyTorch does on the CPU what CUDA would do.
 
-The engine's way is the one of ``tests.torch.pretended_gpus``: real, over stand-ins for CUDA and NCCL. Of PyTorch
-nothing is late, nothing is captured and no stream means anything, so this shows that the checks' own logic is right,
-and that the engine brings the results that they want; what only a GPU can show it cannot.
+The engine's way is the one of ``tests.torch.pretended_gpus``: real, over fakes of CUDA and NCCL. In PyTorch nothing is
+late, nothing is captured and streams have no effect, so this shows that the checks' own logic is right, and that the
+engine returns the expected results; what only a GPU can show it cannot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stream:
         self.cuda_stream = fake_gpus.new_stream() if address is None else address
 
     def wait_stream(self, other: Stream) -> None:
-        """Nothing of PyTorch's is ever under way."""
+        """No work of PyTorch is ever in flight."""
 
 
 class Graph:
@@ -43,7 +43,7 @@ class Graph:
 
 
 class _OnCpu(TorchFunctionMode):
-    """Tensors "on the GPU" are those on the CPU but for those that came there by ``cpu()`` or plain ``torch.ones``."""
+    """Tensors "on the GPU" are those on the CPU, except the results of ``cpu()`` or plain ``torch.ones``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

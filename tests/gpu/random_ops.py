@@ -56,7 +56,7 @@ class Work(NamedTuple):
         return hvd.reducescatter_async(tensor, name=self.name, op=hvd.Sum)
 
     def right(self, number: int) -> torch.Tensor:
-        """What comes of its tensor of that number, in float64."""
+        """The expected result of its tensor of that number, in float64."""
         every = everyone(self.shape, self.dtypes[number], self.seed + number)
         if self.kind in ("sum", "group"):
             return every.sum(0)
@@ -102,7 +102,7 @@ def two_hundred_ops_on_two_streams(seed: int) -> None:
                 for tensor, value in zip(tensors, values, strict=True):
                     tensor.copy_(value, non_blocking=True)
                 pending.append((work, work.submit(tensors), values))
-                del tensor, tensors  # whose memory must not be anybody else's before the GPU is through
+                del tensor, tensors  # whose memory must not be reused before the GPU has finished
         rank_choice.shuffle(pending)
         for work, handle, _ in pending:
             with torch.cuda.stream(rank_choice.choice(streams)):

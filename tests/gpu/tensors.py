@@ -1,4 +1,4 @@
-"""What ranks of ``check.py`` give to collectives, and what must come of it.
+"""The inputs of ``check.py``'s collectives, and the expected results.
 
 Values are small whole numbers, so that results are compared exactly with what the CPU computes in float64.
 """

@@ -17,7 +17,7 @@ SECONDS = 250.0
 
 
 def pretended(name: str, fakes: dict[str, str]) -> Way:
-    """A way on GPUs that are not there; those that see one see no more than one."""
+    """A backend on pretended GPUs; ranks that see one see no more than one."""
     way = {way.name: way for way in [*ways(2), refused_way()]}[name]
     return way._replace(environ={**way.environ, **fakes, **({} if way.own_gpus else {"FAKE_CUDA_DEVICES": "1"})})
 

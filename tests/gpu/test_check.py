@@ -1,4 +1,4 @@
-"""``check.py`` runs on machines with a GPU; here it is looked at as far as that goes without one."""
+"""``check.py`` runs on machines with a GPU; here it is tested as far as possible without one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ def seconds_of(function: Callable[[], object], times: int = 20, *, in_a_row: int
     Args:
         function: what is measured.
         times: how often.
-        in_a_row: so many calls are measured as one, and divided: what it costs to begin and to end counts less.
+        in_a_row: the number of calls that are timed together, and divided: what it costs to begin and to end counts
+            less.
         together: all ranks begin at the same time.
     """
     for _ in range(_WARM_UP):

@@ -40,7 +40,7 @@ def assert_alike(tensors: Iterable[torch.Tensor], what: object) -> None:
 
 
 def as_plain_pytorch() -> None:
-    """SGD, Adam and fused Adam, in several ways to exchange, come to what one process makes of all ranks' batches."""
+    """SGD, Adam and fused Adam, with several ways to exchange, equal one process with all ranks' batches."""
     made: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
         "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
         "adam": lambda params: torch.optim.Adam(params, lr=1e-3),
@@ -173,7 +173,7 @@ def with_a_grad_scaler() -> None:
 
 
 def branches_on_other_streams() -> None:
-    """Layers whose forward runs on a stream of its own: so does their backward, while buckets fill."""
+    """Layers whose forward runs on a separate stream: so does their backward, while buckets fill."""
     ours, reference = network(), network()
     side = torch.cuda.Stream()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.05), ours.named_parameters())
@@ -208,7 +208,7 @@ def without_exchange_alone() -> None:
 
 
 class Branches(nn.Module):
-    """Layers side by side, each computed on a stream of its own that is late, forward and backward."""
+    """Layers side by side, each computed on a separate, late stream, forward and backward."""
 
     def __init__(self, streams: Sequence[torch.cuda.Stream | None], late: int) -> None:
         super().__init__()

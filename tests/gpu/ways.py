@@ -1,4 +1,4 @@
-"""The ways in which ranks of ``check.py`` come to their GPUs, and by which tensors travel then."""
+"""The ways in which ranks of ``check.py`` get their GPUs, and the backends that send their tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ REFUSED = "two ranks on one GPU, NCCL demanded"
 
 
 class Way(NamedTuple):
-    """How ranks come to their GPUs, and how tensors travel then.
+    """How ranks get their GPUs, and how tensors are sent then.
 
     Attributes:
         name: for the report.
         size: number of ranks.
         environ: of the ranks.
         own_gpus: each rank has its own.
-        described: what the engine must say of it; "": nothing goes from a GPU.
+        described: the engine's expected description; "": nothing is sent from a GPU.
         is_measured: whether there are figures of it.
     """
 
@@ -41,7 +41,7 @@ def one_gpu() -> dict[str, str]:
 
 
 def ways(gpus: int) -> list[Way]:
-    """All that can be tried with so many GPUs."""
+    """All that can be tried with this number of GPUs."""
     first_gpu = one_gpu()
     shared = "share one GPU"
     supported = [
@@ -61,5 +61,5 @@ def ways(gpus: int) -> list[Way]:
 
 
 def refused_way() -> Way:
-    """Ranks that are told to do what cannot be."""
+    """Ranks with an impossible setting."""
     return Way(REFUSED, 2, {**one_gpu(), "HOROVOD_GPU_OPERATIONS": "nccl"}, is_measured=False)

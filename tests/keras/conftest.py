@@ -12,7 +12,7 @@ from tests import rank_pool
 
 
 class RankPool(rank_pool.RankPool):
-    """Two ranks whose Keras runs on `backend`; each call is a membership of its own."""
+    """Two ranks whose Keras runs on `backend`; each call is a separate membership."""
 
     def __init__(self, backend: str) -> None:
         quiet = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}

@@ -119,7 +119,7 @@ def test_the_mean_is_exact_with_passes_rows_and_momentum(as_tf_keras: rank_pool.
             model.compile(optimizer, "mse", run_eagerly=passes == 1 or average)
             for _ in range(2):
                 model.train_on_batch(numpy.array([[rank]]), numpy.array([[1.0]]))
-            # each rank has a row of its own, with the gradient -2 (y - w), of which the ranks take the mean
+            # each rank has a different row, with the gradient -2 (y - w), of which the ranks take the mean
             once = [[1.0], [1.0], [0.0]]
             expected = {(1, False): once, (2, False): [[2.0], [2.0], [0.0]], (2, True): once}[passes, average]
             assert model.get_weights()[0].tolist() == expected, (legacy, passes, average, sparse)

@@ -36,7 +36,7 @@ def test_all_ranks_stop_when_one_does(two_ranks: RankPool) -> None:
 
 
 def test_a_wish_to_stop_within_an_epoch_waits_for_its_end(two_ranks: RankPool) -> None:
-    """Keras would leave the epoch at once, in which the other rank goes on."""
+    """Keras would leave the epoch at once, which the other rank continues."""
 
     def check(rank: int) -> None:
         import keras

@@ -55,7 +55,7 @@ def kill_group(process: subprocess.Popen[str]) -> None:
 def spark_home(folder: Path) -> Path:
     """A Spark that is the installed one, but for what its workers write beside it, which stays in `folder`.
 
-    ``local-cluster`` cannot be told of another place; executors of two applications that begin in the same second
+    ``local-cluster`` has no setting for another place; executors of two applications that begin in the same second
     would share theirs.
     """
     home = folder / "spark"
@@ -129,7 +129,7 @@ def connect_server(
 
 
 def web_address(log: Path) -> str:
-    """Where a session's pages are, as its log says."""
+    """The address of a session's pages, from its log."""
     match = re.search(r"Successfully started service 'SparkUI' on port (\d+)", log.read_text(errors="replace"))
     assert match, log.read_text(errors="replace")[-3000:]
     return f"http://127.0.0.1:{match[1]}"
@@ -137,7 +137,7 @@ def web_address(log: Path) -> str:
 
 @dataclass
 class Driver:
-    """A driver program in a process of its own."""
+    """A driver program in a separate process."""
 
     process: subprocess.Popen[str]
     log: Path
@@ -175,7 +175,7 @@ def driver(
     env: Mapping[str, str | None] | None = None,
     python: str = sys.executable,
 ) -> Iterator[Driver]:
-    """Runs a driver program until the end of the block; what is left of it then is killed."""
+    """Runs a driver program until the end of the block; remaining processes are then killed."""
     log = folder / f"{Path(program).stem}-{time.monotonic_ns()}.log"
     process = _start([python, "-u", str(DRIVERS / program), *arguments], log, **(env or {})).process
     try:
@@ -208,7 +208,7 @@ def _stat(pids: Iterable[int]) -> str:
 
 
 def wait_until_gone(text: str, seconds: float = 30) -> None:
-    """Fails when, after so many seconds, there still is a process whose environment contains `text`."""
+    """Fails if, after `seconds`, there still is a process whose environment contains `text`."""
     deadline = time.monotonic() + seconds
     while left := processes_with(text):
         assert time.monotonic() < deadline, f"still alive after {seconds} s: {left}; {_stat(left)}"

@@ -104,7 +104,7 @@ def endless(
 
 
 def pid_of(text: str, marker: str, word: str) -> int:
-    """Of the job's processes the one in whose command line a word stands, and another one."""
+    """Of the job's processes the one whose command line contains a word, and another one."""
     pids = [pid for pid, command in clusters.processes_with(marker).items() if text in command and word in command]
     assert len(pids) == 1, clusters.processes_with(marker)
     return pids[0]

@@ -54,7 +54,7 @@ class SshHosts:
     """Hosts that ssh knows by aliases.
 
     Attributes:
-        folder: where keys and configurations lie.
+        folder: of keys and configurations.
         ssh: the command for `SPARK_ESTIMATOR_SSH_COMMAND`.
         pids: of the daemons.
     """

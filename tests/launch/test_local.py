@@ -34,7 +34,7 @@ def rank() -> int:
 
 @pytest.fixture
 def marker() -> Iterator[str]:
-    """Stands in the environment of everything that the test's jobs start; all of it has to be gone in the end."""
+    """A mark in the environment of everything that the test's jobs start; all of it has to have ended."""
     text = uuid.uuid4().hex
     yield text
     clusters.wait_until_gone(text, 10)

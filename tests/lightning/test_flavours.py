@@ -1,4 +1,4 @@
-"""Both packages of Lightning, in fresh interpreters: who is imported when, and what is said where none is."""
+"""Both packages of Lightning, in fresh interpreters: which is imported when, and the error if none is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that have fewer batches, want to stop, or fail: nobody waits for ever, and all end alike."""
+"""Ranks that have fewer batches, want to stop, or fail: no rank waits for ever, and all end in the same way."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_ranks_with_fewer_batches(two_ranks: RankPool) -> None:
 
 
 class Estimated(IterableDataset[list[torch.Tensor]]):
-    """So many rows, and what it says of their number."""
+    """A data set of `rows` rows, and the length that it reports."""
 
     def __init__(self, count: int, length: int) -> None:
         self.count, self.length = count, length
@@ -54,7 +54,7 @@ class Estimated(IterableDataset[list[torch.Tensor]]):
 
 
 def test_data_with_fewer_rows_than_they_say(two_ranks: RankPool) -> None:
-    """On rank 1 alone; as the loader's data, as the loader itself, and beside one that is as long as it says."""
+    """On rank 1 alone; as the loader's data, as the loader itself, and beside one with its reported length."""
 
     def check(rank: int) -> list[Any]:
         messages: list[str] = []
@@ -88,7 +88,7 @@ def test_data_with_fewer_rows_than_they_say(two_ranks: RankPool) -> None:
 
 
 def test_data_of_an_estimated_length_are_planned_with(two_ranks: RankPool) -> None:
-    """With the least that a rank says: shares of an epoch, the steps that are to come, and when validation is."""
+    """With the smallest number of all ranks: shares of an epoch, later steps, and the time of validation."""
 
     def check(rank: int) -> list[Any]:
         from lightning.fabric.utilities.types import _Stateful
@@ -122,7 +122,7 @@ def test_data_of_an_estimated_length_are_planned_with(two_ranks: RankPool) -> No
         for count, arguments in (
             (40, {"val_check_interval": 0.5}),
             (40, {"limit_train_batches": 0.5}),
-            (40 + 16 * rank, {"max_epochs": 2}),  # each rank says what it has
+            (40 + 16 * rank, {"max_epochs": 2}),  # each rank reports its own
         ):
             trainer = trainer_of(**arguments)
             trainer.fit(module_of(**methods), WithState(Estimated(count, count), batch_size=4), loader(8))
@@ -149,7 +149,7 @@ def test_evaluation_over_loaders_of_different_lengths(two_ranks: RankPool, on_st
             self.log("rank", float(rank), sync_dist=True, on_step=on_step, on_epoch=not on_step, batch_size=4)
 
         trainer = trainer_of(use_distributed_sampler=False)
-        # Of two loaders, the second of which is equally long on all ranks.
+        # With two loaders, the second of which is equally long on all ranks.
         module, data = module_of(validation_step=validation_step), [loader(4 + 8 * rank), loader(4)]
         if on_step:
             with pytest.raises(RuntimeError, match=r"different numbers of batches \(rank 0: 1, rank 1: 3\)"):
@@ -229,10 +229,10 @@ def test_early_stopping_and_checkpoints(two_ranks: RankPool, tmp_path: Path) -> 
             def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
                 super()._save_checkpoint(trainer, filepath)
                 written.append(filepath)
-                assert Path(filepath).exists()  # nobody goes on before it is there
+                assert Path(filepath).exists()  # no rank continues before it exists
 
         def validation_step(self: Any, batch: Any, number: int) -> None:
-            # Gets worse on rank 1 alone: without an agreement rank 0 would go on.
+            # Gets worse on rank 1 alone: without an agreement rank 0 would continue.
             self.log("loss", float(rank * self.current_epoch), batch_size=1)
 
         stopping = callbacks.EarlyStopping("loss", patience=1)
@@ -337,7 +337,7 @@ def test_a_rank_that_raises_ends_all(two_ranks: RankPool, tmp_path: Path) -> Non
                 raise ZeroDivisionError("on rank 1 alone")
             return nn.functional.mse_loss(self(batch[0]), batch[1])
 
-        # What it saves on its way out is not waited for by ranks that know nothing of it.
+        # Ranks that do not know of its failure do not wait for what it saves at its end.
         saved = callbacks.OnExceptionCheckpoint(tmp_path)
         trainer_of(callbacks=[saved], enable_checkpointing=True).fit(module_of(training_step=training_step), loader())
 

@@ -39,7 +39,7 @@ def test_trainers_take_them_as_long_as_that_is_wanted(installed: None, flavour: 
     assert trainer_class(strategy="horovod", accelerator="cpu", **quiet).strategy.scale_lr
     assert not isinstance(trainer_class(accelerator="cpu", **quiet).strategy, strategy_class(flavour))
     with pytest.raises(TypeError):
-        trainer_class(gpus=1, **quiet)  # nobody has asked for Horovod
+        trainer_class(gpus=1, **quiet)  # Horovod is not requested
     assert "max_epochs" in inspect.signature(trainer_class.__init__).parameters
     compat.uninstall()
     with pytest.raises(ValueError, match="horovod"):

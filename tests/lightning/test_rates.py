@@ -320,7 +320,7 @@ def test_fit_twice(two_ranks: RankPool, same: bool) -> None:
 
     first, second = two_ranks.run(check)
     assert first == second
-    if same:  # whose schedule goes on
+    if same:  # whose schedule continues
         factors = [2 / 1, 2 / 2, 2 / 3, 2 / 4, 2 / 5, 2 / 6, 1 / 7]
     else:
         factors = [2 / 1, 2 / 2, 2 / 1, 2 / 2, 2 / 1, 2 / 2, 1]

@@ -91,7 +91,7 @@ def test_after_a_run_a_backward_is_the_rank_s_own(two_ranks: RankPool, tmp_path:
         ended = weights(module)
         if not shard_state:
             assert type(saved[0]) is torch.optim.Adam
-            if rank == 0:  # which looks at gradients of its own, and takes a step
+            if rank == 0:  # which checks its own gradients, and takes a step
                 module.zero_grad()
                 module(rows(4).tensors[0]).sum().backward()
                 saved[0].step()

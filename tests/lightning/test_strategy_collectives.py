@@ -69,7 +69,7 @@ def test_tensors_and_objects_of_all_ranks(two_ranks: RankPool) -> None:
             mine = torch.full((2,), float(rank), requires_grad=True)
             everyone = self.all_gather({"mine": mine, "number": torch.tensor(rank)}, sync_grads=True)
             assert everyone["mine"].tolist() == [[0, 0], [1, 1]] and everyone["number"].tolist() == [0, 1]
-            # Each rank's result depends on mine, with a weight of its own.
+            # Each rank's result depends on this rank's value, with a different weight.
             (everyone["mine"] * torch.tensor([[1.0], [10.0]]) * (rank + 1)).sum().backward()
             assert mine.grad is not None and mine.grad.tolist() == [3 * 10.0**rank] * 2
             assert not self.all_gather(mine).requires_grad

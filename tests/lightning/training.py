@@ -52,7 +52,7 @@ def loader(count: int = 64, batch: int = BATCH) -> DataLoader[Any]:
 
 
 class Batches:
-    """So many equal batches, of which this rank has no other share."""
+    """A number of equal batches, which are not divided among the ranks."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -65,7 +65,7 @@ class Batches:
 
 
 def module_of(flavour: str = "lightning.pytorch", **methods: Any) -> Any:
-    """A module that learns `rows`; `methods` stand in the place of its own. Each rank begins with another network."""
+    """A module that learns `rows`; `methods` replace its own. Each rank begins with another network."""
 
     def __init__(self: Any) -> None:
         super(type(self), self).__init__()
@@ -96,7 +96,7 @@ def weights(module: nn.Module) -> list[float]:
 def trained_alone(
     steps: list[list[torch.Tensor]], divide_by: int = 1, before_step: Any = lambda params: None, lr: float = 0.01
 ) -> list[float]:
-    """The network after steps on rows whose numbers are given, batch by batch of each step, on one process."""
+    """The network after steps on the numbered rows, batch by batch of each step, in one process."""
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     inputs, targets = rows(64).tensors

@@ -36,7 +36,7 @@ def environment() -> dict[str, str]:
 
 
 def executed(notebook: Path, folder: Path) -> Any:
-    """Runs a notebook in a kernel of its own, which has this process's environment.
+    """Runs a notebook in a separate kernel, which has this process's environment.
 
     Args:
         notebook: the file; it is not changed.
@@ -55,7 +55,7 @@ def executed(notebook: Path, folder: Path) -> Any:
 
 
 def stored(book: Any) -> Any:
-    """Removes from a notebook what differs from run to run and says nothing. Adds the mark of its code."""
+    """Removes from a notebook what differs from run to run without meaning. Adds the mark of its code."""
     scrub = _Scrubber()
     for cell in code_cells(book):
         cell.metadata = {}

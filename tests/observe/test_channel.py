@@ -1,4 +1,4 @@
-"""The driver channel: what comes through, who is refused, and what happens when an end goes away."""
+"""The driver channel: accepted frames, refused peers, and the end of either side."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def authenticated(side: Side) -> socket.socket:
     connected = side.server.connected
     sock = socket.create_connection((side.server.address, side.server.port))
     authentication.connect(sock, side.server.token, struct.pack(">16sI", JOB.encode(), 1))
-    wait_for(lambda: side.server.connected > connected)  # what is sent before reaches nobody
+    wait_for(lambda: side.server.connected > connected)  # frames that are sent before are lost
     sock.settimeout(20)
     return sock
 
@@ -247,7 +247,7 @@ def test_what_goes_down_arrives_whole_also_where_the_network_is_slow(side: Side)
             came += frames.take_frames(received)
         assert [frame.get("facts") for frame in came[:8]] == [everyone] * 8
         assert came[8] == {"kind": frames.STOP, "text": "in between"}
-        side.server.send(7, frames.GATHER, {})  # nobody is there
+        side.server.send(7, frames.GATHER, {})  # no process listens
         fast.close()
 
 

@@ -1,4 +1,4 @@
-"""Messages and lines of ranks at the driver: where they go, and what is escaped."""
+"""Messages and lines of ranks at the driver: where they are written, and what is escaped."""
 
 from __future__ import annotations
 

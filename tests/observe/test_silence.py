@@ -7,7 +7,7 @@ from spark_estimator.observe.silence import Hearing, Silence, lost_after
 
 
 def states(silence: Silence, looks: int, seconds: float = 1.0) -> list[tuple[int, Hearing]]:
-    """(look, state) wherever the state becomes another."""
+    """(check, state) at each change of the state."""
     return [(number, silence.state) for number in range(1, looks + 1) if silence.look(seconds)]
 
 

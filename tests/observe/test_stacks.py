@@ -1,4 +1,4 @@
-"""What a process tells of its stacks, and that telling ends with the engine, the interpreter and a fork."""
+"""A process's reports of its stacks, which end with the engine, the interpreter and a fork."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Questions:
 
 @pytest.fixture
 def parked() -> Iterator[threading.Thread]:
-    """A thread in a function of a name of its own."""
+    """A thread in a function with a unique name."""
     release, arrived = threading.Event(), threading.Event()
 
     def a_function_that_waits() -> None:
@@ -65,7 +65,7 @@ def test_all_threads_main_first(parked: threading.Thread) -> None:
     lines = rest.splitlines()
     waiting = next(number for number, line in enumerate(lines) if "in a_function_that_waits" in line)
     assert lines[waiting + 1].strip() == "release.wait(SECONDS)"  # the source
-    assert any("in wait" in line for line in lines[waiting:])  # the most recent call comes last
+    assert any("in wait" in line for line in lines[waiting:])  # the most recent call is the last
 
 
 def test_the_thread_that_asks_is_left_out(parked: threading.Thread) -> None:
@@ -145,7 +145,7 @@ def test_stacks_that_fail_and_answers_that_fail_end_nothing() -> None:
 
 
 def test_a_forked_child_has_none() -> None:
-    # In a process of its own: a fork of the test run would take its threads' locks along.
+    # In a separate process: a fork of the test run would inherit its threads' locks.
     program = """
 import os, time
 from spark_estimator.observe.stacks import StackReporter

@@ -1,4 +1,4 @@
-"""The status line: what it says, where it is shown and where not, and that it leaves the ranks' lines whole."""
+"""The status line: its text, where it is shown and where not, and that it does not break the ranks' lines."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def on_a_terminal(command: list[str], environ: dict[str, str]) -> str:
             if select.select([ours], [], [], 1)[0]:
                 try:
                     output += os.read(ours, 1 << 16)
-                except OSError:  # nobody has it open any more
+                except OSError:  # no process has it open any more
                     break
         os.close(ours)
         assert process.wait(20) == 0, output
@@ -176,7 +176,7 @@ def test_on_a_terminal_it_stands_below_the_lines_and_vanishes(tmp_path: Path) ->
 
 
 def read_to(terminal: int, end: str) -> str:
-    """What a terminal has shown until `end`, in which ``.*`` stands for anything."""
+    """What a terminal has shown until `end`, in which ``.*`` matches anything."""
     output, wanted = "", ".*".join(map(re.escape, end.split(".*"))) + "$"
     deadline = time.monotonic() + SECONDS
     while not re.search(wanted, output, re.DOTALL):
@@ -267,7 +267,7 @@ def test_a_log_gets_a_line_of_a_training_when_it_was_quiet(
 
 
 def executed(source: str, folder: Path) -> tuple[list[Any], list[dict[str, str]]]:
-    """Runs a cell in a kernel. Returns its outputs, and all that was shown in a place of its own, again and again."""
+    """Runs a cell in a kernel. Returns its outputs, and all updates of its own display area."""
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")

@@ -14,7 +14,7 @@ from spark_estimator.__main__ import main
 
 
 class Rank:
-    """Writes a rank's file as the engine does, with a clock of its own."""
+    """Writes a rank's file as the engine does, with another clock."""
 
     def __init__(self, rank: int, size: int, *, ahead: float = 0.0, drift: float = 0.0, process_set: int = 0) -> None:
         self.rank = rank
@@ -163,7 +163,7 @@ def test_process_sets_have_rows_of_their_own(tmp_path: Path, capsys: pytest.Capt
     texts = [rank.text() for rank in (whole, *of_set)]
     status, output, _ = run(capsys, out, *write(tmp_path, *texts))
     assert status == 0
-    assert "missing: rank 1" in output  # its file of the whole job; the set's aligns it all the same
+    assert "missing: rank 1" in output  # its file of the whole job; the set's aligns it nevertheless
     assert "clock +0.900 ms" in output
     status, output, _ = run(capsys, out, *write(tmp_path, *texts, other.text()))
     assert status == 0 and "missing" not in output

@@ -1,4 +1,4 @@
-"""The two programs that people come with, run as their users run them on real data; they know nothing of us."""
+"""Two existing users' programs, run as their users run them on real data; they do not know this package."""
 
 from __future__ import annotations
 

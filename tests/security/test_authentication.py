@@ -194,7 +194,7 @@ def test_an_altered_context_is_noticed() -> None:
 
 
 def test_a_connector_cannot_be_its_own_acceptor(pair: tuple[socket.socket, socket.socket]) -> None:
-    """Reflection: all that the connector says comes back to it."""
+    """Reflection: all that the connector sends is returned to it."""
     aside = Aside(lambda: connect(pair[0], KEY, b"", timeout=timedelta(seconds=5)))
     pair[1].sendall(pair[1].recv(4096))
     with pytest.raises(AuthenticationError, match="wrong role"):
@@ -211,7 +211,7 @@ def test_a_proof_sent_back_to_its_maker_proves_nothing(pair: tuple[socket.socket
 
 
 def test_an_acceptor_computes_nothing_for_a_stranger(pair: tuple[socket.socket, socket.socket]) -> None:
-    """All that it says before the connector has proved itself is a nonce."""
+    """Before the connector has proved itself, it sends only a nonce."""
     aside = Aside(lambda: accept(pair[1], KEY))
     pair[0].sendall(authentication._HELLO.pack(authentication._MAGIC, b"connect", 0, 0, b"", bytes(32)))
     magic, role, _, nonce = authentication._CHALLENGE.unpack(pair[0].recv(4096))
@@ -269,7 +269,7 @@ def test_ends_of_which_one_encrypts_refuse_each_other(
 
 
 def test_nobody_in_between_can_turn_encryption_off() -> None:
-    """Both flags are cleared on their way: each end believes that the other doesn't encrypt, or finds the change."""
+    """Both flags are cleared in flight: each end believes that the other doesn't encrypt, or finds the change."""
     for clear_challenge in (True, False):
         (connector, relay_in), (relay_out, acceptor) = socket.socketpair(), socket.socketpair()
         with connector, relay_in, relay_out, acceptor:

@@ -1,4 +1,4 @@
-"""Key agreement: both ends get the same secrets, nobody else does, and a missing library is an error that names it."""
+"""Key agreement: both ends get the same secrets, no other does, and a missing library is an error that names it."""
 
 from __future__ import annotations
 

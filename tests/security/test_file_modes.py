@@ -1,4 +1,4 @@
-"""The permissions of all that the package writes, whatever the umask is."""
+"""The permissions of all that the package writes, with any umask."""
 
 from __future__ import annotations
 

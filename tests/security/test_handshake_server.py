@@ -1,4 +1,4 @@
-"""The server of handshakes: garbage and floods end in a close, silent strangers delay nobody, friends always get in."""
+"""The server of handshakes: garbage and floods are closed, silent peers delay no other, valid ones are accepted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY = os.urandom(32)
 
 
 class Door:
-    """A listening endpoint, its server, and what came through."""
+    """A listening endpoint, its server, and the accepted connections."""
 
     def __init__(self, **options: object) -> None:
         endpoint = Endpoint.open("127.0.0.1")
@@ -47,7 +47,7 @@ class Door:
         return sock
 
     def enter(self, context: bytes = b"friend", *, local: bool = False) -> socket.socket:
-        """A friend comes in; gives the inner end."""
+        """A valid peer connects; returns the inner end."""
         with self.knock(local=local) as outer:
             connect(outer, KEY, context)
             inner, stated, _, _ = self.admitted.get(timeout=60)
@@ -150,7 +150,7 @@ def test_the_oldest_makes_room_for_the_newest(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_connector_that_made_room_tries_again() -> None:
-    """The first try is answered "busy", as it is when others come between its hello and its proof."""
+    """The first try is answered "busy", as it is when others connect between its hello and its proof."""
     door = Door(capacity=1)
     tries = []
 

@@ -1,4 +1,4 @@
-"""Backends: the two that there are run alike, and a user's own class is told what it lacks."""
+"""Backends: both kinds run alike, and a user's own class gets an error that names what it lacks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_driver_s_environment_goes_along_where_none_is_given(spark: Any, mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "1")
     names = ("OF_THE_DRIVER", "HOME", "CUDA_VISIBLE_DEVICES", "PYSPARK_GATEWAY_SECRET", "OMP_NUM_THREADS")
-    # The executor is a process that started before, and has a HOME of its own.
+    # The executor is a process that started before, and has another HOME.
     home = spark.range(1).mapInArrow(home_of_executor, "home string").collect()[0].home
     assert SparkBackend(1).run(variables, names) == [[0, "1", home, None, None, "3"]]
     assert SparkBackend(1, env=dict(os.environ)).run(variables, names) == [[0, "1", "/of/the/driver", None, None, "3"]]

@@ -1,6 +1,6 @@
 """Hadoop for tests: configurations in files, and a libhdfs that keeps a name node's files in a folder of this machine.
 
-There is no real name node here: Spark brings Hadoop's client only. fsspec and pyarrow are the real ones.
+There is no real name node here: Spark contains only Hadoop's client. fsspec and pyarrow are the real ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stand_in(folder: Path) -> dict[str, str]:
 
 
 def core_site(folder: Path, **properties: str) -> Path:
-    """Writes ``core-site.xml``; in a property's name ``__`` stands for a point. Returns the folder."""
+    """Writes ``core-site.xml``; in a property's name ``__`` means a point. Returns the folder."""
     folder.mkdir(exist_ok=True)
     lines = [
         f"<property><name>{name.replace('__', '.')}</name><value> {value} </value></property>"

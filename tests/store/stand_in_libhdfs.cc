@@ -1,4 +1,4 @@
-// libhdfs for tests: a name node's files lie in the folder $STAND_IN_HDFS/host:port of this machine.
+// libhdfs for tests: a name node's files are in the folder $STAND_IN_HDFS/host:port of this machine.
 //
 // As in HDFS, to open a file for writing truncates it, what is written can be seen before it is whole, and a rename
 // does not replace. There is one line per connection in $STAND_IN_HDFS/connections: the host, port and user.

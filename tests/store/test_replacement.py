@@ -1,4 +1,4 @@
-"""Files and folders that are replaced: whatever is killed, fails or is interrupted, one of the two is whole."""
+"""Files and folders that are replaced: after every kill, failure or interruption, one of the two is complete."""
 
 from __future__ import annotations
 

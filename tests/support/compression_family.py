@@ -62,7 +62,7 @@ def check_family(module: Any, floats: Any, integers: Any, name_of: Any, values: 
 
 
 def check_int8(module: Any, floats: Any) -> None:
-    """Tries what says that gradients travel as int8, of a binding without buckets.
+    """Tests the settings that send gradients as int8, of a binding without buckets.
 
     Args:
         module: the binding's ``compression``.

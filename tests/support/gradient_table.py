@@ -35,7 +35,7 @@ def _all(value: float) -> list[float]:
 
 
 def _shares(ranks: Sequence[int], shares: Sequence[int], factor: float = 1.0) -> list[float]:
-    """Each share has the weight of the rank that it goes to."""
+    """Each share has the weight of the rank that receives it."""
     return [(rank + 1.0) * factor for rank, share in zip(ranks, shares, strict=True) for _ in range(share)]
 
 

@@ -23,7 +23,7 @@ def _kept() -> Iterator[dict[int, RankPool]]:
 
 @pytest.fixture
 def ranks_of(_kept: dict[int, RankPool]) -> Callable[[int], RankPool]:
-    """Gives the pool of so many ranks."""
+    """Returns the pool of a number of ranks."""
 
     def pool_of(size: int) -> RankPool:
         if size not in _kept or not _kept[size].usable:

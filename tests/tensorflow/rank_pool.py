@@ -1,6 +1,6 @@
 """Ranks with TensorFlow that stay alive between tests: importing it takes longer than all that is tested with it.
 
-Each call is a membership of its own: the ranks join before it and leave after it, whatever came of it.
+Each call is a separate membership: the ranks join before it and leave after it, whatever its result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBL
 
 
 class RankPool(rank_pool.RankPool):
-    """`size` ranks that call what they are given, each time as members of a new job."""
+    """`size` ranks that call the functions that they receive, each time as members of a new job."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size, _in_a_job, QUIET | {"KERAS_BACKEND": "tensorflow"})

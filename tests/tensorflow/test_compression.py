@@ -19,7 +19,7 @@ def test_the_family() -> None:
 
 
 def test_int8_loses_nothing_over_steps(two_ranks: RankPool) -> None:
-    """Eagerly and in graphs, for each variable by itself, while small variables are exact."""
+    """Eagerly and in graphs, for each variable separately, while small variables are exact."""
 
     def check(rank: int) -> None:
         import numpy

@@ -81,7 +81,7 @@ def test_what_has_no_gradient(two_ranks: RankPool, kind: str) -> None:
 
 
 def test_a_gradient_that_is_taken_twice_in_one_graph(two_ranks: RankPool) -> None:
-    """Both are in flight at once, under names of their own."""
+    """Both are in flight at once, under different names."""
 
     def check(rank: int) -> list[float]:
         import tensorflow as tf
@@ -151,7 +151,7 @@ def test_gradients(two_ranks: RankPool, kind: str) -> None:
         assert got[2] == [6.0 * each for each in expected]
         assert got[3] == [[1.5, 15.0][rank] * each for each in expected]
         assert got[4] == [[0.0, 1.5][rank] * each for each in expected]
-        # Row 0 of each goes to rank 0, the others to rank 1, where they stand one after another.
+        # Row 0 of each is sent to rank 0, the others to rank 1, in order.
         assert got[5] == [[0.0, 0.0, 1.0, 2.0], [1.0, 3.0, 4.0, 5.0]][rank]
         # Both halves have the first two weights, times the number of the rank that has the half.
         assert got[6] == [1.0, 2.0, 2.0, 4.0]

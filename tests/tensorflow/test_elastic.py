@@ -1,4 +1,4 @@
-"""TensorFlow's elastic states: what is kept, what goes back, what is taken over; a training that loses a rank."""
+"""TensorFlow's elastic states: what is kept, restored and copied; a training that loses a rank."""
 
 from __future__ import annotations
 

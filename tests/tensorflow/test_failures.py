@@ -74,7 +74,7 @@ def test_what_each_mistake_raises(two_ranks: RankPool) -> None:
             graph = tf.function(lambda x: hvd.allreduce(x) if x.shape[0] != 3 else hvd.alltoall(x, [1, 1]))
             with pytest.raises(kind):
                 graph(shape())
-        assert float(hvd.allreduce(1.0)) == 1.0  # the job goes on
+        assert float(hvd.allreduce(1.0)) == 1.0  # the job continues
 
     two_ranks.run(check)
 

@@ -38,7 +38,7 @@ def test_others_do_not_load_it() -> None:
 
 
 def test_a_tensorflow_whose_c_api_lacks_a_function(tmp_path: Path) -> None:
-    """It is told where a graph is built; eagerly collectives work."""
+    """Building a graph raises the error; eagerly collectives work."""
     (tmp_path / "libtensorflow_framework.so.2").symlink_to(library_path())
     printed = fresh(
         f"""

@@ -183,7 +183,7 @@ def test_collectives_without_a_name_beside_those_of_a_function_that_is_called(tw
 
 
 def test_a_constant_is_reduced_each_time(two_ranks: RankPool) -> None:
-    """Nothing of it is computed when the graph is optimised, nor taken for another's result."""
+    """It is neither computed when the graph is optimised, nor merged with another's result."""
 
     def sizes(rank: int) -> list[int]:
         import tensorflow as tf
@@ -309,13 +309,13 @@ def test_copies_from_gpus_are_told_once(two_ranks: RankPool) -> None:
             mock.patch.object(nodes._log, "warning", warnings.append),
             mock.patch.object(nodes, "_warned_of_copies", False),
         ):
-            nodes._warn_of_copies([constant])  # no GPU here, whatever comes
+            nodes._warn_of_copies([constant])  # no GPU here in any case
             assert nodes._warned_of_copies and not warnings
             nodes._warned_of_copies = False
             with mock.patch.object(tf.config, "get_visible_devices", lambda _: ["GPU:0"]):
                 nodes._warn_of_copies([constant])  # which is on the CPU
                 assert not nodes._warned_of_copies and not warnings
-                with tf.Graph().as_default():  # where it will lie nobody knows
+                with tf.Graph().as_default():  # its device is not known yet
                     for _ in range(2):
                         nodes._warn_of_copies([tf.constant(1.0)])
         assert len(warnings) == 1 and "copied through host memory" in warnings[0]

@@ -38,7 +38,7 @@ def test_an_optimizer_of_tensorflow_1(two_ranks: RankPool, passes: int) -> None:
             assert optimizer.get_slot(weight, "momentum") is momentum.get_slot(weight, "momentum")
             return seen
 
-    # The average of the ranks' gradients is [number + 0.5, 1], half of which is taken off each time.
+    # The average of the ranks' gradients is [number + 0.5, 1], half of which is subtracted each time.
     each_time = [[[0.75, 1.5], 1], [[0.0, 1.0], 2], [[-1.25, 0.5], 3], [[-3.0, 0.0], 4]]
     each_second = [[[1.0, 2.0], 0], [[0.5, 1.5], 1], [[0.5, 1.5], 1], [[-1.0, 1.0], 2]]
     assert two_ranks.run(trained, passes) == [each_time if passes == 1 else each_second] * 2

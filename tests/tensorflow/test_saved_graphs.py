@@ -122,7 +122,7 @@ def check(rank: int, folder: str) -> None:
         for name, value in actual.items():
             numpy.testing.assert_array_equal(numpy.asarray(value), expected[name], f"{form}: {name}")
 
-    # Another one, before and after, in the same graph: nothing may be taken for it.
+    # Another one, before and after, in the same graph: none may be confused with it.
     with tf.Graph().as_default(), v1.Session() as session:
         before = hvd.allreduce(tf.constant(5.0), op=hvd.Sum)
         saver = v1.train.import_meta_graph(f"{folder}/v1/model.meta")

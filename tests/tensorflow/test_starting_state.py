@@ -58,7 +58,7 @@ def test_the_classic_script(two_ranks: RankPool, tmp_path: Path) -> None:
     assert 200 // 2 - 1 <= step <= 200 // 2
     assert [round(weight, 1) for weight in weights] == [2.0, -1.0]
     assert list(tmp_path.glob("model.ckpt-*.index")), "rank 0 writes checkpoints"
-    # Taken up where it stopped, which only rank 0 has been told.
+    # Resumed where it stopped, which only rank 0 knows.
     (weights, step), again = two_ranks.run(trained, SCRIPT, str(tmp_path))
     assert again == (weights, step) and step == 200 // 2
 

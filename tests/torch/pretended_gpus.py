@@ -1,8 +1,8 @@
-"""Has the PyTorch binding take CPU tensors for tensors on a GPU, so that its way for these runs where there is none.
+"""Has the PyTorch binding treat CPU tensors as tensors on a GPU, so that its code for these runs without one.
 
 The memory of such a tensor is "device memory" for the fake CUDA, and the engine, its requests and its streams are the
 real ones. What PyTorch itself would do on a GPU is not tried: its operations run at once, and its allocator is the
-CPU's. Reads of outputs that nobody has waited for show, as the fakes' streams are late.
+CPU's. Reads of outputs without a wait are visible, as the fakes' streams are late.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from spark_estimator.torch.optimizer import bucket as gradient_bucket
 from tests import fake_gpus
 
 _here = threading.local()
-#: Calls of what tells PyTorch's allocator and streams of others: (function, arguments).
+#: Calls that inform PyTorch's allocator and streams about other streams: (function, arguments).
 noted: list[tuple[str, Any]] = []
 _kept: dict[str, int] = {}
 
 
 def current() -> int:
-    """The stream that stands for the current one of this thread."""
+    """The stream that represents the current one of this thread."""
     stream: int = getattr(_here, "stream", 0) or _kept["first"]
     return stream
 
@@ -39,7 +39,7 @@ def make_current(stream: int) -> None:
 
 @functools.cache
 def pretend(number: int) -> None:
-    """From now on CPU tensors of this process lie on GPU `number`."""
+    """From now on CPU tensors of this process count as on GPU `number`."""
     fake_gpus.use(number)
     _kept["first"] = fake_gpus.new_stream()
     replaced: dict[str, Callable[..., Any]] = {
@@ -54,7 +54,7 @@ def pretend(number: int) -> None:
         if hasattr(gradient_bucket, name):
             setattr(gradient_bucket, name, function)
 
-    # PyTorch's kernels would come after these on the stream; the CPU's reads have to wait.
+    # PyTorch's kernels would run after these on the stream; the CPU's reads have to wait.
     def then_wait(function: Callable[..., Any], stream_of: Callable[..., int | None]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:

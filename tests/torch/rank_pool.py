@@ -1,6 +1,6 @@
 """Ranks with PyTorch that stay alive between tests.
 
-Each call is a membership of its own: the ranks join before it and leave after it, whatever came of it.
+Each call is a separate membership: the ranks join before it and leave after it, whatever its result.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tests import rank_pool
 
 
 class RankPool(rank_pool.RankPool):
-    """`size` ranks that call what they are given, each time as members of a new job.
+    """`size` ranks that call the functions that they receive, each time as members of a new job.
 
     Args:
         size: number of ranks.
-        environ: variables for the ranks. With the fakes' paths among them, CPU tensors pass for tensors on GPUs.
+        environ: variables for the ranks. With the fakes' paths among them, CPU tensors count as tensors on GPUs.
     """
 
     def __init__(self, size: int, environ: Mapping[str, str] | None = None) -> None:

@@ -1,7 +1,7 @@
-"""CUDA tensors' way through the binding, where there is no GPU: CPU tensors pass for tensors on fake ones.
+"""CUDA tensors in the binding, without a GPU: CPU tensors count as tensors on fake ones.
 
-`pretended_gpus` says what of it is real. With the paths of the fakes in the environment (``tests.fake_gpus``) all tests
-of this folder run so; ``tests/gpu/check.py`` is for a machine with a GPU.
+`pretended_gpus` describes what of it is real. With the paths of the fakes in the environment (``tests.fake_gpus``) all
+tests of this folder run so; ``tests/gpu/check.py`` is for a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ both = pytest.mark.parametrize("way", WAYS)
 
 
 def gpu_operations() -> int:
-    """How many requests of this rank have gone from a GPU so far."""
+    """How many requests of this rank were sent from a GPU so far."""
     counters = context.engine().counters()
     return counters["gpu_operations"] + counters["staged_operations"]
 
@@ -69,7 +69,7 @@ def test_every_form_of_every_op(on_gpus: Callable[[int, str], RankPool], way: st
         summed = hvd.grouped_allreduce(mine, op=hvd.Sum)
         both_forms(hvd.grouped_allreduce_async(mine, op=hvd.Sum), summed)
         assert summed[1].tolist() == [1] * 4
-        in_place = tensor.t().clone().t()  # not contiguous: a copy travels and comes back
+        in_place = tensor.t().clone().t()  # not contiguous: a copy is sent and copied back
         assert hvd.allreduce_(in_place, op=hvd.Max) is in_place
         assert torch.equal(in_place, torch.arange(6.0).view(3, 2) * 2)
         rows = torch.full((rank + 1, 2), float(rank))
@@ -122,7 +122,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_gradients_are_those_of_both_ranks(
     on_gpus: Callable[[int, str], RankPool], way: str, options: str, unused: bool
 ) -> None:
-    """Rank 1 may leave a layer out: zeros travel for it, and flags say so."""
+    """Rank 1 may leave a layer out: zeros are sent for it, with a flag."""
 
     def check(rank: int) -> None:
         ours, reference = model(), model()
@@ -254,4 +254,5 @@ def test_batch_norm_and_states(on_gpus: Callable[[int, str], RankPool]) -> None:
     on_gpus(2, "nccl").run(check)
 
 
-# --- where a tensor is worked on: decided in this process, with tensors that say what they are ------------------------
+# --- where a tensor is processed: decided in this process, with fake tensors
+# -------------------------------------------

@@ -58,7 +58,7 @@ def same(result: Any, expected: torch.Tensor) -> None:
 
 
 def sets(rank: int) -> Iterator[tuple[Any, list[int]]]:
-    """The sets that a rank of three is in, each with its ranks. Joins the job anew, so that there can be some."""
+    """The sets that a rank of three is in, each with its ranks. Joins the job again, so that there can be some."""
     hvd.shutdown()
     hvd.init(process_sets="dynamic")
     yield hvd.global_process_set, [0, 1, 2]
@@ -239,7 +239,7 @@ def test_sparse_tensors(three_ranks: RankPool) -> None:
             ):
 
                 def of(each: int, dtype: torch.dtype = dtype, dense: tuple[int, ...] = dense) -> torch.Tensor:
-                    # Rank 1 has no entry; the others have one at a place of their own and two at one that they share.
+                    # Rank 1 has no entry; the others have one at a separate index and two at a common one.
                     count = 0 if each == 1 else 3
                     indices = torch.tensor([[each, 3, 3], [0, 1, 1]])[:, :count]
                     values = torch.full((count, *dense), each + 1).to(dtype)
@@ -258,7 +258,7 @@ def test_sparse_tensors(three_ranks: RankPool) -> None:
 
     def check(rank: int) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # PyTorch has one for sparse tensors that nobody has said how to check
+            warnings.simplefilter("error")  # PyTorch warns about sparse tensors without a setting for invariant checks
             compare(rank)
 
     three_ranks.run(check)

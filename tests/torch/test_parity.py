@@ -1,4 +1,4 @@
-"""Holds what is exported, with its arguments and defaults, to Horovod's surface as `horovod_surface.txt` tells it."""
+"""Compares exported names, with their arguments and defaults, with Horovod's in `horovod_surface.txt`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _root(part: str) -> object:
 
 def _attribute(owner: object, name: str) -> object:
     if owner is hvd and importlib.util.find_spec(f"spark_estimator.torch.{name}"):
-        # An attribute once it has been imported, as it is by whoever needs it.
+        # An attribute once it has been imported, as its users do.
         return importlib.import_module(f"spark_estimator.torch.{name}")
     if isinstance(owner, type):
         return inspect.getattr_static(owner, name) if name == "forward" else getattr(owner, name)
@@ -84,7 +84,7 @@ def _attribute(owner: object, name: str) -> object:
 
 
 def _signature_difference(arguments: str, served: inspect.Signature) -> str:
-    # Methods of an instance are bound: their `self` is gone.
+    # Methods of an instance are bound: they have no `self`.
     theirs = list(inspect.signature(eval(f"lambda {arguments}: None", vars(hvd).copy())).parameters.values())
     ours = list(served.parameters.values())
     if theirs and theirs[0].name == "self" and (not ours or ours[0].name != "self"):
@@ -100,7 +100,7 @@ def _signature_difference(arguments: str, served: inspect.Signature) -> str:
         if local is None or (local.name, local.kind) != (expected.name, expected.kind):
             return f"argument {position} is `{local}`, not `{expected}`"
         if expected.default is expected.empty:
-            continue  # an argument that may be left out here has to be given there
+            continue  # an argument that is optional here is required there
         if local.default is not expected.default and local.default != expected.default:
             return f"`{local.name}` is {local.default!r} by default, not {expected.default!r}"
     extra = [each for each in ours[len(theirs) :] if each.default is each.empty and each.kind in _POSITIONAL]

@@ -163,7 +163,7 @@ def test_reductions(job_of_one: None, op: str) -> None:
     else:
         with pytest.raises(ValueError, match="not both"):
             OPS[op](torch.ones(2), average=True, op=hvd.Sum)
-        for wrong in (hvd.Sum, "a name", 5):  # given by position, they would be taken for True
+        for wrong in (hvd.Sum, "a name", 5):  # as positional arguments, they would count as True
             with pytest.raises(ValueError, match=rf"^average={wrong!r} must be True or False"):
                 OPS[op](torch.ones(2), average=wrong)
 

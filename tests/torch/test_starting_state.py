@@ -132,7 +132,7 @@ def test_optimizer_state(two_ranks: RankPool, who_has_state: tuple[int, ...], wr
             for old, new in zip(parameters, model.parameters(), strict=True):
                 assert torch.equal(old, new), name
                 assert new.grad is None or not new.grad.any(), name
-            # What came is whole: training goes on alike.
+            # The received state is complete: training continues in the same way.
             hvd.broadcast_parameters(model.state_dict(), 0)
             model(torch.ones(2, 4)).square().sum().backward()
             optimizer.step()

@@ -28,7 +28,7 @@ def exchanged(rank: int) -> dict[str, Any]:
     def digest(tensor: torch.Tensor) -> str:
         return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
 
-    def whole_numbers(*shape: int) -> torch.Tensor:  # others come from rounding of their own
+    def whole_numbers(*shape: int) -> torch.Tensor:  # others result from different rounding
         return torch.randint(-1000, 1000, shape, generator=generator).float() / 1000
 
     hvd.init()

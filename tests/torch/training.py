@@ -42,7 +42,7 @@ def assert_same_on_all_ranks(model: nn.Module) -> None:
 
 
 def init_with_buckets_of(size: int) -> None:
-    """Joins anew with buckets so small that a small model has many."""
+    """Joins again with buckets so small that a small model has many."""
     hvd.shutdown()
     os.environ["SPARK_ESTIMATOR_BUCKET_BYTES"] = str(size)
     hvd.init()

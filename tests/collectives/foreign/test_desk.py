@@ -1,4 +1,4 @@
-"""Ranks meet at rank 0's desk: each gets the list of all, or an error that names who is wrong or missing."""
+"""Ranks connect to rank 0's desk: each gets the list of all, or an error that names the wrong or missing rank."""
 
 from __future__ import annotations
 

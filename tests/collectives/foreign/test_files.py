@@ -1,4 +1,4 @@
-"""A notice in a file is read only where nobody else can have written it."""
+"""A notice in a file is read only if no other user can have written it."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_torchs_own_process_group_works_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_restart_by_torchrun_makes_a_fresh_job(tmp_path: Path) -> None:
-    # Without gloo: after a restart by torchrun its ranks often find addresses of the processes that are gone.
+    # Without gloo: after a restart by torchrun its ranks often find addresses of processes that have ended.
     program = tmp_path / "train.py"
     program.write_text(
         "import os, torch\n"

@@ -38,7 +38,7 @@ def test_each_launcher_is_recognised(environ: dict[str, str], expected: tuple[st
         ({"HOROVOD_SIZE": "2"}, "Horovod's launcher or by a rank of a spark_estimator job"),
         ({"MV2_COMM_WORLD_SIZE": "2"}, "MVAPICH2's mpirun"),
         ({"JSM_NAMESPACE_SIZE": "2"}, "IBM's jsrun"),
-        # A process that a rank of ours starts, which has torch's variables as well.
+        # A process that a rank of this package starts, which has torch's variables as well.
         (
             {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
             "Horovod's launcher or by a rank of a spark_estimator job",

@@ -1,4 +1,4 @@
-"""The backend of the package: Horovod's, with a `run` of its own."""
+"""The backend of the package: Horovod's, with another `run`."""
 
 from __future__ import annotations
 

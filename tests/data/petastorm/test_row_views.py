@@ -18,7 +18,7 @@ def matrix(first: int, rows: int = 50, width: int = 3) -> Any:
 
 
 def call(pool: ViewPool, rows: Any, function: Any) -> bool:
-    """Whether `function` of a frame returned the rows as they were given."""
+    """Whether `function` of a frame returned the original rows."""
     lent = pool.lend({"x": rows})
     try:
         return called(lent.columns["x"], rows, function)

@@ -14,7 +14,7 @@ from spark_estimator.errors import DataError
 
 
 def some(*sizes: int) -> list[Page]:
-    """Pages of so many rows: 0, 1, 2, ..."""
+    """Pages of these numbers of rows: 0, 1, 2, ..."""
     ends = numpy.cumsum(sizes)
     return [{"n": numpy.arange(end - size, end)} for size, end in zip(sizes, ends, strict=True)]
 

@@ -31,7 +31,7 @@ def test_legs_of_any_ranks_read_each_row_once(order: tuple[int, int] | None, see
     total, legs, counts = 211, [], numpy.zeros(211, int)
     while True:
         ranks, size = chance.randrange(1, 6), chance.randrange(3, 12)
-        # Rows with nulls are dropped by whoever reads them, so that ranks read different numbers.
+        # A rank drops the rows with nulls that it reads, so that ranks have different numbers of rows.
         cuts = sorted(chance.randrange(total + 1) for _ in range(ranks - 1))
         read = tuple(stop - start for start, stop in zip([0, *cuts], [*cuts, total], strict=True))
         was_seen = seen(legs, order) if legs else numpy.zeros(total, bool)

@@ -1,4 +1,4 @@
-"""Batches that are made ahead come in their order, whoever has made them; orders are drawn fairly."""
+"""Batches that are made ahead are in order, whichever thread has made them; orders are drawn fairly."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_one_thread_serves_all_epochs_and_ends_with_its_owner() -> None:
     before = set(threading.enumerate())
     owner = Ahead()
     for _ in range(3):
-        for number in owner.items(int, itertools.count(), LARGE):  # which is given up
+        for number in owner.items(int, itertools.count(), LARGE):  # which is abandoned
             if number == 5:
                 break
         assert list(owner.items(int, range(9), LARGE)) == list(range(9))

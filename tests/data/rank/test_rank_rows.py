@@ -1,4 +1,4 @@
-"""A rank's rows: read in an order that does not depend on how they have come, where that is wanted."""
+"""A rank's rows: read in an order that does not depend on their arrival, if requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of streamed rows, and what is left of an epoch."""
+"""The order of streamed rows, and the rest of an epoch."""
 
 from __future__ import annotations
 

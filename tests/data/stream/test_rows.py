@@ -94,7 +94,7 @@ def test_the_disk_keeps_what_its_limit_allows(folder: str, tmp_path: Path, monke
     sizes = {stat.st_ino: stat.st_size for stat in stats}
     assert limit * 0.8 < sum(sizes.values()) <= limit
     assert not os.listdir(tmp_path), "files without names, which nothing has to remove"
-    # The kept rows are not read again: their file may be gone.
+    # The kept rows are not read again: their file may be missing.
     kept = files_at(folder)
     os.rename(kept.files[0].path, f"{folder}/hidden")
     try:

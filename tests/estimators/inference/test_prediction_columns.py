@@ -61,7 +61,7 @@ def test_whole_numbers_are_rounded(line: DataFrame) -> None:
     ],
 )
 def test_an_output_that_its_type_has_not(spark: SparkSession, kind: str, output_type: str, right: list[Any]) -> None:
-    """Neither another number in its place nor a job that ends: null, or the largest whole number."""
+    """Neither a wrong number nor a failed job: null, or the largest whole number."""
     net = nn.Linear(3, 1, bias=False)
     net.weight.data.fill_(0.6)
     frame = spark.createDataFrame(

@@ -113,7 +113,7 @@ class Positive(keras.metrics.Metric):  # type: ignore[misc]
 
 
 class Perceptual(keras.losses.Loss):  # type: ignore[misc]
-    """A loss that compares what a network says of labels and outputs."""
+    """A loss that compares a network's results for labels and outputs."""
 
     def __init__(self, features: Any = None) -> None:
         super().__init__()

@@ -158,7 +158,7 @@ def test_gradients_travel_as_it_is_said(line: DataFrame) -> None:
 
 @pytest.mark.slow
 def test_a_plain_module_is_trained_as_by_torch_estimator(line: DataFrame, tmp_path: Path) -> None:
-    """Columns side by side, sample weights, metrics: the same numbers; and both estimator and model come back."""
+    """Columns side by side, sample weights, metrics: the same numbers; estimator and model can be loaded again."""
     from spark_estimator import TorchEstimator as OfTorch
 
     parameters = {
@@ -187,7 +187,7 @@ def test_a_plain_module_is_trained_as_by_torch_estimator(line: DataFrame, tmp_pa
 
 @pytest.mark.slow
 def test_the_other_package_several_labels_and_the_store(spark: SparkSession, tmp_path: Path) -> None:
-    """`pytorch_lightning`, whose classes are others; doubles that are classes; the model comes back through a file."""
+    """`pytorch_lightning`, whose classes are others; doubles that are classes; the model is returned through a file."""
     old = pytest.importorskip("pytorch_lightning")
 
     class Two(old.LightningModule):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What tells one training of Lightning from another."""
+"""What distinguishes one training of Lightning from another."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def linear() -> nn.Module:
 
 
 def module(net: nn.Module | None = None, lr: float = 0.05, **methods: Any) -> Any:
-    """A LightningModule that learns y from x; `methods` stand in the place of its own."""
+    """A LightningModule that learns y from x; `methods` replace its own."""
     import lightning.pytorch as pl
 
     class Learner(pl.LightningModule):  # type: ignore[misc]
@@ -98,7 +98,7 @@ def spec_of(folder: str, **changed: Any) -> Any:
 
 
 def trained(folder: str, model: nn.Module, changed: dict[str, Any] | None = None, **parts: Any) -> Any:
-    """What `train` comes to on this rank."""
+    """The result of `train` on this rank."""
     from spark_estimator.estimators.lightning.parts import LightningParts
     from spark_estimator.estimators.lightning.training import train
 
@@ -120,7 +120,7 @@ def plain(net: nn.Module, **changed: Any) -> dict[str, Any]:
 
 
 def same(value: Any, other: Any) -> bool:
-    """Two results of rank 0, bit for bit; alike on other ranks, which bring nothing back."""
+    """Two results of rank 0, bit for bit; equal on other ranks, which return nothing."""
     if value is None:
         return other is None
     return json.dumps(value.history) == json.dumps(other.history) and value.state == other.state
@@ -362,7 +362,7 @@ def rates_of_epochs(rank: int, folder: str, epochs: int, **parts: Any) -> tuple[
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_learning_rate_follows_the_number_of_ranks(folder: Path) -> None:
-    """Also where a run goes on from its checkpoint on another number."""
+    """Also if a run resumes from its checkpoint on another number."""
     for ranks, epochs, expected in (
         (2, 2, [2 / 1, 2 / 2]),
         (3, 4, [3 / 3, 3 / 4]),

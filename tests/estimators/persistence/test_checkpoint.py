@@ -23,7 +23,7 @@ from spark_estimator.store import Store
 
 
 def test_a_store_that_is_away(tmp_path: Path) -> None:
-    """Where its folder should be stands a file."""
+    """There is a file instead of its folder."""
     from spark_estimator.estimators.persistence.checkpoint import Saver
     from spark_estimator.estimators.torch.checkpoint import TorchForm
 

@@ -1,4 +1,4 @@
-"""What saved folders say of their class, so that Spark ML finds it again, also after modules have moved."""
+"""The class in saved folders, which Spark ML finds again, also after modules have moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large models come back through the store; those for which there is no room are refused before they train."""
+"""Large models are returned through the store; those for which there is no room are refused before they train."""
 
 from __future__ import annotations
 

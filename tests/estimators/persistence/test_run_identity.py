@@ -1,4 +1,4 @@
-"""What tells one training from another."""
+"""What distinguishes one training from another."""
 
 from __future__ import annotations
 

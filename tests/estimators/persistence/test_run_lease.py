@@ -27,7 +27,7 @@ from tests.estimators.specs import spec_of
 
 
 class PlainStore(Store):
-    """One of a user's own: it has what `Store` asks for and nothing else."""
+    """A user's store: it has only the methods of `Store`."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Where the rows of `TorchEstimator.fit` come from: Parquet files that the ranks read, a store, Spark's tasks."""
+"""The source of the rows of `TorchEstimator.fit`: Parquet files that the ranks read, a store, Spark's tasks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_store_holds_the_rows_for_this_fit_and_others(
     assert losses(again) == pytest.approx(expected(), rel=1e-5)
     assert losses(still(estimator, store=store).fit_on_parquet()) == pytest.approx(expected(), rel=1e-5)
 
-    # Other rows go elsewhere: of another plan, or of files that have changed.
+    # Other rows are written elsewhere: of another plan, or of files that have changed.
     doubled = frame.withColumn("y", frame.y * 2)
     assert losses(still(estimator, **kept).fit(doubled)) != pytest.approx(expected(), rel=1e-5)
     line.limit(40).write.mode("overwrite").parquet(f"{tmp_path}/line")

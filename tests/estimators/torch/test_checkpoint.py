@@ -1,4 +1,4 @@
-"""What outlives an epoch: checkpoints, resumed runs, early stopping, schedules; and what is left of a killed one."""
+"""State beyond an epoch: checkpoints, resumed runs, early stopping, schedules; and the rest of a killed run."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_early_stopping_brings_back_the_best(line: DataFrame, estimator: Make) -
 
 
 class Dying(nn.Module):
-    """Has a rank killed: in attempt n, at the k-th call of a function of a name, where ``deaths[n - 1]`` says so."""
+    """Has a rank killed: in attempt n, at the k-th call of a named function, as ``deaths[n - 1]`` defines."""
 
     def __init__(self, *deaths: tuple[int, str, int]) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_a_rank_killed_while_it_saves_is_named_and_leaves_nothing(
 def test_a_store_on_hadoop_s_default_file_system(
     line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank is killed as it hands over the second checkpoint; a torn one is left; then the run goes on."""
+    """A rank is killed as it submits the second checkpoint; a torn one is left; then the run resumes."""
     variables = stand_in(tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

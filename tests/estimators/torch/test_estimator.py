@@ -76,7 +76,7 @@ def test_it_learns_and_repeats_itself(line: DataFrame, estimator: Make) -> None:
     history = model.getHistory()
     assert [entry["epoch"] for entry in history] == list(range(12))
     assert history[-1]["train"]["loss"] < 0.01 < history[0]["train"]["loss"]
-    # The same seed, the same bits; and fit() leaves the model that it was given as it was.
+    # The same seed, the same bits; and fit() does not change the model that was passed to it.
     assert weights(made.fit(line)) == weights(model)
 
 
@@ -205,7 +205,7 @@ def test_all_rows_in_one_partition(line: DataFrame, estimator: Make) -> None:
 
 @pytest.mark.slow
 def test_rows_that_are_all_alike(spark: SparkSession, estimator: Make) -> None:
-    """Where a row goes depends on its values: Spark gives all of these to one rank, and the ranks share them."""
+    """A row's values choose its rank: Spark gives all of these to one rank, and the ranks share them."""
     frame = spark.range(0, 90, 1, 3).selectExpr("cast(1 as float) as x", "cast(2 as float) as y")
     net = nn.Linear(1, 1)
     model = estimator(

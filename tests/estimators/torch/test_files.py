@@ -48,7 +48,7 @@ def test_own_classes_need_a_module_or_trust(tmp_path: Path) -> None:
 
 
 def test_a_class_of_a_notebook_s_cell_or_of_a_function_is_saved_whole(tmp_path: Path) -> None:
-    """Whoever loads it has no such class."""
+    """The loading program lacks this class."""
     path = str(tmp_path / "model")
     program = f"""
 import torch

@@ -1,4 +1,4 @@
-"""What tells one training of a PyTorch model from another."""
+"""What distinguishes one training of a PyTorch model from another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of PyTorch metrics: where they come from, and that none occurs twice."""
+"""The names of PyTorch metrics: their source, and that none occurs twice."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.scenarios.huggingface import tiny
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The scores of a model of random numbers are small, whatever an adapter does: its last layer is trained, too.
+# The scores of a model of random numbers are small, with any adapter: its last layer is trained, too.
 LORA = {
     "r": 8,
     "lora_alpha": 32,
@@ -118,7 +118,7 @@ def test_words_get_classes(spark: SparkSession) -> None:
 
 @pytest.mark.slow
 def test_packed_texts_are_trained_on_as_one_process_would(causal_folder: str, spark: SparkSession) -> None:
-    """The loss is a mean over the tokens of both ranks' rows, whatever each has."""
+    """The loss is a mean over the tokens of both ranks' rows, however they are divided."""
     texts = [row["text"] for row in tiny.sentences(40)]
     frame = spark.createDataFrame([(text,) for text in texts], "text string").repartition(1)
     made = estimator(

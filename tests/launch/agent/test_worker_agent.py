@@ -1,4 +1,4 @@
-"""What every agent reports of itself and its workers, and how it takes orders that it does not carry out."""
+"""The reports of every agent on itself and its workers, and its reaction to orders that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``horovodrun --config-file``: Horovod's YAML, as the flags that it stands for."""
+"""``horovodrun --config-file``: Horovod's YAML, as the equivalent flags."""
 
 from __future__ import annotations
 

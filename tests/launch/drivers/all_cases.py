@@ -1,4 +1,5 @@
-"""A user's driver program: runs every kind of job in the session that it is told to make, prints what came of each.
+"""A user's driver program: runs every kind of job in the session that its arguments describe, prints the result of
+each.
 
 Arguments: the master or remote address, then name=value settings of the session.
 """
@@ -48,7 +49,7 @@ def session():
 
 
 def train(steps, scale=1):
-    """What ranks are told, and the sum that they make of it, with PyTorch."""
+    """The ranks' argument, and the sum that they compute from it, with PyTorch."""
     began = time.time()
     import torch
 
@@ -80,7 +81,7 @@ def total():
 
 
 def fail(how, stamp):
-    """Reduces for ever; rank 1 ends in the way that it is told, in the middle of it."""
+    """Reduces for ever; rank 1 ends in the given way, in the middle of it."""
     context.init()
     grandchildren()
     for step in range(1_000_000):
@@ -138,7 +139,7 @@ def held_up(spark):
 
 
 def nothing_is_left(seconds=5):
-    """Nothing that the last job's ranks were, or have started, is alive within so many seconds after its end."""
+    """Nothing that the last job's ranks were, or have started, is alive `seconds` after its end."""
     clusters.wait_until_gone(f"{clusters.MARKER}={os.environ[clusters.MARKER]}", seconds)
 
 
@@ -161,7 +162,7 @@ def failure_of(how, stamp_name=None, seconds=5):
 
 
 def never_ends(begun):
-    """Reduces for ever beside a process that each rank has started; says so in a file for each rank."""
+    """Reduces for ever beside a process that each rank has started; reports it in a file for each rank."""
     context.init()
     grandchildren()
     for step in range(100_000_000):
@@ -171,7 +172,7 @@ def never_ends(begun):
 
 
 def ended_from_outside(how, run, end=None):
-    """What came of a job that never ends by itself: `run(never_ends, its argument)`, ended by `end()` once it works."""
+    """The result of a job that never ends on its own: `run(never_ends, its argument)`, ended by `end()`."""
     begun = folder.absolute() / f"begun {how}"
     ended = []
 
@@ -233,7 +234,7 @@ def loses_its_executor():
         if "CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_text():
             victim = pid
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    # Where the supervisor itself is killed, nobody is left who would look for what has left the group.
+    # Where the supervisor itself is killed, no process is left that would end those that have left the group.
     grandchildren(leaving=victim != os.getppid())
     if attempt == 1 and context.rank() == 1:
         os.kill(victim, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """A user's driver program on a cluster whose executors have other packages than the driver.
 
-Arguments: the folder that stands first on the executors' PYTHONPATH, then the master. In that folder the file `version`
-says which version of spark_estimator they have; ``torch-9.9.9.dist-info`` is there already.
+Arguments: the folder that is first on the executors' PYTHONPATH, then the master. In that folder the file `version` has
+    their version of spark_estimator; ``torch-9.9.9.dist-info`` exists already.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """A user's driver program: an elastic job that loses a rank, or the executor of one; then one that trains for ever.
 
-Arguments: the master or remote address; what dies, "rank" or "executor"; a folder. It prints what the first job has
-come to on a line ``FIRST {...}``; after Ctrl-C it says what is left, and runs a third one.
+Arguments: the master or remote address; what dies, "rank" or "executor"; a folder. It prints the first job's result on
+    a line ``FIRST {...}``; after Ctrl-C it reports remaining processes, and runs a third one.
 """
 
 import json

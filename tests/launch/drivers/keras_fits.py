@@ -1,4 +1,4 @@
-"""A user's driver program: `KerasEstimator` with a class of its own, a rank that is killed, folders and bad input.
+"""A user's driver program: `KerasEstimator` with a user's class, a rank that is killed, folders and bad input.
 
 Arguments: the backend; the master or remote address; a folder that driver and executors share. It prints what it has
 found out on a line ``RESULT {...}``.
@@ -138,7 +138,7 @@ def main():
     estimator(callbacks=[], learning_rate=0.5).save(f"{folder}/estimator")
     results["estimator"] = KerasEstimator.load(f"{folder}/estimator", trust=True).getLearningRate()
     results["shapes"] = estimator().getModelShapes()
-    # Elsewhere, where nothing of ours can be imported: with the optimizer's state.
+    # Elsewhere, where nothing of this program can be imported: with the optimizer's state.
     code = (
         "import sys\n"
         "sys.modules['spark_estimator'] = None\n"

@@ -1,6 +1,6 @@
-"""A user's driver program: `KerasEstimator` among Spark ML's own stages, and a model that comes back through a store.
+"""A user's driver program: `KerasEstimator` among Spark ML's own stages, and a model that is returned through a store.
 
-Argument: a folder. It prints what it has found out on a line ``RESULT {...}``.
+Argument: a folder. It prints its results on a line ``RESULT {...}``.
 """
 
 import json

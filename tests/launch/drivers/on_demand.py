@@ -1,4 +1,5 @@
-"""A user's driver program: jobs in a session whose executors come when tasks wait for them, and of which it has none.
+"""A user's driver program: jobs in a session whose executors start when tasks wait for them, and which has none at
+first.
 
 Arguments: the master or remote address, then name=value settings of the session. It may have three executors of one
 slot each, and Spark starts copies of tasks that take long.
@@ -60,7 +61,7 @@ def starts(name):
 
 
 def fail(name, how):
-    """Reduces for ever; rank 1 ends in the way that it is told, in the middle of it."""
+    """Reduces for ever; rank 1 ends in the given way, in the middle of it."""
     total(name)
     for step in range(1_000_000):
         if step == 100 and context.rank() == 1:
@@ -147,7 +148,7 @@ class Waiting:
         self._mark = f"{clusters.MARKER}={os.environ[clusters.MARKER]}"
 
     def pids(self, count):
-        """Their process numbers, once there are so many."""
+        """Their process numbers, once there are `count` of them."""
         deadline = time.monotonic() + 60
         while len(pids := list(clusters.processes_with(self._mark))) < count:
             assert time.monotonic() < deadline, pids
@@ -172,7 +173,7 @@ def slow_rank():
 
 
 def copies(spark):
-    """The value of a job whose slow task is copied, and how many copies there were, if Spark tells."""
+    """The value of a job whose slow task is copied, and how many copies there were, if Spark reports it."""
     values = spark_estimator.spark.run(slow_rank, num_proc=2, verbose=0)
     nothing_is_left()
     count = None

@@ -1,4 +1,4 @@
-"""A user's driver program: one job, in a session of its own making or, without arguments, in one that is made for it.
+"""A user's driver program: one job, in a session that it makes or, without arguments, in one that is made for it.
 
 Arguments: the master, then name=value settings of the session.
 """

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from spark_estimator import HorovodRunner
 from spark_estimator.spark import run_elastic
 
-# What PySpark and py4j themselves say goes to standard error, as a person would have it who looks for a fault.
+# The logs of PySpark and py4j are written to standard error, as for debugging.
 logging.basicConfig(level=logging.DEBUG)
 seen, scratch = Path(sys.argv[1]), Path(sys.argv[2])
 REST = ("environment", "jobs", "stages?details=true&withSummaries=true", "executors", "allexecutors", "storage/rdd")
@@ -135,7 +135,7 @@ if where.startswith("sc://"):
 else:
     session = builder.master(where).getOrCreate()
     address = session.sparkContext.uiWebUrl
-# A function with much in it goes to Spark by another way than a small one.
+# A large function is sent to Spark in another way than a small one.
 results = {kind: run_and_look(kind, address, bytes(size)) for kind, size in {"small": 1, "large": 1200 << 10}.items()}
 session.stop()
 print("RESULT " + json.dumps(results), flush=True)

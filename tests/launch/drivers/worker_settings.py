@@ -1,4 +1,4 @@
-"""A user's driver program: what its workers were started with, before and after the driver has its own say.
+"""A user's driver program: what its workers were started with, before and after the driver sets its own values.
 
 Arguments: the master, then name=value settings of the session.
 """

@@ -127,9 +127,9 @@ def test_a_script_that_fails_at_the_start_is_an_error() -> None:
 def job(
     folder: Path, env: dict[str, str], named: str, *flags: str, code: str = ELASTIC
 ) -> Iterator[tuple[clusters.Driver, Path]]:
-    """A job that trains until it is interrupted, on the hosts that stand in a file. Nothing is left of it.
+    """A job that trains until it is interrupted, on the hosts that a file lists. It leaves nothing behind.
 
-    The folder stands in the environment of all that belongs to it.
+    The folder is in the environment of all of its processes.
     """
     hosts, log, script = folder / "hosts", folder / "log", folder / "train.py"
     hosts.write_text(named)

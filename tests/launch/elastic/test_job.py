@@ -1,4 +1,4 @@
-"""Elastic jobs with real processes: ranks that die, freeze, raise and come, at every moment of a round."""
+"""Elastic jobs with real processes: ranks that die, freeze, raise and join, at every moment of a round."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def functions_travel_by_value() -> Iterator[None]:
 
 @pytest.fixture
 def marker() -> Iterator[str]:
-    """Stands in the environment of everything that the test's jobs start; all of it has to be gone in the end."""
+    """A mark in the environment of everything that the test's jobs start; all of it has to have ended."""
     text = uuid.uuid4().hex
     yield text
     clusters.wait_until_gone(text, 10)
@@ -53,10 +53,10 @@ class Fault:
         how: "kill", "stop" or "raise".
         rank: which rank does it.
         moment: "start" (before the first round), "step", "reset" (in a callback, with the new round connected), "init"
-            (told of the round, and not yet connected), "sync" (half way).
+            (notified of the round, and not yet connected), "sync" (half way).
         size: of how many ranks the round has.
         step: at which step, for "step".
-        always: not once: whoever gets there.
+        always: not once, but in each process that gets there.
     """
 
     how: str
@@ -157,7 +157,7 @@ def run(
         JobOptions(args=(faults, str(folder), *more), environment={clusters.MARKER: marker, **(environment or {})}),
     )
     result = results[0]
-    # Each step counted once, with the ranks that there were; and all ranks have come to the same.
+    # Each step counted once, with the ranks that there were; and all ranks have the same result.
     assert [step for step, _ in result["history"]] == list(range(len(result["history"])))
     expected = sum(mean_of(step, present) for step, present in result["history"])
     assert result["total"] == pytest.approx(expected, abs=1e-9)
@@ -228,7 +228,7 @@ def test_two_at_once(tmp_path: Path, marker: str) -> None:
 def test_whatever_is_killed_whenever_no_number_is_wrong_and_nothing_is_left(
     seed: int, tmp_path: Path, marker: str
 ) -> None:
-    """One to three processes of four are killed from outside, at moments that nobody has chosen."""
+    """One to three processes of four are killed from outside, at random moments."""
     chance = random.Random(seed)
     kills, replace, over = chance.choice([1, 2, 3]), chance.random() < 0.5, threading.Event()
 

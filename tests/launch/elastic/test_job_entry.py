@@ -1,4 +1,4 @@
-"""The way into an elastic job on this host."""
+"""The start of an elastic job on this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of an elastic job: its end is an event, however it comes, and its link carries its frames."""
+"""One process of an elastic job: every kind of end is an event, and its link carries its frames."""
 
 from __future__ import annotations
 

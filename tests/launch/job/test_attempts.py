@@ -1,4 +1,4 @@
-"""Jobs that are started anew, jobs that run out of time, and what the error of a job tells programs."""
+"""Jobs that are restarted, jobs that exceed their time limit, and the error of a job for programs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def end(how: str) -> None:
 
 @pytest.fixture
 def marker() -> Iterator[str]:
-    """Stands in the environment of everything that the test's jobs start; all of it has to be gone in the end."""
+    """A mark in the environment of everything that the test's jobs start; all of it has to have ended."""
     text = uuid.uuid4().hex
     yield text
     clusters.wait_until_gone(text, 10)
@@ -114,7 +114,7 @@ def test_what_would_end_in_the_same_way_is_not_tried_again(
 
 
 def test_no_room_for_the_next_attempt() -> None:
-    """Told with the failure that came before it."""
+    """Reported with the failure before it."""
     recovered: list[timedelta] = []
 
     def run(attempt: Attempt) -> None:

@@ -32,7 +32,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test run's own environment says nothing about workers."""
+    """The test run's own environment has no settings for workers."""
     for name in (*THREADS, *MALLOC, "MALLOC_TOP_PAD_", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
     for name in list(os.environ):
@@ -103,7 +103,7 @@ def test_what_a_launcher_chose_is_no_word_of_the_user_s_for_a_job_inside_the_job
     inside |= worker_environment(inside, {}, SHARE)
     assert inside["TF_NUM_INTRAOP_THREADS"] == "9"
     assert undecided(inside) == {"OMP_NUM_THREADS": "9", "PATH": "/bin"}
-    inside["TF_NUM_INTRAOP_THREADS"] = "4"  # said later, by a program in the job
+    inside["TF_NUM_INTRAOP_THREADS"] = "4"  # set later, by a program in the job
     assert undecided(inside)["TF_NUM_INTRAOP_THREADS"] == "4"
     assert undecided({WORKER_CHOICES_VARIABLE: "[[broken", "A": "1"}) == {"A": "1"}
 
@@ -115,7 +115,7 @@ def look() -> dict[str, Any]:
 
     def faults() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        numpy.ones(8 << 20)  # 64 MB: more than glibc keeps by itself
+        numpy.ones(8 << 20)  # 64 MB: more than glibc keeps by default
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     faults()

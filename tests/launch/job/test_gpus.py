@@ -66,12 +66,12 @@ PCI = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         ([task(there=("GPU-a",))], None, [None], ""),  # a session on this machine
         ([task(there=("GPU-a",))] * 2, 0.0, ["", ""], "there is a GPU on this host, and this job does not see it"),
         ([task(there=("GPU-a", "GPU-b"))], 0.0, [""], "there are 2 GPUs on this host"),
-        ([task(there=("GPU-a",), visible="0")], 0.0, [None], ""),  # somebody has said what is to be seen
+        ([task(there=("GPU-a",), visible="0")], 0.0, [None], ""),  # the user has set what is visible
         ([A, B], 1.0, ["0,1", "0,1"], ""),
         ([B, A], 1.0, ["1,0", "1,0"], ""),
         ([task("0", "1"), task("2", "3")], 2.0, ["0,2,1,3"] * 2, ""),
         ([A, B, A, B], 0.5, ["0", "1", "0", "1"], "local ranks 0, 2 have the same GPU, GPU-a. Each sees its own"),
-        ([task("0"), task("0")], 1.0, ["0", "0"], "local ranks 0, 1 have the same GPU, 0"),  # nobody knows better
+        ([task("0"), task("0")], 1.0, ["0", "0"], "local ranks 0, 1 have the same GPU, 0"),  # nothing else is known
         ([task("MIG-1", uuids=("MIG-1",)), task("MIG-2", uuids=("MIG-2",))], 1.0, ["MIG-1", "MIG-2"], "parts of GPUs"),
         ([task("GPU-b", uuids=("GPU-b",)), task("GPU-a", uuids=("GPU-a",))], 1.0, ["GPU-b,GPU-a"] * 2, ""),
         ([A, task()], 1.0, ["0", "0"], ""),
@@ -128,8 +128,8 @@ def test_what_nvidia_smi_says(tmp_path: Path) -> None:
     assert look([], {"PATH": path}) == TaskGpus()
 
 
-# One numbering on both workers; whether the GPUs are the same ones, as on a host, or others, as in containers, is told
-# by the file `mode`. The program stands in an executor's folder when it is called.
+# One numbering on both workers; whether the GPUs are the same ones, as on a host, or others, as in containers, is in
+# the file `mode`. The program is in an executor's folder when it is called.
 PRETENDED = """#!/bin/sh
 mode=$(cat {folder}/mode)
 case $mode:$PWD in

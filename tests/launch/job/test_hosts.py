@@ -1,4 +1,4 @@
-"""What -H and hostfiles say, and which ranks each host gets."""
+"""Parsing of -H and hostfiles, and the ranks of each host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a launcher ends a job: after the first failure, but not before the true cause could say so; and after Ctrl-C."""
+"""When a launcher ends a job: after the first failure, once its cause could be reported; and after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def report(rank: int, kind: str = failures.RAISED, **more: Any) -> Failed:
 
 
 class Job:
-    """Plays the supervisors: puts events into the watch after so many seconds, and ends when it is stopped."""
+    """Plays the supervisors: puts events into the monitor after given seconds, and ends when it is stopped."""
 
     def __init__(self, *script: tuple[float, Any], obeys: bool = True) -> None:
         self.stopped: list[str] = []
@@ -115,7 +115,7 @@ def test_an_interruption_ends_the_job_first() -> None:
     ids=lambda event: type(event).__name__,
 )
 def test_events_take_a_bounded_part_of_memory(event: Any) -> None:
-    """Whoever brings more waits until some are taken."""
+    """A thread that adds more waits until some are taken."""
     events = JobMonitor(stop=lambda reason: None).events
     count = 0
     with pytest.raises(queue.Full):

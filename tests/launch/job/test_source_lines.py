@@ -31,7 +31,7 @@ def test_frames_of_an_exception_group_keep_their_indent() -> None:
 
 
 def test_other_text_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No such line, a file that is not in memory, an entry that is not loaded, nonsense."""
+    """A missing line, a file that is not in memory, an entry that is not loaded, invalid text."""
     monkeypatch.setitem(linecache.cache, "lazy.py", (list,))
     frames = [f'  File "{file}", line {number}, in x' for file, number in ((CELL, 3), (CELL, 0), ("lazy.py", 1))]
     for other in (*frames, f'  File "{__file__}x", line 1, in x', '  File "", line 1, in', "", "\n\n", "x" * 99):

@@ -1,4 +1,4 @@
-"""Which differences between driver and executors are refused, which are told, and in which words."""
+"""Which differences between driver and executors are refused, which are reported, and with which text."""
 
 from __future__ import annotations
 

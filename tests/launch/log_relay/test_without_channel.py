@@ -1,4 +1,4 @@
-"""Ranks' lines where executors do not reach the driver: through shared files as they come, or the last at the end."""
+"""Ranks' lines if executors do not reach the driver: through shared files while they run, or the last at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 60
 
 @pytest.fixture
 def unreachable(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session whose executors are given no way to connect to the driver."""
+    """A session whose executors cannot connect to the driver."""
     monkeypatch.setenv("SPARK_ESTIMATOR_DRIVER_CHANNEL", "0")
 
 
@@ -56,7 +56,7 @@ def test_a_shared_folder_shows_all_lines_while_they_come(
         return speak(20_000)
 
     class Screen:
-        """Notes what is shown, and tells the ranks of the first line."""
+        """Records what is shown, and notifies the ranks of the first line."""
 
         text = ""
 

@@ -14,7 +14,7 @@ DYNAMIC = {"dynamicAllocation.enabled": "true"}
 
 
 class Settings:
-    """A session of which only settings are asked."""
+    """A session of which only settings are read."""
 
     def __init__(self, master: str, settings: dict[str, str]) -> None:
         self._settings = {"spark.master": master, **{f"spark.{name}": value for name, value in settings.items()}}

@@ -1,4 +1,4 @@
-"""The way into a session: calls that cannot run are refused before Spark is asked, and interruptions are named."""
+"""The entry to a session: calls that cannot run are refused before Spark is used, and interruptions are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people meet when Spark's workers run another Python than the driver: one sentence with the setting to change."""
+"""Common errors when Spark's workers run another Python than the driver: one sentence with the setting to change."""
 
 from __future__ import annotations
 

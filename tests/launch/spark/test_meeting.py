@@ -1,4 +1,4 @@
-"""How supervisors meet at the driver where Spark starts their tasks one by one, and some of them twice."""
+"""How supervisors register at the driver if Spark starts their tasks one by one, and some of them twice."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_frozen_supervisor_is_named() -> None:
 
 
 def reported(rank: int, clocks: float) -> dict[str, Any]:
-    """The frame of a rank that fails now, on a host whose clocks differ from this one's by so many seconds."""
+    """The frame of a rank that fails now, on a host whose clocks differ from this one's by some seconds."""
     events: queue.Queue[Any] = queue.Queue()
     state = worker_states()
     state.fire(WorkerEvent.START)

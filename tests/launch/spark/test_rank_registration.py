@@ -1,4 +1,4 @@
-"""The facts of all supervisors come together at the driver, or all supervisors use Spark's exchange."""
+"""The driver collects the facts of all supervisors, or all supervisors use Spark's exchange."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.observe.test_channel import Side
 
 
 class Gathered(Side):
-    """A server that brings facts together."""
+    """A server that collects facts."""
 
     def __init__(self, size: int = 3) -> None:
         super().__init__(size)

@@ -1,4 +1,4 @@
-"""A task's rows on their way to its worker, over the real socket."""
+"""Sending a task's rows to its worker, over the real socket."""
 
 from __future__ import annotations
 

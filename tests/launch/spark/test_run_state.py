@@ -1,4 +1,4 @@
-"""The states of a run on Spark: every way that it can go, and every event that its state refuses."""
+"""The states of a run on Spark: every transition, and every event that its state refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_estimator.launch.spark.run_state import TRANSITIONS, RunEvent, RunSta
         ([RunEvent.STOP, RunEvent.SPARK_ERROR, RunEvent.CLOSE], RunState.CLOSED_AFTER_STOP),
         ([RunEvent.STOP, RunEvent.STOP, RunEvent.CLOSE, RunEvent.SPARK_ERROR], RunState.CLOSED_AFTER_STOP),
         ([RunEvent.SPARK_ERROR, RunEvent.CLOSE], RunState.CLOSED),
-        # Whoever cancelled the job in Spark was first: what the launcher does then is not the cause.
+        # The cancellation of the job in Spark was first: the launcher's later stop is not the cause.
         ([RunEvent.SPARK_ERROR, RunEvent.STOP, RunEvent.CLOSE], RunState.CLOSED),
         ([RunEvent.CLOSE, RunEvent.SPARK_ERROR], RunState.CLOSED),
     ],

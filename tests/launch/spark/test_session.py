@@ -1,4 +1,4 @@
-"""A session of our own is made for a job that this machine can run, and for no other."""
+"""A new session is made for a job that this machine can run, and for no other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.spark import session
 
-# A process of its own: there must be no session, and the refusal must come before one is started.
+# A separate process: there must be no session, and the refusal must be raised before one is started.
 PROGRAM = """
 import spark_estimator, spark_estimator.errors
 try:

@@ -1,4 +1,4 @@
-"""What a task returns to Spark, and which GPUs its worker gets where the user has a say."""
+"""What a task returns to Spark, and which GPUs its worker gets if the user sets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said, and when, while ranks have not begun; who holds slots is tried in `tests/spark`."""
+"""The messages while ranks have not begun, and their times; `tests/spark` tests which jobs hold slots."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.connection import HostConnection
 
-# What it is given last is the command for the other host.
+# Its last argument is the command for the other host.
 LOCAL = 'for command; do :; done\nexec sh -c "$command"'
 GREETING = """printf '\\000spark_estimator agent\\nh\\000\\000\\000\\{length:03o}{text}'; cat > /dev/null"""
 

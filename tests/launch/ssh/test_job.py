@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.timeout(200), pytest.mark.usefixtures("functions_trave
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    """alpha and beta: one machine that goes by two names."""
+    """alpha and beta: two names of one machine."""
     with ssh_hosts(tmp_path_factory.mktemp("ssh"), {"alpha": "127.0.0.1", "beta": "127.0.0.1"}) as ssh:
         yield ssh
 
@@ -43,7 +43,7 @@ def test_ranks_stand_in_the_order_of_the_hosts_and_find_what_the_launcher_has(ho
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "hosts").write_text("# a comment\nbeta slots=2\n\nalpha slots = 4  # of which one is used\n")
     flags = ["-np", "3", "--hostfile", "hosts", "--output-filename", "logs", "--verbose"]
-    # Port and key come from the flags here, not from ssh's configuration.
+    # Port and key are set by the flags here, not by ssh's configuration.
     config = (hosts.folder / "config").read_text()
     port = re.search(r"Port (\d+)", config)
     assert port is not None

@@ -1,4 +1,4 @@
-"""Lines gather for a moment before they are read; nothing else waits for them, and nothing is shown out of order."""
+"""Lines gather for a moment before they are read; no other stream waits for them, and nothing is shown out of order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that a worker has started are found by their mark, whatever they are about to become."""
+"""Processes that a worker has started are found by their mark, also during an exec."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_signal_goes_to_the_process_that_was_looked_at(monkeypatch: pytest.M
 
 
 def test_a_mark_whose_processes_are_not_all_ended_yet_stays_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal may interrupt `end`; what its handler then ends are all marks that are given."""
+    """A signal may interrupt `end`; its handler then ends all marks."""
     mark = orphans.mark({})
 
     def interrupted() -> list[int]:

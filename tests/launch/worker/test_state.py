@@ -1,4 +1,4 @@
-"""A worker's states: every way that it can go, and every event that its state refuses."""
+"""A worker's states: every transition, and every event that its state refuses."""
 
 from __future__ import annotations
 

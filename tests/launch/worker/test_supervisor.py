@@ -1,4 +1,4 @@
-"""One worker under its supervisor: its events come in order, and a stopped worker gets the time that it may take."""
+"""One worker under its supervisor: its events are in order, and a stopped worker gets its time to end."""
 
 from __future__ import annotations
 

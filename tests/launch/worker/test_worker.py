@@ -122,7 +122,7 @@ def run_in_child(function: Any) -> int:
     if child == 0:
         status = 99
         try:
-            # `ResultWriter` is silent in forked children but the one that it is made in.
+            # `ResultWriter` is silent in forked children, except the one in which it is made.
             status = function()
         finally:
             os._exit(status)

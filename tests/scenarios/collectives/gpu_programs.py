@@ -1,4 +1,4 @@
-"""Programs of collectives whose tensors lie on a fake GPU, and are given and taken on streams that are late."""
+"""Programs of collectives whose tensors are on a fake GPU, and are written and read on late streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fake_gpus import Memory
 from tests.scenarios.collectives.programs import FLOATS, Step, loaded, stored
 
 ALL_DTYPES = tuple(DType)
-# So long a stream is at work before it has written the inputs, at most: who does not wait for it is early.
+# The longest time until a stream has written the inputs: code that does not wait for it reads too early.
 LATE_MICROSECONDS = 300
 
 
@@ -48,8 +48,8 @@ def on_gpu(device: int, values: Any, dtype: DType = DType.FLOAT64) -> OnGpu:
 class GpuRunning:
     """As ``programs.Running``, on a GPU: one step on one rank.
 
-    The inputs come into their memory by work on the stream, which is poisoned before; the outputs are poisoned, too,
-    and looked at by work on the stream that awaits them.
+    The stream's work writes the inputs to their memory, which is poisoned before; the outputs are poisoned, too, and
+    looked at by work on the stream that awaits them.
 
     Args:
         step: what to do.
@@ -101,7 +101,7 @@ class GpuRunning:
 
     def run(self) -> None:
         self.handle = ops.run(self.step.op, self.step.name, self.tensors, **self.options)
-        self.takes = self.gives  # which `run` has told to wait
+        self.takes = self.gives  # which waits because of `run`
 
     def check(self) -> None:
         """Has a stream wait and read, and compares every element of what it has read."""

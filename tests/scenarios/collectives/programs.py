@@ -1,4 +1,4 @@
-"""Programs of collectives, one value for all ranks: what each rank submits, and what NumPy says must come of it."""
+"""Programs of collectives, one value for all ranks: what each rank submits, and the expected result from NumPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Step:
         rows: [tensor][rank of the group] of an allgather.
         splits: [from][to] rows of an alltoall, numbers of the group.
         root: of a broadcast, its number in the group.
-        in_place: the result goes where the input is, if the op allows it.
+        in_place: the result replaces the input, if the op allows it.
         seed: of the values.
     """
 
@@ -65,7 +65,7 @@ class Step:
         if self.reduce_op is ReduceOp.PRODUCT and self.op is Op.ALLREDUCE:
             return generator.integers(1, 3, shape)
         numbers = generator.integers(0 if dtype in UNSIGNED else -5, 6, shape)
-        # Of which an average over the group is whole.
+        # Values whose average over the group is a whole number.
         is_average = self.reduce_op is ReduceOp.AVERAGE and self.op in (Op.ALLREDUCE, Op.REDUCESCATTER)
         return numbers * len(self.ranks) if is_average and dtype in FLOATS else numbers
 
@@ -164,7 +164,7 @@ class Running:
     def _made(self) -> list[Array]:
         if self.step.in_place and self.step.op in (Op.ALLREDUCE, Op.BROADCAST):
             return self.inputs
-        # Dirty, so that an element that nobody has written shows.
+        # Dirty, so that an unwritten element shows.
         return [numpy.full(right.shape, 85, right.dtype) for right in self.right]
 
     def submit(self) -> None:
@@ -211,7 +211,7 @@ def run_in_orders_of_their_own(
     order_seed: int,
     make: Callable[..., Any] = Running,
 ) -> None:
-    """Submits the steps of this rank in an order of its own, then waits for all in another.
+    """Submits the steps of this rank in another order than the other ranks, then waits for all in a third.
 
     Of those without a name the order is kept.
     """
@@ -230,7 +230,7 @@ def run_in_orders_of_their_own(
 def run_one_after_another(
     rank: int, steps: list[Step], sets: dict[tuple[int, ...], Any], times: int, make: Callable[..., Any] = Running
 ) -> None:
-    """Runs the steps of this rank, each to its end, several times: names come again, as they do in training."""
+    """Runs the steps of this rank, each to its end, several times: names are repeated, as in training."""
     for _ in range(times):
         for step in steps:
             if rank in step.ranks:

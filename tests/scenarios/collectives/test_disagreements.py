@@ -1,4 +1,4 @@
-"""Ranks that disagree about one request: an error that says what, on all of them, and the job goes on."""
+"""Ranks that disagree about one request: an error that names the difference, on all of them, and the job continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.ranks import run_ranks, start_ranks
 
 REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
-    # what rank 0 and rank 1 submit under the name "gradient", and what the error must tell
+    # what rank 0 and rank 1 submit under the name "gradient", and what the error must contain
     "shape": ({"shape": (2, 3)}, {"shape": (3, 2)}, ["shape", "[2, 3]", "[3, 2]"]),
     "number of dimensions": ({"shape": (6,)}, {"shape": (2, 3)}, ["shape", "[6]", "[2, 3]"]),
     "dtype": ({"dtype": "float32"}, {"dtype": "float64"}, ["float32", "float64"]),
@@ -98,7 +98,7 @@ def test_different_names_are_told_and_fail_in_the_end_if_asked() -> None:
         assert outcome.returned, outcome
         assert f"'of rank {rank}'" in outcome.value
         assert f"rank {1 - rank}" in outcome.value
-        # The one that did not submit it reads so, too.
+        # The one that did not submit it gets the error, too.
         assert f"'of rank {1 - rank}' has waited" in outcome.output
 
 
@@ -244,7 +244,7 @@ def test_who_waits_for_a_rank_that_has_left_is_told() -> None:
 
 
 def test_all_who_wait_are_told() -> None:
-    # They leave in turn because of it; each names the one that left first, whomever it heard of first.
+    # They leave in turn because of it; each names the one that left first, in any order of the notices.
     for rank, messages in enumerate(run_ranks(4, wait_for_a_rank_that_leaves)):
         assert len(messages) == (0 if rank == 1 else 2)
         assert all("rank 1" in message and "has left the job" in message for message in messages)

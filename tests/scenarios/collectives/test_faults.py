@@ -1,4 +1,4 @@
-"""Ranks that die: the others hear of it soon, in every op that waits, and by the rank's number."""
+"""Ranks that die: the others get an error soon, in every op that waits, with the rank's number."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_a_forked_child_cannot_use_the_job_and_harms_nothing() -> None:
         if child == 0:
             code = 1
             try:
-                # What is known stays known: data loaders ask.
+                # rank() and size() stay valid: data loaders call them.
                 assert (context.rank(), context.size(), context.is_initialized()) == (rank, 2, True)
                 uses = [lambda: arrays.allreduce(numpy.ones(1)), ops.barrier, lambda: objects.broadcast_object(1)]
                 uses.append(context.init)

@@ -213,7 +213,7 @@ def test_ranks_that_disagree_where_their_tensors_are(pools: Callable[[int, str],
             ops.run(Op.ALLREDUCE, "here and there", tensors, keep=memory, gpu=gpu if rank else None)
         except MismatchError as error:
             error_text = str(error)
-        ops.run(Op.ALLREDUCE, "here and there", tensors, keep=memory, gpu=gpu)  # the job goes on
+        ops.run(Op.ALLREDUCE, "here and there", tensors, keep=memory, gpu=gpu)  # the job continues
         fake_gpus.synchronize(stream)
         assert memory.array.tolist() == [2.0] * 5
         return error_text

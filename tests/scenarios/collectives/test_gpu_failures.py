@@ -1,4 +1,4 @@
-"""GPUs, libraries and ranks that fail while GPU tensors are on their way: every rank hears why, and none hangs."""
+"""GPUs, libraries and ranks that fail while GPU tensors are in flight: every rank gets the reason, and none hangs."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_a_handle_that_is_dropped_keeps_its_memory_until_the_gpu_is_through(fake
             del handle
             assert gone() is not None  # done is not through
             deadline = time.monotonic() + 30
-            while gone() is not None and time.monotonic() < deadline:  # the next requests let go of it
+            while gone() is not None and time.monotonic() < deadline:  # the next requests release it
                 ops.run(Op.ALLREDUCE, "next", others, keep=tiny, gpu=gpu, repeats=False)
             assert gone() is None
         # One that is still there at the end.

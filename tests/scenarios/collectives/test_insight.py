@@ -1,4 +1,4 @@
-"""What a running job tells of itself: stalls with stacks, timelines, counters, the last ops before a failure."""
+"""The reports of a running job: stalls with stacks, timelines, counters, the last ops before a failure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Ranks on several hosts (network namespaces), and what silence means: a cut link, a stopped process, a slow one.
 
-Harm is done, and after the time in which it must have been noticed it is undone: whoever has not noticed by then never
-will. So no test measures a time.
+A fault is injected, and removed after the time in which it must have been detected: a rank that has not detected it by
+then never will. So no test measures a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_estimator.collectives.rendezvous import local_rendezvous
 from tests.ranks import Outcome, Ranks
 from tests.scenarios.collectives.programs import Step
 
-# The promises: a silent peer is named in so many seconds, a dead one in so many; a pause of so many does no harm.
+# The guarantees in seconds: until a silent peer is named, until a dead one is; and the pause that is harmless.
 SILENCE_NAMED_WITHIN = 8
 DEATH_NAMED_WITHIN = 1
 HARMLESS_PAUSE = 3
@@ -102,7 +102,7 @@ def returned(outcomes: list[Outcome]) -> list[Any]:
 
 
 def work_until_a_peer_is_lost(rank: int, elements: int) -> tuple[float, str]:
-    """Allreduces of so many elements, exact ones, until one fails: when (on the clock of the machine) and with what."""
+    """Exact allreduces of `elements` elements until one fails: when (on the clock of the machine) and with what."""
     import time
 
     import numpy
@@ -170,7 +170,7 @@ def work_until_told(rank: int, elements: int, go: str) -> int:
 
 
 def hold_pythons_lock(rank: int, seconds: int) -> float:
-    """Rank 1 computes without letting go of Python's lock while the others wait for it."""
+    """Rank 1 computes without releasing Python's lock while the others wait for it."""
     import ctypes
 
     import numpy

@@ -119,7 +119,7 @@ def steps(draw: st.DrawFn, groups: list[tuple[int, ...]], name: str) -> Step:
     reduce_op = draw(
         st.sampled_from([each for each in reduce_ops if each is not ReduceOp.AVERAGE or DType.BOOL not in types])
     )
-    # Of an integer's scaled average Horovod does not say where it is truncated; unsigned types have no negatives.
+    # Horovod does not define where an integer's scaled average is truncated; unsigned types have no negatives.
     scalable = all(each in FLOATS for each in types) or (reduce_op is ReduceOp.SUM and DType.BOOL not in types)
     scales = [draw(factors) if scalable else 1.0 for _ in range(2)]
     if UNSIGNED.intersection(types):
@@ -180,7 +180,7 @@ DIFFERENCES = ["op", "dtypes", "shapes", "reduce_op", "prescale", "postscale", "
 
 @st.composite
 def contradictions(draw: st.DrawFn, size: int) -> tuple[Step, Step, list[str]]:
-    """Two steps under one name that cannot go together, and what an error about them must quote."""
+    """Two contradicting steps under one name, and what an error about them must quote."""
     what = draw(st.sampled_from(DIFFERENCES))
     name = draw(names)
     unnamed = draw(st.booleans())
@@ -291,6 +291,6 @@ def until_all_have_joined(rank: int, counts: list[int], length: int) -> int:
         right = sum(other + 1 for other, count in enumerate(counts) if count > number)
         assert (total == right).all(), (number, total, right)
     last = arrays.join()
-    # Calls without a name meet again, though the ranks have made different numbers of them.
+    # Calls without a name match again, though the ranks have made different numbers of them.
     assert (arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM) == context.size()).all()
     return last

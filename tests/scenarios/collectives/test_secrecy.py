@@ -1,4 +1,4 @@
-"""The key of a job is in memory and on the launcher's pipe, and nowhere that anybody reads."""
+"""The key of a job is in memory and on the launcher's pipe, and in no place that other users read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_command_is_given_it_in_a_file_that_has_no_name() -> None:
 
 
 def look_around(rank: int) -> list[str]:
-    """Works, fails in several ways, and gives every text that this process shows."""
+    """Works, fails in several ways, and returns every text that this process shows."""
     import pathlib
     import traceback
 

@@ -1,4 +1,4 @@
-"""Parsers of bytes from strangers against bytes that were made up or changed on their way: each ends as documented.
+"""Parsers of untrusted bytes against bytes that were made up or changed in flight: each ends as documented.
 
 Random, with seeds that are fixed; SPARK_ESTIMATOR_TEST_EXAMPLES=100000 looks longer.
 """
@@ -23,7 +23,7 @@ CONTEXT = b"round 1, rank 0 to 1"
 SOON = timedelta(seconds=20)
 EXAMPLES = int(os.environ.get("SPARK_ESTIMATOR_TEST_EXAMPLES", "300"))
 
-# An honest exchange has so many bytes in each direction.
+# The bytes of a valid exchange in each direction.
 FROM_CONNECTOR = 96 + 32
 FROM_ACCEPTOR = 48 + 32
 
@@ -47,7 +47,7 @@ def connect(sock: socket.socket) -> object:
 
 
 def send(sock: socket.socket, data: bytes, generator: random.Random) -> None:
-    """In pieces, then nothing more. Whoever has closed its end already has decided."""
+    """In pieces, then nothing more. An end that is already closed has decided."""
     try:
         while data:
             cut = generator.randint(1, len(data))
@@ -59,7 +59,7 @@ def send(sock: socket.socket, data: bytes, generator: random.Random) -> None:
 
 
 def made_up(generator: random.Random, honest: bytes) -> bytes:
-    """Bytes that begin like honest ones, as far as chance goes, and that are cut short or run on."""
+    """Bytes that begin like valid ones, up to a random length, and that are cut short or too long."""
     kept = honest[: generator.choice([0, 4, 8, 15, 16, 17, len(honest)])]
     changed = bytearray(kept + generator.randbytes(generator.randint(0, 200)))
     for _ in range(generator.choice([0, 0, 1, 5])):
@@ -82,7 +82,7 @@ def test_nobody_gets_in_by_chance(answer: Callable[[socket.socket], object]) -> 
 
 
 def test_whatever_is_changed_on_its_way_is_noticed() -> None:
-    """Somebody between the two ends, who changes one bit of one direction: who hears it refuses."""
+    """An attacker between the two ends, who changes one bit of one direction: the receiver refuses it."""
     generator = random.Random(11)
     for _ in range(EXAMPLES):
         to_acceptor = generator.random() < 0.5
@@ -97,7 +97,7 @@ def test_what_is_only_passed_on_is_accepted() -> None:
 
 
 def converse(where: int, flip: int, to_acceptor: bool) -> dict[str, object]:
-    """Both honest ends with a relay between, which flips bits of the byte at `where`; what each end came to."""
+    """Both valid ends with a relay between, which flips bits of the byte at `where`; the result of each end."""
     connector, near = socket.socketpair()
     far, acceptor = socket.socketpair()
     outcomes: dict[str, object] = {}

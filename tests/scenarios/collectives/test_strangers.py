@@ -1,4 +1,4 @@
-"""Strangers at a rank's ports while a job runs: all are turned away, and the job does not notice."""
+"""Unauthenticated connections to a rank's ports while a job runs: all are refused, and the job is not affected."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def reduce_until_told(rank: int, stop: str) -> int:
 
 
 class Job:
-    """A job of two ranks that is running, and how to come to its ports."""
+    """A running job of two ranks, and the addresses of its ports."""
 
     def __init__(self, stop: Path, shared_memory: bool) -> None:
         self._stop = stop
@@ -153,7 +153,7 @@ def test_silence_and_slowness(job: Job) -> None:
 
 
 def test_a_flood(job: Job) -> None:
-    """More strangers than handshakes may be under way: those above are closed, and it passes."""
+    """More connections than concurrent handshakes: the surplus is closed, and the flood passes."""
     peer = job.rendezvous.peers[0]
     flood = []
     for _ in range(500):

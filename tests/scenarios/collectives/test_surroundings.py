@@ -16,7 +16,7 @@ LIMITS = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "1",
 }
 
-# An hour forward or back, each time that somebody looks.
+# An hour forward or back at each read.
 JUMPING_CLOCK = """
 #define _GNU_SOURCE
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-"""Collectives without a name: they meet by order, and what comes again is not negotiated again."""
+"""Collectives without a name: they are matched by order, and repeated ones are not negotiated again."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_many_in_flight_keep_their_order(shared: str) -> None:
             for number, array in enumerate(held):
                 place = ops.Tensor(array.ctypes.data, array.ctypes.data, DType.FLOAT32, array.shape)
                 handles.append(ops.submit(Op.ALLREDUCE, kind, [place], keep=array, unnamed=True))
-                if number % 20 == 7:  # while others are in flight, of its own kind and of another
+                if number % 20 == 7:  # while others are in flight, of the same kind and of another
                     got = arrays.allreduce(numpy.full(3, number, numpy.float32), arrays.ReduceOp.SUM)
                     assert got.tolist() == [2 * number] * 3
                     assert arrays.broadcast(numpy.full(3, rank + number)).tolist() == [number] * 3

@@ -1,4 +1,4 @@
-"""A client package of Horovod's estimators over Spark Connect, in executors of their own.
+"""A client package of Horovod's estimators over Spark Connect, in separate executors.
 
 The program is ``tests/launch/drivers/client_fits.py``.
 """

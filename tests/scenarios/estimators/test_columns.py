@@ -37,7 +37,7 @@ def request_of(estimator: TorchEstimator) -> RowRequest:
 
 
 def test_arrays_are_filled_up_to_the_longest_of_all_rows(spark: SparkSession, estimator: Make, tmp_path: Path) -> None:
-    """By way of Spark and from files; and the model does so where it predicts, too, here and in its folder."""
+    """Through Spark and from files; also in the model's predictions, here and from its saved folder."""
     frame = spark.createDataFrame(RAGGED, "v array<float>, n array<int>, y float").coalesce(1)
     frame.write.parquet(f"{tmp_path}/rows")
     net = nn.Linear(6, 1)
@@ -69,7 +69,7 @@ def test_arrays_are_filled_up_to_the_longest_of_all_rows(spark: SparkSession, es
     assert numpy.array_equal(spool.matrices[0], padded)
     for sample in (sample_frame(frame, request_of(made)), sample_files(files, request_of(made))):
         assert (sample.widths, sample.padding) == ((6, 3, 1), (0, 9, None))
-    # What shapes say is not looked for: of one column, of one among others side by side, of a label.
+    # Shapes that are declared are not searched: of one column, of one among others side by side, of a label.
     shaped = made.copy({made.input_shapes: [[-1, 8], [-1, 2, 2]]})
     assert sample_files(files, request_of(shaped)).widths == (8, 4, 1)
     shaped = made.setParams(feature_cols=["v", "y"], padding=0, label_cols=["n"], label_shapes=[[-1, 5]])
@@ -110,7 +110,7 @@ def still(estimator: Make, net: nn.Module, **changed: Any) -> TorchEstimator:
 
 @pytest.mark.slow
 def test_images_are_decoded_where_rows_are_read(spark: SparkSession, estimator: Make, tmp_path: Path) -> None:
-    """By way of Spark and from files; they stay bytes in the spool, and the model decodes, too."""
+    """Through Spark and from files; they stay bytes in the spool, and the model decodes, too."""
     from pyspark.sql import functions
 
     frame = spark.createDataFrame(IMAGES, "image binary, y float")
@@ -173,7 +173,7 @@ def transform(rows: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_function_changes_the_rows_once(spark: SparkSession, estimator: Make, tmp_path: Path) -> None:
-    """By way of Spark, by way of a store, from its files alone; with more rows or fewer."""
+    """Through Spark, through a store, from its files alone; with more rows or fewer."""
     rows = [("ab" * (n % 3), n, float(n), n % 4 == 0) for n in range(150)]
     kept = [row for row in rows if row[2] % 7]
     kept += [row for row in kept if row[2] % 5 == 0]

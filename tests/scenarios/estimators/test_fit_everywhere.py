@@ -1,4 +1,4 @@
-"""`TorchEstimator.fit` in a program of its own on a Spark Connect server: from files, through a store, in folds.
+"""`TorchEstimator.fit` in a separate program on a Spark Connect server: from files, through a store, in folds.
 
 The program, ``tests/launch/drivers/fits.py``, takes any master; the other kinds of Spark differ in how ranks are
 started, which ``tests/scenarios/launch/test_spark_everywhere.py`` tries on each.

@@ -1,4 +1,4 @@
-"""A DataFrame's way through ``fit``: it hardly ever comes back to a file that it has left."""
+"""A DataFrame's path through ``fit``: it hardly ever returns to a file that it has left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def returns(path: list[str]) -> int:
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[str]]]:
-    """By framework, and by where the rows come from. In a process of its own, as Keras' backend is chosen once."""
+    """By framework, and by the source of the rows. In a separate process, as Keras' backend is chosen once."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.scenarios.estimators.fit_path", tmp_path_factory.mktemp("path")],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""`KerasEstimator` in programs of their own: on a Spark Connect server, and on executors in processes of their own.
+"""`KerasEstimator` in separate programs: on a Spark Connect server, and on executors in separate processes.
 
 The program is ``tests/launch/drivers/keras_fits.py``; ``tests/estimators/keras/test_training.py``
 tries what ranks compute.

@@ -1,4 +1,5 @@
-"""`KerasEstimator` among Spark ML's own: a pipeline, folds over a grid, saved and loaded; and a large model's way back.
+"""`KerasEstimator` among Spark ML's own: a pipeline, folds over a grid, saved and loaded; and the return of a large
+model.
 
 The program is ``tests/launch/drivers/keras_tuning.py``: Keras' backend is chosen once in a process.
 """

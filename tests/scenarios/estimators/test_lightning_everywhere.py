@@ -1,4 +1,4 @@
-"""Lightning's `TorchEstimator.fit` in a program of its own, whose classes travel to the ranks by value.
+"""Lightning's `TorchEstimator.fit` in a separate program, whose classes are pickled to the ranks by value.
 
 The program is ``tests/launch/drivers/lightning_fits.py``.
 """

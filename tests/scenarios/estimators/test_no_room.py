@@ -1,4 +1,4 @@
-"""Disks that are full and stores that are away: an error that says where, and nothing left behind."""
+"""Full disks and unavailable stores: an error that names the place, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def free(folder: Path) -> int:
 
 
 def nothing_is_left(folder: Path, room: int) -> None:
-    """Files without a name are gone with the processes that have them open."""
+    """Files without a name are freed with the processes that have them open."""
     deadline = time.monotonic() + 10
     while free(folder) < room and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -75,7 +75,7 @@ def test_a_full_disk(spark: SparkSession, estimator: Make, small_disk: Path, mon
 
 
 class Away(fsspec.AbstractFileSystem):
-    """A server that nobody answers for."""
+    """A server that does not answer."""
 
     protocol = "away"
 

@@ -80,7 +80,7 @@ def test_callbacks_do_not_hang_and_class_weights_weigh_as_on_one_process(spark: 
 
 
 def test_a_step_of_one_s_own(line: DataFrame, estimator: Make) -> None:
-    """Horovod's protocol; with gradients clipped, as nothing else here clips them."""
+    """Horovod's protocol; with gradients clipped, as no other test here clips them."""
 
     def clipped(
         model: Any, optimizer: Any, transform: Any, loss_fn: Any, inputs: Any, labels: Any, weights: Any
@@ -133,7 +133,7 @@ def memory(pid: int | str, name: str = "RssAnon") -> int:
 
 
 class Measuring(Callback):
-    """Ends the job when a rank, or who fills its spool, keeps rows in memory of its own, or more with each epoch."""
+    """Ends the job if a rank, or the process that fills its spool, keeps rows in memory, or more with each epoch."""
 
     def __init__(self, rows_bytes: int, limit: int, before: int) -> None:
         self.rows_bytes = rows_bytes

@@ -1,4 +1,4 @@
-"""Trainings that go on from a checkpoint, as the ranks run them: without Spark, on rows of a Parquet file."""
+"""Trainings that resume from a checkpoint, as the ranks run them: without Spark, on rows of a Parquet file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Interrupting(nn.MSELoss):
 
 
 def trained(folder: str, **changed: Any) -> Any:
-    """What `train` comes to on this rank with rows of ``rows.parquet``."""
+    """The result of `train` on this rank with rows of ``rows.parquet``."""
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
     from spark_estimator.data.preparation import Preparation

@@ -51,7 +51,7 @@ def test_a_script_with_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def accelerated(scale: float) -> Any:
-    """A function as it stands in Accelerate's own documentation."""
+    """A function from Accelerate's own documentation."""
     import torch
     from accelerate import Accelerator
 
@@ -66,7 +66,7 @@ def accelerated(scale: float) -> Any:
 
 @pytest.mark.parametrize("launcher", ["HorovodRunner", pytest.param("TorchDistributor", marks=pytest.mark.slow)])
 def test_a_function_with_accelerate(launcher: str) -> None:
-    """Accelerate takes a rank without a GPU for a process of its own, unless it is told that the job is on CPUs."""
+    """Accelerate treats a rank without a GPU as a single process, unless a variable declares a job on CPUs."""
     if launcher == "HorovodRunner":
         assert HorovodRunner(np=-2).run(accelerated, scale=3.0) == (2, 1.5)
     else:

@@ -90,7 +90,7 @@ def test_a_distributed_checkpoint_is_saved_and_loaded(two_ranks: RankPool, tmp_p
         steps(model, optimizer, range(2), rank, 2)
         state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
         dcp.save(state, checkpoint_id=f"{folder}/blocking")
-        # Its thread has a group of its own, as the training goes on meanwhile.
+        # Its thread has a separate group, as the training continues meanwhile.
         saving = dcp.async_save(state, checkpoint_id=f"{folder}/meanwhile", process_group=dist.new_group())
         steps(model, optimizer, range(2, 4), rank, 2)
         saving.result()
@@ -178,7 +178,7 @@ def test_generation_with_texts_of_different_lengths(two_ranks: RankPool, tmp_pat
         state = PartialState(cpu=True)
         with state.split_between_processes(prompts) as share:
             replicated = gather_object([generated(tiny.causal(), prompt) for prompt in share])
-        # Ranks with a part of the weights go on until the last one has its text.
+        # Ranks with a part of the weights continue until the last one has its text.
         share = prompts[: 1 + 2 * state.process_index]
         share += share[-1:] * (3 - len(share))
         divided = sharded(tiny.causal())

@@ -68,7 +68,7 @@ def classification(folder: str) -> Any:
 
     trainer = Trainer(
         model=tiny.classifier(),
-        # transformers 5.24 otherwise multiplies the loss of a classifier by the number of ranks, whoever starts them.
+        # transformers 5.24 otherwise multiplies the loss of a classifier by the number of ranks, with any launcher.
         args=arguments(folder, average_tokens_across_devices=False),
         train_dataset=tokenised(tiny.sentences(64)),
         eval_dataset=tokenised(tiny.sentences(13, seed=1)),

@@ -1,4 +1,4 @@
-"""Ctrl-C and sudden death of whoever started a job: nothing of it stays, and after Ctrl-C the session is still good."""
+"""Ctrl-C and sudden death of a job's launching process: nothing of it stays; after Ctrl-C the session still works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that outgrows the memory of its control group: the kernel kills it, and the error says so."""
+"""A rank that outgrows the memory of its control group: the kernel kills it, and the error names that cause."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def token_bytes(count=None):
     return drawn
 secrets.token_bytes = token_bytes
 """
-# Spark says much, and what schedules tasks, keeps blocks and hands commands to Python all that it has to say.
+# Spark logs much; its classes that schedule tasks, keep blocks and send commands to Python log everything.
 LOG4J = """
 rootLogger.level = info
 rootLogger.appenderRef.console.ref = console
@@ -143,7 +143,7 @@ def _record(text: bytes) -> bytes:
 
 
 def _forms(secret: bytes) -> list[tuple[str, bytes]]:
-    """How a secret may look in a text or a file, wherever in a longer one it stands."""
+    """The forms of a secret in a text or a file, at any position in a longer text."""
     forms = [("bytes", secret), ("hex", secret.hex().encode()), ("HEX", secret.hex().upper().encode())]
     forms += [("repr", repr(secret)[2:-1].encode()), ("numbers", str(list(secret))[1:-1].encode())]
     signed = [byte - 256 if byte > 127 else byte for byte in secret]

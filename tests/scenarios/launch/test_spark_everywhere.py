@@ -1,7 +1,7 @@
 """The same jobs on every kind of Spark: local threads, local-cluster, standalone with GPUs, Connect.
 
-What a job can meet, and which door it is tried by. On the way in, the doors differ in what they make of their arguments
-(``tests/spark``, ``test_runner``); behind ``launch.in_session`` they are one way, so that each case is tried by one of
+The cases of a job, and the API by which each is tested. The APIs differ only in how they handle their arguments
+(``tests/spark``, ``test_runner``); behind ``launch.spark.entry`` they share one path, so each case is tested by one of
 them on every kind:
 
 - a value, an exception, kill -9, an end with status 0, Ctrl-C, too few slots, slots that come late: `HorovodRunner`
@@ -9,8 +9,8 @@ them on every kind:
 - a job that runs out of time, and values: `SparkBackend`, which hands everything to `spark.run`
 - `TorchEstimator`: fit and transform
 
-Whatever way a job ends, nothing that its ranks have started is alive five seconds later: the driver program looks after
-each, by a mark in the environment, which a process keeps in whatever group it goes.
+However a job ends, nothing that its ranks have started is alive five seconds later: the driver program checks it after
+each job, by a mark in the environment, which a process keeps in every group.
 """
 
 from __future__ import annotations

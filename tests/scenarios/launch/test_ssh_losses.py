@@ -1,4 +1,4 @@
-"""Ranks on several hosts over a real ssh: when a part of a job is lost, nothing of it is left, or the rest goes on."""
+"""Ranks on several hosts over a real ssh: when a part of a job is lost, all of it ends, or the rest continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AGENT = "spark_estimator.launch.agent.agent"
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    """alpha and beta: one machine that goes by two names."""
+    """alpha and beta: two names of one machine."""
     with ssh_hosts(tmp_path_factory.mktemp("ssh"), {"alpha": "127.0.0.1", "beta": "127.0.0.1"}) as ssh:
         yield ssh
 
@@ -113,7 +113,7 @@ def test_a_launcher_that_is_interrupted_while_a_host_does_not_answer_ends(hosts:
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_an_elastic_job_goes_on_without_a_host_that_is_lost(hosts: SshHosts, tmp_path: Path, replaced: bool) -> None:
-    """Its ssh is killed; where new processes are wanted, they come to the slots that are left: one."""
+    """Its ssh is killed; if new processes are requested, they start in the remaining slots: one."""
     marker = uuid.uuid4().hex
     # The second time a rank of alpha is killed, and replaced there.
     flags = ["--min-np", "1", *(["--max-np", "3"] if replaced else [])]

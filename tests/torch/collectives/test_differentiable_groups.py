@@ -15,7 +15,7 @@ def test_a_group_of_which_some_have_gradients(two_ranks: RankPool) -> None:
             (lambda group: hvd.grouped_allgather(group), 1.5),
             (lambda group: hvd.grouped_reducescatter(group, op=hvd.Sum), [[2.0, 2.0], [4.0, 4.0]]),
         ]:
-            # On rank 1 the second float has no gradient; nobody has one of the integers, and nobody uses the third.
+            # On rank 1 the second float has no gradient; no rank has one of the integers, and no rank uses the third.
             leaves = [torch.ones(2, 2, requires_grad=True) for _ in range(3)]
             leaves[1].requires_grad_(rank == 0)
             outputs = function([leaves[0], torch.ones(2, dtype=torch.int64), leaves[1], leaves[2]])

@@ -107,7 +107,7 @@ def test_memory_that_is_not_contiguous(two_ranks: RankPool) -> None:
         base = torch.arange(12.0).reshape(3, 4) * (rank + 1)
         expected = torch.arange(12.0).reshape(3, 4) * 1.5
         assert torch.equal(hvd.allreduce(base.t()), expected.t())
-        # One rank contiguous, the other not: what meets are elements, not memory.
+        # One rank contiguous, the other not: elements are matched, not memory.
         mixed = base.t() if rank else base.t().contiguous()
         assert torch.equal(hvd.allreduce(mixed), expected.t())
         assert torch.equal(hvd.allgather(base[:, 1:2])[:3, 0], torch.tensor([1.0, 5.0, 9.0]))

@@ -13,7 +13,7 @@ def test_a_compression_that_was_not_called() -> None:
         with pytest.raises(ValueError, match=rf"hvd\.Compression\.{name} must be called: hvd\.Compression\.{name}\(\)"):
             compressors.checked_compression(getattr(Compression, name))
     once = Compression.topk()
-    assert compressors.checked_compression(once) is not once  # each optimizer has a memory of its own
+    assert compressors.checked_compression(once) is not once  # each optimizer has separate residues
     assert compressors.checked_compressor(once, "allreduce") is once
 
 

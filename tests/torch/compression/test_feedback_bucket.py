@@ -51,7 +51,7 @@ def test_nothing_is_lost(
                 total += 0 if param.grad is None else param.grad.detach()
             optimizer.step()
             assert_same_on_all_ranks(model)
-            # Of what one rank has used all have a gradient, and of what nobody has used nobody.
+            # If one rank has used a parameter, all have its gradient; if no rank has, none does.
             assert (model.sometimes.weight.grad is not None) == (step % 3 < 2)
             assert model.never.weight.grad is model.never.bias.grad is None
         owing = 0
@@ -145,7 +145,7 @@ def test_other_types(two_ranks: RankPool, kind: str, dtype: torch.dtype) -> None
         owed = owed_by(optimizer, model.hidden.weight)
         assert owed.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         due = sum(from_all_ranks(totals - owed.double())) / 2
-        # What comes back is rounded to the parameter's type, step by step; the residue is not.
+        # The result is rounded to the parameter's type, step by step; the residue is not.
         tolerance = {torch.float16: 2e-4, torch.bfloat16: 2e-3, torch.float64: 1e-12}[dtype]
         torch.testing.assert_close(received, due, rtol=0, atol=tolerance)
 

@@ -1,4 +1,4 @@
-"""PowerSGD and top-k in DistributedOptimizer, whatever the training loop does, and what is refused."""
+"""PowerSGD and top-k in DistributedOptimizer, with many training loops, and what is refused."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_is_owed_ends_with_the_optimizer_and_with_the_job(two_ranks: RankPo
         assert steps == {1}
         optimizer._distributed.exchange.close()
 
-        # Rank 0 has a memory of the job before, rank 1 is new in this one: they agree all the same.
+        # Rank 0 has residues of the job before, rank 1 is new in this one: they still agree.
         hvd.shutdown()
         hvd.init()
         if rank == 1:
@@ -212,7 +212,7 @@ def test_what_makes_no_sense_is_refused(two_ranks: RankPool) -> None:
         ):
             with pytest.raises(ValueError, match=message):
                 hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.1), **options)
-        # Settings that differ are told before any gradient travels.
+        # Different settings are reported before any gradient is sent.
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(params, lr=0.1), compression=hvd.Compression.powersgd(1 + rank)
         )

@@ -1,4 +1,4 @@
-"""Gradients that travel as int8 between hosts: what comes, what is owed, and what is left as it is."""
+"""Gradients that are sent as int8 between hosts: results, residues, and tensors that are sent unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_nothing_is_lost(pools: Callable[[int], RankPool], dtype: torch.dtype, f
             owed = owed_by(optimizer, param) * factor
             assert 0 < owed.abs().max() < 0.1
             balance = sum(from_all_ranks(sent - owed)) / hvd.size()
-            # What comes back is rounded to the parameter's own type.
+            # The result is rounded to the parameter's own type.
             torch.testing.assert_close(received, balance, rtol=0, atol=0.05 if dtype is torch.bfloat16 else 1e-5)
             assert len({tensor.numpy().tobytes() for tensor in from_all_ranks(received)}) == 1
 

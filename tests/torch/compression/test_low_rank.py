@@ -1,4 +1,4 @@
-"""The algebra of low-rank approximation: bases, products, and that no processor has a say in their bits."""
+"""The algebra of low-rank approximation: bases, products, and that their bits do not depend on the processor."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_the_largest_elements_travel(two_ranks: RankPool) -> None:
         assert torch.equal(param.grad.view(-1), expected)
         optimizer.step()
         optimizer.zero_grad()
-        (param * 0).sum().backward()  # what comes now was owed
+        (param * 0).sum().backward()  # these values are from the residue
         assert param.grad[3].tolist() == [0, 8.0, 8.5, 0, 0]
 
     two_ranks.run(check)

@@ -1,4 +1,4 @@
-"""TorchState and ElasticSampler: what is kept, what goes back, who gets which samples; a training that loses a rank."""
+"""TorchState and ElasticSampler: what is kept and restored, each rank's samples; a training that loses a rank."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_restore_is_exact_as_often_as_it_is_called(name: str, alone: None) -> No
         assert same(tensors_of(state), committed) and state.epoch == 1
         assert optimizer.param_groups[0]["lr"] == rate and scheduler.last_epoch == 1
         assert all(parameter.grad is None for parameter in model.parameters())
-    # What comes after is what would have come without the failure.
+    # The following batches are the same as without the failure.
     other = OPTIMIZERS[name](reference[0].parameters())
     other.load_state_dict(reference[1])
     trained(model, optimizer)
@@ -187,7 +187,7 @@ def test_all_ranks_take_over_rank_0_s_state(two_ranks: RankPool) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (rank + 1), momentum=0.9)
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
         state = hvd.elastic.TorchState(model, optimizer, sampler=hvd.elastic.ElasticSampler(range(20)), epoch=rank)
-        if rank == 0:  # a survivor; the other has just come
+        if rank == 0:  # a survivor; the other has just joined
             optimizer.state[model.weight]["momentum_buffer"] = torch.full_like(model.weight, 3.0)
             state.sampler.epoch, state.sampler.processed_num = 2, 6
             state.epoch = 7
@@ -309,7 +309,7 @@ def test_a_training_that_loses_a_rank_ends_as_one_from_that_commit_on(tmp_path: 
 
 @pytest.mark.slow
 def test_ranks_that_step_by_themselves_lose_nothing_with_another(tmp_path: Path) -> None:
-    """One of three is killed between two exchanges: the others go on at the step at which they were."""
+    """One of three is killed between two exchanges: the others continue at their step."""
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal, sys, torch\nimport spark_estimator.torch as hvd\nhvd.init()\n"
@@ -341,7 +341,7 @@ def test_ranks_that_step_by_themselves_lose_nothing_with_another(tmp_path: Path)
 
 @pytest.mark.slow
 def test_optimizers_are_numbered_alike_by_a_survivor_and_by_one_that_has_come(tmp_path: Path) -> None:
-    """One of two dies; the other goes on alone until a new one has come, which makes its two optimizers anew."""
+    """One of two dies; the other continues alone until a new one has joined, which makes its two optimizers again."""
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal, sys, time, torch\nimport spark_estimator.torch as hvd\nhvd.init()\n"

@@ -26,7 +26,7 @@ def step(model: nn.Linear, optimizer: Any, gradient: float) -> None:
 
 
 def next_round(state: TorchState) -> None:
-    """The job goes on with another membership, as `hvd.elastic.run` has it after a loss."""
+    """The job continues with another membership, as `hvd.elastic.run` has it after a loss."""
     state.restore()
     hvd.shutdown()
     hvd.init()
@@ -35,7 +35,7 @@ def next_round(state: TorchState) -> None:
 
 
 def test_a_loss_between_two_exchanges_costs_no_rollback(three_ranks: RankPool) -> None:
-    """Rank 2 is another process in the second round, of which it knows nothing: the others keep what they have done."""
+    """Rank 2 is another process in the second round, without any state: the others keep their steps."""
 
     def check(rank: int) -> None:
         model, optimizer = made(0.0)
@@ -73,7 +73,7 @@ def test_a_rank_that_missed_an_exchange_takes_what_came_of_it(two_ranks: RankPoo
         for _ in range(3):
             step(model, optimizer, float(rank))
         rounds = optimizer._local_steps.rounds
-        if rank == 1:  # as if nothing had come
+        if rank == 1:  # as if nothing had arrived
             [fragment] = rounds.fragments
             fragment.version, fragment.anchors[0] = 0, torch.zeros(1, 2)
             with torch.no_grad():

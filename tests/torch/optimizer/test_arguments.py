@@ -34,7 +34,7 @@ def test_parameters_of_an_optimizer(job_of_one: None) -> None:
         assert type(optimizer) is torch.optim.SGD
         with pytest.raises(ValueError, match=f"^broadcast_optimizer_state on rank 0: 'group 0, parameter 1' {why}"):
             hvd.broadcast_optimizer_state(optimizer, 0)
-        model.other.requires_grad_(False)  # what is not trained does not travel
+        model.other.requires_grad_(False)  # parameters that are not trained are not sent
         hvd.DistributedOptimizer(optimizer, model.named_parameters())
     with pytest.raises(ValueError, match=r"named_parameters takes model.named_parameters\(\), or .*, not 5"):
         hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=5)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""DistributedOptimizer, whatever backward passes do: several, nested in one another, raising, interrupted."""
+"""DistributedOptimizer with all kinds of backward passes: several, nested, raising, interrupted."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_ranks_that_accumulate_unequally_often(two_ranks: RankPool) -> None:
             with pytest.raises(ZeroDivisionError), optimizer.accumulating():
                 layer(torch.ones(1, 1)).sum().backward()
                 raise ZeroDivisionError
-            layer(torch.ones(1, 1)).sum().backward()  # the context goes on outside the inner one
+            layer(torch.ones(1, 1)).sum().backward()  # the context continues outside the inner one
         layer(torch.ones(1, 1)).sum().backward()
         assert layer.weight.grad is not None
         return layer.weight.grad.flatten().tolist()
@@ -127,7 +127,7 @@ def test_one_backward_too_many(two_ranks: RankPool) -> None:
             with pytest.raises(AssertionError, match=f"backward_passes_per_step={passes}"):
                 model(torch.ones(1, 6)).sum().backward()
             optimizer.step()
-            # Gradients that were given up count for nothing.
+            # Discarded gradients have no effect.
             for _ in range(3):
                 optimizer.zero_grad()
                 model(torch.ones(1, 6)).sum().backward()
@@ -170,7 +170,7 @@ def test_a_backward_that_raises_half_way(two_ranks: RankPool, who: tuple[int, ..
                 with pytest.raises(RuntimeError, match="out of memory, say"):
                     backward(torch.full((1, 6), 100.0), True)
                 if step == 3:
-                    optimizer.step()  # goes on without a second try
+                    optimizer.step()  # continues without a second try
                     assert_same_on_all_ranks(model)
                     continue
             backward(torch.full((1, 6), float(rank + step)), False)
@@ -252,7 +252,7 @@ def test_reentrant_checkpoints_with_unused_parameters_end_in_step(two_ranks: Ran
 
 
 class Inside(torch.autograd.Function):
-    """Adds to the gradients of `model` by a backward of its own inside this one."""
+    """Adds to the gradients of `model` by a separate backward inside this one."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, model: nn.Module) -> torch.Tensor:

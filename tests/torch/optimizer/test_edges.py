@@ -186,7 +186,7 @@ def test_a_backward_inside_a_hook(two_ranks: RankPool, where: str, passes: int) 
 
 
 class RaisesAfter(torch.autograd.Function):
-    """Calls a backward of its own over `part` inside this one, and raises after that, if it is to."""
+    """Calls a separate backward over `part` inside this one, and raises after that, if requested."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, part: nn.Module, raises: bool) -> torch.Tensor:
@@ -217,7 +217,7 @@ def test_a_pass_that_raised_after_an_inner_one_is_tried_again(two_ranks: RankPoo
         for step in range(4):
             if step in (1, 2):
                 if rank == 0:
-                    time.sleep(0.2)  # the other rank's gradient is still on its way when it tries again
+                    time.sleep(0.2)  # the other rank's gradient is still in flight when it tries again
                 with pytest.raises(RuntimeError, match="out of memory, say"):
                     backward(True)
                 if step == 2:

@@ -1,4 +1,4 @@
-"""Which states a step goes through, and how often gradients are exchanged, in each order of calls that users make."""
+"""The states of a step, and how often gradients are exchanged, in each order of calls that users make."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_steps_of_one_pass(two_ranks: RankPool) -> None:
         training.backward()
         optimizer.step()
         assert training.events() == f"{PASS} {PASS} STEP"
-        # A closure is a step of its own each time.
+        # A closure is a separate step each time.
         optimizer.step(lambda: (optimizer.zero_grad(), training.backward()))
         assert training.events() == f"{PASS} STEP"
         assert_same_on_all_ranks(training.model)
@@ -138,7 +138,7 @@ def test_steps_of_several_passes(two_ranks: RankPool) -> None:
 
 
 class Fails(torch.autograd.Function):
-    """Raises in backward where it is told to."""
+    """Raises in backward if requested."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, fails: bool) -> torch.Tensor:
@@ -201,7 +201,7 @@ def test_a_gradient_that_is_used_twice(two_ranks: RankPool) -> None:
 
 
 class TrainsInside(torch.autograd.Function):
-    """Runs a backward over a model in its own backward, and raises after it where it is told to."""
+    """Runs a backward over a model in its own backward, and raises after it if requested."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, model: nn.Module, fails: bool) -> torch.Tensor:
@@ -233,7 +233,7 @@ def test_a_backward_inside_another_one_and_a_graph_that_is_collected(two_ranks: 
         loss = outer(True)
         with pytest.raises(ZeroDivisionError):
             loss.backward()
-        assert training.state is StepState.SUSPENDED  # nobody has reported it
+        assert training.state is StepState.SUSPENDED  # it is not reported
         del loss
         gc.collect()
         training.backward()  # this is another pass, and knows that the one before has raised

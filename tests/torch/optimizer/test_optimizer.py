@@ -1,4 +1,4 @@
-"""DistributedOptimizer: the same training as in one process, whatever the training loop does."""
+"""DistributedOptimizer: the same training as in one process, with many training loops."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from tests.torch.training import (
     trained_alone,
 )
 
-# What a torch.optim class needs beside parameters. LBFGS is not here: it steps by evaluations of its own choice, whose
-# number may differ from rank to rank; Adam of sparse gradients has a test of its own.
+# What a torch.optim class needs beside parameters. LBFGS is not here: it chooses the number of its evaluations, which
+# may differ from rank to rank; Adam of sparse gradients has a separate test.
 EVERY: dict[str, dict[str, Any]] = {
     "ASGD": {"lr": 0.1},
     "Adadelta": {"lr": 1.0},
@@ -132,7 +132,7 @@ def test_a_gradient_that_is_sparse_on_one_rank_or_late(two_ranks: RankPool) -> N
             else:
                 model.table.weight.grad = torch.ones(4, 3)
                 model.head(torch.ones(1, 3)).sum().backward()
-            if step == 2:  # known for dense by then: it travels so, and comes back as it was
+            if step == 2:  # known as dense by then: it is sent so, and returned as sparse
                 optimizer.zero_grad()
                 model.head(model.late(torch.tensor([rank]))).sum().backward()
                 assert model.late.weight.grad is not None

@@ -1,4 +1,4 @@
-"""DistributedOptimizer, whatever parameters do: unused, frozen, added, of odd layouts, different between ranks."""
+"""DistributedOptimizer with all kinds of parameters: unused, frozen, added, of odd layouts, different between ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_parameters_that_some_ranks_or_none_use(two_ranks: RankPool, bucket_byte
                         model(inputs, use[other]).backward()
             optimizer.step()
             alone.step()
-            assert model.idle.weight.grad is None  # nobody used it, so weight decay must not shrink it
+            assert model.idle.weight.grad is None  # no rank used it, so weight decay must not shrink it
             assert_close(model, reference)
             assert_same_on_all_ranks(model)
 
@@ -208,7 +208,7 @@ def test_different_parameters_are_an_error_that_names_the_first(two_ranks: RankP
                 optimizer.zero_grad()
                 with pytest.raises(MismatchError, match=message):
                     model(inputs).sum().backward()
-                    optimizer.step()  # by whoever waits for more passes
+                    optimizer.step()  # by a rank that waits for more passes
         assert hvd.allreduce(torch.ones(1)).item() == 1.0
 
     two_ranks.run(check)

@@ -97,7 +97,7 @@ def test_checkpoints_are_whole_and_go_on_anywhere(three_ranks: RankPool) -> None
             assert checkpoint is not None
             states = checkpoint[1]["state"]
             assert [tuple(states[number]["exp_avg"].shape) for number in range(2)] == [(16, 6), (16,)]
-        # It goes on unsharded; sharded, loaded by all; and sharded, loaded by one that broadcasts it.
+        # It continues unsharded; sharded, loaded by all; and sharded, loaded by one that broadcasts it.
         for shard, loaded_by in ((False, (0, 1, 2)), (True, (0, 1, 2)), (True, (1,))):
             saved = copy.deepcopy(hvd.broadcast_object(checkpoint, root_rank=1))
             again, resumed = wrapped(shard)
@@ -109,7 +109,7 @@ def test_checkpoints_are_whole_and_go_on_anywhere(three_ranks: RankPool) -> None
             train(again, resumed, slice(10, None), size=3)
             assert_close(again, reference)
             assert_same_on_all_ranks(again)
-        # One rank goes back to a checkpoint in the middle of training, and takes the others along.
+        # One rank restores a checkpoint in the middle of training, and with it the others.
         saved = copy.deepcopy(hvd.broadcast_object(checkpoint, root_rank=1))
         train(model, optimizer, slice(10, 13), size=3)
         if rank == 1:

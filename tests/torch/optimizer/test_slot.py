@@ -1,4 +1,4 @@
-"""A parameter's place in an exchange: what can travel as it is, and where the average goes."""
+"""A parameter's part in an exchange: what can be sent unchanged, and where the average is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch.distributed backend when something goes wrong: who is told what, and how soon."""
+"""Failures in the torch.distributed backend: which rank gets which error, and how soon."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_dead_peer_ends_a_collective_and_a_receive() -> None:
         errors: list[object] = []
         for wait in (waiting.wait, dist.barrier, lambda: dist.send(torch.ones(1), 1)):
             with pytest.raises(RuntimeError) as caught:
-                for _ in range(100):  # what is sent may be with the kernel before the other end is known to be gone
+                for _ in range(100):  # sent data may be in the kernel before the other end is known to be lost
                     wait()
             errors.append(caught.value)
         return errors

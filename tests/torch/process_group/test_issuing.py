@@ -1,4 +1,4 @@
-"""Operations of a process group on their way to the engine: errors, and a group that has ended."""
+"""Submitting operations of a process group: errors, and a group that has ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_group_that_was_left(two_ranks: RankPool) -> None:
 
 
 def test_a_group_reports_its_device(two_ranks: RankPool) -> None:
-    """Distributed checkpoints read it before they choose where tensors go."""
+    """Distributed checkpoints read it before they choose a device for tensors."""
 
     @in_group
     def check(rank: int) -> None:

@@ -31,7 +31,7 @@ def test_lightnings_own_strategy_trains() -> None:
             port = server.getsockname()[1]
 
         class Environment(LightningEnvironment):
-            """Ranks that somebody else has started. Lightning hands their address, rank and number to torch."""
+            """Ranks of another launcher. Lightning passes their address, rank and number to torch."""
 
             creates_processes_externally = True
             main_address = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Connections between ranks beside the engine's: who is let in, and whole messages."""
+"""Connections between ranks beside the engine's: which are accepted, and whole messages."""
 
 from __future__ import annotations
 

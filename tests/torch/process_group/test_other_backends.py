@@ -1,4 +1,4 @@
-"""gloo in ranks that this package starts: no set-up, no port of torch's, and what is said or refused between hosts."""
+"""gloo in ranks that this package starts: no set-up, no port of torch's, and the warning or refusal between hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spark.run_elastic` in the session that there is: ranks that die, raise and come while the job goes on."""
+"""`spark.run_elastic` in the existing session: ranks that die, raise and join while the job continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def training_travels_by_value() -> Iterator[None]:
 
 @pytest.fixture
 def marker() -> Iterator[dict[str, str]]:
-    """Stands in the environment of everything that the test's jobs start; all of it has to be gone in the end."""
+    """A mark in the environment of everything that the test's jobs start; all of it has to have ended."""
     text = uuid.uuid4().hex
     yield {clusters.MARKER: text}
     clusters.wait_until_gone(text, 10)

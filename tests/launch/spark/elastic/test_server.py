@@ -1,4 +1,4 @@
-"""The driver's server of an elastic job's tasks, and a task's way through Spark."""
+"""The driver's server of an elastic job's tasks, and the sending of a task through Spark."""
 
 from __future__ import annotations
 

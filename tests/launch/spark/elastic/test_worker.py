@@ -1,4 +1,4 @@
-"""The handle of a worker in a Spark task of its own, where the task never gets so far."""
+"""The handle of a worker in a separate Spark task, if the task fails before the worker starts."""
 
 from __future__ import annotations
 
