@@ -106,6 +106,7 @@ PROGRAMS = (
             r".*rank 1 on \S+: rank 1 .* raised ValueError: part-00001 is not a Parquet file",
         ),
         needs="sklearn",
+        slow=True,
     ),
     Program(
         "docs/tutorials/dataframe.md",

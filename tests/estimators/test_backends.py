@@ -151,7 +151,7 @@ class Alone:
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param(Mine(2, {"A": "1"}), id="Mine"),
+        pytest.param(Mine(2, {"A": "1"}), id="Mine", marks=pytest.mark.slow),
         pytest.param(LocalBackend(2, {"B": "of run"}), id="LocalBackend", marks=pytest.mark.slow),
         pytest.param(Alone(), id="Alone", marks=pytest.mark.slow),
     ],

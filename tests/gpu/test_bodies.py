@@ -56,7 +56,7 @@ def problems(results: list[jobs.Result]) -> list[jobs.Result]:
     return [result for result in results if result.state is not jobs.State.OK]
 
 
-@pytest.mark.parametrize("name", [ONE, SHARED, pytest.param(OWN, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [ONE, *(pytest.param(name, marks=pytest.mark.slow) for name in (SHARED, OWN))])
 def test_checks(fakes: dict[str, str], name: str) -> None:
     way = pretended(name, fakes)
     tasks: dict[str, Task] = {

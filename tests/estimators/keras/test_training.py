@@ -16,7 +16,9 @@ from tests.estimators import keras_ranks
 from tests.keras.conftest import RankPool
 
 
-@pytest.fixture(scope="module", params=["torch", pytest.param("jax", marks=pytest.mark.slow), "tensorflow"])
+@pytest.fixture(
+    scope="module", params=[*(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax")), "tensorflow"]
+)
 def ranks(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     if importlib.util.find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed here")

@@ -104,6 +104,7 @@ def test_progress(line: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert re.search(r" rows/s, ETA 0:0\d, .*; epoch \d: loss [\d.]+, val_loss [\d.]+, error [\d.]+", lines), lines
 
 
+@pytest.mark.slow
 def test_a_module_learns_survives_a_lost_rank_and_is_saved(
     line: DataFrame, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

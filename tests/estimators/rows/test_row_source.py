@@ -83,7 +83,20 @@ def test_a_store_holds_the_rows_for_this_fit_and_others(
     assert losses(again) == pytest.approx(expected(), rel=1e-5)
     assert losses(still(estimator, store=store).fit_on_parquet()) == pytest.approx(expected(), rel=1e-5)
 
-    # Other rows are written elsewhere: of another plan, or of files that have changed.
+
+@pytest.mark.slow
+def test_other_rows_go_elsewhere(
+    line: DataFrame, estimator: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of another plan, or of files that have changed."""
+    monkeypatch.setattr(logging.getLogger("spark_estimator"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="spark_estimator")
+    store = Store.create(f"{tmp_path}/store")
+    line.write.parquet(f"{tmp_path}/line")
+    frame = line.sparkSession.read.parquet(f"{tmp_path}/line").filter("x0 < 100")
+    kept = {"store": store, "materialize": True}
+    folder = tmp_path / "store" / "intermediate_train_data"
+    still(estimator, **kept).fit(frame)
     doubled = frame.withColumn("y", frame.y * 2)
     assert losses(still(estimator, **kept).fit(doubled)) != pytest.approx(expected(), rel=1e-5)
     line.limit(40).write.mode("overwrite").parquet(f"{tmp_path}/line")

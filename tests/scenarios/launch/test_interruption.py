@@ -27,7 +27,7 @@ def connect_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(params=["processes", "local", "connect"])
+@pytest.fixture(params=["processes", "local", pytest.param("connect", marks=pytest.mark.slow)])
 def arguments(request: pytest.FixtureRequest) -> list[str]:
     if request.param == "processes":
         return ["-2"]
