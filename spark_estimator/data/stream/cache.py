@@ -50,18 +50,25 @@ class DiskCache:
     Attributes:
         fields: of the rows.
         places: by the number of the range, where its rows are in the files.
-        folder: of the files; None: the default of `spool_folder`.
+        folder: of the files.
     """
 
     fields: tuple[Field, ...]
     places: dict[int, _Place]
-    folder: str | None
+    folder: str
     _files: list[IO[bytes]] = field(default_factory=list)
     _matrices: list[Array] = field(default_factory=list)
 
     @classmethod
     def of(cls, ranges: Sequence[Range], fields: Sequence[Field], most_bytes: int, folder: str | None) -> DiskCache:
-        """A cache for the first ranges that fit into this number of bytes."""
+        """A cache for the first ranges that fit into this number of bytes.
+
+        Args:
+            folder: as of `spool_folder`.
+
+        Raises:
+            DataError: ranges fit, and the configured folder does not exist on this host.
+        """
         row_bytes = max(1, sum(each.row_bytes for each in fields))
         places: dict[int, _Place] = {}
         rows = 0
@@ -69,7 +76,8 @@ class DiskCache:
             if (rows + each.rows) * row_bytes <= most_bytes:
                 places[number] = _Place(rows, each.rows)
                 rows += each.rows
-        return cls(tuple(fields), places, folder)
+        # Checked here: a failure after this only costs speed.
+        return cls(tuple(fields), places, spool_folder(folder) if places else "")
 
     @property
     def rows(self) -> int:
@@ -117,16 +125,15 @@ class DiskCache:
         except (OSError, DataError) as error:
             _log.warning(
                 "rows cannot be kept in %s (%s): they are read from their files in each epoch",
-                spool_folder(self.folder),
+                self.folder,
                 error,
             )
             self.places.clear()
 
     def _open(self) -> None:
         rows = self.rows
-        folder = spool_folder(self.folder)
         for each in self.fields:
-            file = nameless_file(folder)
+            file = nameless_file(self.folder)
             self._files.append(file)
             size = rows * each.row_bytes
             os.ftruncate(file.fileno(), size)  # without blocks until they are written
