@@ -40,6 +40,7 @@ class Pieces:
     Attributes:
         rows: the files, and what is done to their rows.
         fields: of the matrices.
+        dtypes: [columns of the preparation] of the tensors that they are for; `fields` may be some of these alone.
         part: of each piece.
         counts: [pieces] rows of the part.
         footers: of files that were read, by number.
@@ -47,6 +48,7 @@ class Pieces:
 
     rows: FileRows
     fields: tuple[Field, ...]
+    dtypes: tuple[str, ...]
     part: PiecePart
     counts: tuple[int, ...]
     footers: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -104,7 +106,7 @@ class Pieces:
             keeps = preparation.keeps_rows and preparation.marker is None
             if keeps:
                 batches = some_rows(batches, start, rows)
-            prepared = preparation.batches(batches, dtypes_of(self.fields), batch_rows)
+            prepared = preparation.batches(batches, self.dtypes, batch_rows)
             if keeps:
                 yield from prepared
                 return
@@ -131,7 +133,7 @@ class Pieces:
             replace(field, columns=tuple(f"c{columns.index(column)}" for column in field.columns)) for field in fields
         )
         rows = replace(self.rows, preparation=replace(preparation, columns=names))
-        return replace(self, rows=rows, fields=renamed)
+        return replace(self, rows=rows, fields=renamed, dtypes=tuple(dtypes_of(renamed)))
 
 
 def pieces_of(rows: FileRows, fields: Sequence[Field]) -> tuple[Pieces, Pieces]:
@@ -145,7 +147,8 @@ def pieces_of(rows: FileRows, fields: Sequence[Field]) -> tuple[Pieces, Pieces]:
     if not rows.preparation.keeps_rows or rows.preparation.marker is not None:
         counts = _counted(rows, fields, len(groups))
     train, marked = (tuple(int(count) for count in of_part) for of_part in counts)
-    return Pieces(rows, tuple(fields), PiecePart.TRAIN, train), Pieces(rows, tuple(fields), PiecePart.MARKED, marked)
+    pieces = Pieces(rows, tuple(fields), tuple(dtypes_of(fields)), PiecePart.TRAIN, train)
+    return pieces, replace(pieces, part=PiecePart.MARKED, counts=marked, footers={})
 
 
 def _counted(rows: FileRows, fields: Sequence[Field], groups: int) -> Array:
