@@ -77,7 +77,9 @@ class Batches:
         return self.whole if self.most_steps is None else min(self.whole, self.most_steps)
 
     def bounds(self, rank: int, step: int) -> tuple[int, int]:
-        """First row and the row after the last one of a batch, in the epoch's order."""
+        """First row and the row after the last one of a batch, in the epoch's order; zeros where no rank has a row."""
+        if not self.whole:
+            return 0, 0
         start = begin(self.rows[rank], self.whole, step)
         return start, start + share(self.rows[rank], self.whole, step)
 

@@ -165,7 +165,7 @@ def _read(rows: Sequence[int], leg: StreamLeg, order: Order) -> dict[int, list[t
     of_ranks = [shares.ranges(rows, leg.ranks, rank) for rank in range(leg.ranks)]
     plan = shares.Batches(tuple(sum(each.rows for each in ranges) for ranges in of_ranks), leg.batch_size)
     for rank, ranges in enumerate(of_ranks):
-        done = plan.bounds(rank, min(leg.steps, plan.steps))[0] if plan.steps else 0
+        done = plan.bounds(rank, min(leg.steps, plan.steps))[0]
         for window in windows(ranges, leg.mixing, order, rank):
             if window.start >= done:
                 break

@@ -53,6 +53,13 @@ def test_legs_of_any_ranks_read_each_row_once(order: tuple[int, int] | None, see
     assert counts.min() == 1
 
 
+@pytest.mark.parametrize("order", [None, (3, 1)])
+def test_a_restart_after_the_last_row_leaves_nothing(order: tuple[int, int] | None) -> None:
+    whole, none = Leg((3, 2), 2, 2), Leg((1, 4), 2, 0)
+    assert seen([whole, none, none], order).all()
+    assert left_over((1, 4), 1, seen([whole, none], order))[1] == (0, 0)
+
+
 def test_a_leg_travels_as_plain_values() -> None:
     leg = Leg((3, 4), 8, 2)
     assert Leg.from_dict(leg.to_dict()) == leg

@@ -66,3 +66,10 @@ def test_ranges_hold_every_row_once(pieces: list[int], parts: int) -> None:
         assert sum(piece.rows for piece in shares) == share(sum(pieces), parts, part)
         seen += [(piece.piece, row) for piece in shares for row in range(piece.start, piece.start + piece.rows)]
     assert seen == [(piece, row) for piece, rows in enumerate(pieces) for row in range(rows)]
+
+
+def test_an_epoch_without_rows_has_no_steps() -> None:
+    for rows in ((), (0,), (0, 0)):
+        batches = Batches(rows, 10)
+        assert (batches.steps, batches.done(0)) == (0, 0)
+        assert [batches.bounds(rank, 0) for rank in range(len(rows))] == [(0, 0)] * len(rows)
