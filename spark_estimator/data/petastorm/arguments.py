@@ -72,6 +72,7 @@ def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[
 
     Raises:
         DataError: one of them matches no column.
+        ValueError: one of them is no name, field or regular expression.
     """
     if schema_fields is None:
         return list(columns)
@@ -81,15 +82,29 @@ def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[
     for field in schema_fields:
         if not isinstance(field, (str, UnischemaField)) and not hasattr(field, "name"):
             raise ValueError(f"schema_fields is a list of names, patterns or fields; it has {field!r}.")
-        pattern = field if isinstance(field, str) else re.escape(str(field.name))
-        matching = [name for name in columns if name == field or re.fullmatch(pattern, name)]
+        name = field if isinstance(field, str) else str(field.name)
+        matching = _matching(name, columns) if isinstance(field, str) else [name] if name in columns else []
         if not matching:
             raise DataError(
                 f"schema_fields: {field!r} is no column of {', '.join(map(repr, columns))}."
-                + did_you_mean(str(getattr(field, "name", field)), columns)
+                + did_you_mean(name, columns)
             )
         wanted.update(matching)
     return [name for name in columns if name in wanted]
+
+
+def _matching(pattern: str, columns: Sequence[str]) -> list[str]:
+    """The columns of this name, and those whose whole names match it as a regular expression."""
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        if pattern in columns:
+            return [pattern]
+        raise ValueError(
+            f"schema_fields: {pattern!r} is no column of {', '.join(map(repr, columns))}, and no regular expression: "
+            f"{error}."
+        ) from error
+    return [name for name in columns if name == pattern or expression.fullmatch(name)]
 
 
 def check_others(call: str, others: Mapping[str, Any]) -> None:

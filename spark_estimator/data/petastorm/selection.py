@@ -6,6 +6,7 @@ the selected rows. What looks at partition columns alone reads no file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ def _filter(files: DatasetFiles, filters: Sequence[Any]) -> tuple[list[str], Cal
     try:
         groups = [filters] if isinstance(filters[0][0], str) else filters
         parts = [[(name, sign, value) for name, sign, value in group] for group in groups]
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, LookupError) as error:
         raise ValueError(
             f"filters is a list of (column, operator, value), or a list of such lists; it was {filters!r}."
         ) from error
@@ -122,4 +123,4 @@ def _like_partition(files: DatasetFiles, name: str, value: Any) -> Any:
         return value
     if isinstance(value, (set, list, tuple)):
         return [_like_partition(files, name, item) for item in value]
-    return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
+    return int(value) if isinstance(value, str) and re.fullmatch("-?[0-9]+", value) else value
