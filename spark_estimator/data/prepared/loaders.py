@@ -10,6 +10,7 @@ import torch
 
 from spark_estimator.data.batch_loader import AsyncDataLoaderMixin, BaseDataLoader
 from spark_estimator.data.petastorm.loader import BatchedDataLoader
+from spark_estimator.errors import DataError
 from spark_estimator.observe.driver_log import announce
 
 
@@ -95,7 +96,8 @@ class PytorchInmemDataLoader(_Loader):
         limit_step_per_epoch: batches of a pass, and how many are kept.
 
     Raises:
-        ValueError: `limit_step_per_epoch` is -1.
+        DataError: the reader has no row.
+        ValueError: `limit_step_per_epoch` is below 1.
     """
 
     def __init__(
@@ -108,13 +110,17 @@ class PytorchInmemDataLoader(_Loader):
         limit_step_per_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        if limit_step_per_epoch == -1:
-            raise ValueError("limit_step_per_epoch=-1: give the number of batches to keep in memory.")
+        if limit_step_per_epoch < 1:
+            raise ValueError(
+                f"limit_step_per_epoch={limit_step_per_epoch}: give the number of batches to keep in memory."
+            )
         super().__init__(name, limit_step_per_epoch, verbose)
         self.batch_size = batch_size
         self.num_epochs = num_epochs
         self.shuffle = shuffle
         kept = list(itertools.islice(iter(BatchedDataLoader(reader, batch_size)), limit_step_per_epoch))
+        if not kept:
+            raise DataError(f"the reader of {name!r} has no row to keep in memory.")
         self._columns = {column: torch.cat([batch[column] for batch in kept]) for column in kept[0]}
 
     def _iterate(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Horovod's data modules and loaders over this package's reader."""
+"""Horovod's data modules over this package's reader."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 
-from spark_estimator.data.petastorm import make_batch_reader
-from spark_estimator.data.prepared import loaders
 from spark_estimator.data.prepared.module import DataModule, PetastormDataModule
 
 ROWS = 12
@@ -70,44 +67,3 @@ def test_a_class_of_the_users_own() -> None:
         assert module.train_data() == [7] and module.short_name is None
     with pytest.raises(TypeError, match="abstract"):
         DataModule("train", "val")  # type: ignore[abstract]
-
-
-@pytest.mark.parametrize("kind", [loaders.PytorchDataLoader, loaders.PytorchAsyncDataLoader])
-def test_a_loader_that_begins_again(folder: str, kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    reader = make_batch_reader(folder, shuffle_row_groups=False)
-    loader = kind(reader=reader, batch_size=5, shuffling_queue_capacity=0, name="rows", limit_step_per_epoch=2)
-    for _ in range(2):
-        assert values(loader, 9) == [float(n) for n in range(10)]
-    assert len(loader) == 2 and len(kind(reader=reader, batch_size=5, shuffling_queue_capacity=0)) == 0
-    whole = kind(reader=reader, batch_size=5, shuffling_queue_capacity=0, name="rows", verbose=True)
-    assert values(whole, 9) == [float(n) for n in range(ROWS)]
-    assert "[rows]: begins a pass" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", [loaders.PytorchInfiniteDataLoader, loaders.PytorchInfiniteAsyncDataLoader])
-def test_a_loader_that_goes_on(folder: str, kind: Any) -> None:
-    reader = make_batch_reader(folder, num_epochs=None, shuffle_row_groups=False)
-    loader = kind(reader=reader, batch_size=4, shuffling_queue_capacity=0, limit_step_per_epoch=2)
-    assert values(loader, 9) + values(loader, 9) == [float(n % ROWS) for n in range(16)]
-    with pytest.raises(ValueError, match="num_epochs=1"):
-        kind(reader=make_batch_reader(folder), batch_size=4, shuffling_queue_capacity=0)
-
-
-@pytest.mark.parametrize("kind", [loaders.PytorchInmemDataLoader, loaders.PytorchInmemAsyncDataLoader])
-def test_a_loader_in_memory(folder: str, kind: Any) -> None:
-    reader = make_batch_reader(folder, num_epochs=None, shuffle_row_groups=False)
-    torch.manual_seed(3)
-    arguments: Any = {"reader": reader, "batch_size": 4, "num_epochs": 2}
-    loader = kind(shuffle=True, limit_step_per_epoch=2, **arguments)
-    first, second = values(loader, 9), values(loader, 9)
-    assert sorted(first) == sorted(second) == [float(n) for n in range(8)] and first != second
-    assert values(kind(limit_step_per_epoch=2, **arguments), 9) == [float(n) for n in range(8)]
-    with pytest.raises(ValueError, match="limit_step_per_epoch=-1"):
-        kind(**arguments)
-
-
-def test_a_batched_loader_with_more_arguments(folder: str) -> None:
-    loader = loaders.PetastormBatchedDataLoader(
-        "rows", 3, True, make_batch_reader(folder, shuffle_row_groups=False), 12
-    )
-    assert values(loader, 1) == [float(n) for n in range(ROWS)]
