@@ -10,7 +10,11 @@ each gets the whole list.
 `notices`      how the notice gets from rank 0 to the others: the interface, and a key that the user gives
 `files`        a notice in a file that only the user can read, on one host or in a folder that all hosts share
 `addresses`    where a desk listens
+`frames`       what they send each other there
 `desk`         the desk and its visitors: a job of ranks in order, with a fresh key
+`siblings`     counts the launcher's processes on this host
+`claims`       locks that show which ranks the processes on this host have
+`watch`        what shows that a job cannot come together, so that all ranks raise an error early
 `join`         all of it: the rendezvous that ``init()`` joins by
 =============  ======================================================================================================
 """

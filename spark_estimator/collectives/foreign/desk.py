@@ -1,9 +1,12 @@
 """Rank 0's desk: a server to which every other rank sends its facts, and which answers with those of all ranks.
 
 Every connection begins with the usual challenge (``security.authentication``), by the key of the notice. Then there is
-a frame each way: four bytes of length, HMAC-SHA256 of the content, and the content as JSON. The desk's frame repeats
-the nonce of each visitor, so a recorded one is of no use. The job's key is made of the notice's key and of the desk's
-frame, so it is fresh also where the user's own key serves many jobs. No key travels on these connections.
+a frame each way (`frames`). The desk's frame repeats the nonce of each visitor, so a recorded one is of no use. The
+job's key is made of the notice's key and of the desk's frame, so it is fresh also where the user's own key serves many
+jobs. No key travels on these connections.
+
+What shows that a job cannot come together is an error at once, on all ranks: rank 0 answers those that come within two
+seconds after it. A rank that is only missing is waited for until the time-out.
 """
 
 from __future__ import annotations
@@ -11,18 +14,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import json
 import queue
 import secrets
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
+from spark_estimator.collectives.foreign.frames import FRAME_SECONDS, encoded, receive, send
 from spark_estimator.collectives.foreign.notices import Notice
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
 from spark_estimator.errors import AuthenticationError, ForeignLauncherError, PeerLostError
@@ -30,15 +32,14 @@ from spark_estimator.security.authentication import connect
 from spark_estimator.security.encryption import Session
 from spark_estimator.security.handshake_server import HandshakeServer
 
-_HEAD = struct.Struct(">I32s")
-_MOST_BYTES = 16 << 20
 _CONTEXT = b"spark_estimator desk"
-# One that has proved that it has the key sends its frame at once.
-_FRAME_SECONDS = 5.0
 _DIAL_SECONDS = 2.0
 # Rank 0 reports which ranks are missing. Its answer must come before the visitor itself gives up.
 _ANSWER_SECONDS = 5.0
 _VISITOR, _DESK = b"visitor", b"desk"
+# Rank 0 answers ranks that start later than the one that was wrong, or ended.
+_LATE_SECONDS = 2.0
+_CHECK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,28 @@ class Visitor:
     size: int
     version: str
     encrypted: bool
+
+
+class Waiting(Protocol):
+    """What a visitor checks while it waits. Each raises an error if the job cannot come together."""
+
+    def check(self) -> None:
+        """Called all the time."""
+
+    def unanswered(self) -> None:
+        """Called while no desk has answered."""
+
+
+class _Interval:
+    """Lets a check run every half second only."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def run(self, check: Callable[[], None] | None) -> None:
+        if check is not None and time.monotonic() >= self._next:
+            check()
+            self._next = time.monotonic() + _CHECK_SECONDS
 
 
 class Desk:
@@ -76,12 +99,13 @@ class Desk:
         self._visitors: dict[int, tuple[socket.socket, PeerFacts, str]] = {}
         self._server = HandshakeServer(listeners, key, self._admit, name="rank 0's desk")
 
-    def gather(self, seconds: float, own_address: str) -> Rendezvous:
+    def gather(self, seconds: float, own_address: str, check: Callable[[], None] | None = None) -> Rendezvous:
         """Waits for all other ranks, and sends each the list of all.
 
         Args:
             seconds: how long to wait.
             own_address: at which rank 0 itself listens; '': the address to which most ranks of other hosts connected.
+            check: is called meanwhile, every half second. Its errors are sent to the ranks that have connected.
 
         Raises:
             PeerLostError: a rank did not connect in time, or ended meanwhile; the text names it.
@@ -89,22 +113,26 @@ class Desk:
                 or have different versions.
         """
         deadline = time.monotonic() + seconds
+        interval = _Interval()
         try:
             while len(self._visitors) < self._visitor.size - 1:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     missing = [rank for rank in range(1, self._visitor.size) if rank not in self._visitors]
                     raise PeerLostError(
-                        f"init(): {_named(missing)} of {self._job} did not come within {seconds:g} s. Rank 0's notice "
-                        f"is at {self._where}."
+                        f"init(): {_named(missing)} of {self._job} did not come within {seconds:g} s "
+                        "(HOROVOD_START_TIMEOUT). Check that as many processes were started, and that each calls "
+                        f"init(). Rank 0's notice is at {self._where}."
                     )
                 with contextlib.suppress(queue.Empty):
                     self._take(self._arrived.get(timeout=min(remaining, 0.1)))
                 self._look_for_losses()
+                interval.run(check)
             return self._finish(own_address)
         except (PeerLostError, ForeignLauncherError) as error:
-            kind = "lost" if isinstance(error, PeerLostError) else "wrong"
-            self._send_all({"kind": kind, "text": str(error)})
+            answer = {"kind": "lost" if isinstance(error, PeerLostError) else "wrong", "text": str(error)}
+            self._send_all(answer)
+            self._answer_late_ranks(answer, min(_LATE_SECONDS, deadline - time.monotonic()))
             raise
 
     def close(self) -> None:
@@ -121,7 +149,7 @@ class Desk:
 
     def _take(self, sock: socket.socket) -> None:
         try:
-            frame = _receive(sock, self._key, _VISITOR, time.monotonic() + _FRAME_SECONDS)
+            frame = receive(sock, self._key, _VISITOR, time.monotonic() + FRAME_SECONDS)
             facts, nonce = PeerFacts(**frame["facts"]), str(frame["nonce"])
             theirs = Visitor(int(frame["size"]), str(frame["version"]), bool(frame["encrypted"]))
         except (OSError, ValueError, KeyError, TypeError):
@@ -131,6 +159,8 @@ class Desk:
         problem = ""
         if theirs.size != self._visitor.size:
             problem = f"was started as one of {theirs.size}"
+        elif facts.rank == 0:
+            problem = "has the same number as another process"
         elif not 0 < facts.rank < self._visitor.size:
             problem = f"isn't one of ranks 1 to {self._visitor.size - 1}"
         elif theirs.version != self._visitor.version:
@@ -142,6 +172,15 @@ class Desk:
         self._visitors[facts.rank if former is None else self._visitor.size + facts.rank] = sock, facts, nonce
         if problem:
             raise ForeignLauncherError(f"init(): {facts.named()} {problem}; rank 0 is {self._job}.")
+
+    def _answer_late_ranks(self, answer: dict[str, Any], seconds: float) -> None:
+        came = {facts.rank for _, facts, _ in self._visitors.values()} - {0}
+        deadline = time.monotonic() + seconds
+        while len(came) < self._visitor.size - 1 and (remaining := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty, OSError, ValueError, KeyError, TypeError):
+                with self._arrived.get(timeout=remaining) as sock:
+                    came.add(int(receive(sock, self._key, _VISITOR, time.monotonic() + FRAME_SECONDS)["facts"]["rank"]))
+                    send(sock, self._key, _DESK, answer)
 
     def _look_for_losses(self) -> None:
         """A visitor sends nothing while it waits: if its socket is readable, the connection has ended."""
@@ -175,11 +214,17 @@ class Desk:
     def _send_all(self, message: dict[str, Any]) -> None:
         for sock, _, _ in self._visitors.values():
             with contextlib.suppress(OSError):  # the wiring that follows names a lost rank
-                _send(sock, self._key, _DESK, message)
+                send(sock, self._key, _DESK, message)
 
 
 def visit(
-    find: Callable[[], Notice | None], where: str, rank: int, visitor: Visitor, seconds: float, *, one_host: bool
+    find: Callable[[], Notice | None],
+    where: str,
+    rank: int,
+    visitor: Visitor,
+    seconds: float,
+    one_host: bool,
+    waiting: Waiting | None = None,
 ) -> Rendezvous:
     """The side of every rank but 0: looks for the desk until it answers, and waits there for the list of all ranks.
 
@@ -190,27 +235,38 @@ def visit(
         visitor: its other facts.
         seconds: how long to wait.
         one_host: whether all ranks are on this host.
+        waiting: what to check meanwhile, every half second.
 
     Raises:
         PeerLostError: rank 0 did not start in time, or ended, or another rank is missing.
         ForeignLauncherError: as for `Desk.gather`.
     """
     deadline = time.monotonic() + seconds
+    interval = _Interval()
     while True:
         notice = find()
-        for place in () if notice is None else notice.places:
-            assert notice is not None
-            sock = _dialed(place, notice.key, deadline)
-            if sock is not None:
-                with sock:
-                    return _at_desk(sock, notice.key, rank, visitor, deadline, one_host=one_host)
+        sock = None if notice is None else dialed(notice, deadline)
+        if notice is not None and sock is not None:
+            with sock:
+                return at_desk(sock, notice.key, rank, visitor, deadline, one_host=one_host, waiting=waiting)
+        interval.run(None if waiting is None else waiting.unanswered)
         if time.monotonic() > deadline:
             what = "left no notice" if notice is None else f"did not answer at {_listed(notice.places)}"
             raise PeerLostError(
-                f"init(): rank 0 {what} within {seconds:g} s, so rank {rank} on {socket.gethostname()} can't join. It "
-                f"looked at {where}. Either rank 0 never called init(), or it can't be reached from here."
+                f"init(): rank 0 {what} within {seconds:g} s (HOROVOD_START_TIMEOUT), so rank {rank} on "
+                f"{socket.gethostname()} can't join. It looked at {where}. Either rank 0 was not started or never "
+                "called init(), or it can't be reached from here."
             )
         time.sleep(0.02)
+
+
+def dialed(notice: Notice, deadline: float) -> socket.socket | None:
+    """A connection with the desk of a notice; None if there is no desk at any of its places."""
+    for place in notice.places:
+        sock = _dialed(place, notice.key, deadline)
+        if sock is not None:
+            return sock
+    return None
 
 
 def _dialed(place: tuple[str, int], key: bytes, deadline: float) -> socket.socket | None:
@@ -228,16 +284,29 @@ def _dialed(place: tuple[str, int], key: bytes, deadline: float) -> socket.socke
     return sock
 
 
-def _at_desk(
-    sock: socket.socket, key: bytes, rank: int, visitor: Visitor, deadline: float, *, one_host: bool
+def at_desk(
+    sock: socket.socket,
+    key: bytes,
+    rank: int,
+    visitor: Visitor,
+    deadline: float,
+    *,
+    one_host: bool,
+    waiting: Waiting | None = None,
 ) -> Rendezvous:
+    """The visit itself, on a connection that `dialed` made. Raises what `visit` raises."""
     endpoint = Endpoint.open("127.0.0.1" if one_host else str(sock.getsockname()[0]))
     nonce = secrets.token_hex(32)
     try:
         facts = endpoint.facts(rank)
-        _send(sock, key, _VISITOR, {"facts": asdict(facts), "nonce": nonce, **asdict(visitor)})
+        send(sock, key, _VISITOR, {"facts": asdict(facts), "nonce": nonce, **asdict(visitor)})
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        while not poll.poll(_CHECK_SECONDS * 1000) and time.monotonic() < deadline + _ANSWER_SECONDS:
+            if waiting is not None:
+                waiting.check()
         try:
-            answer = _receive(sock, key, _DESK, deadline + _ANSWER_SECONDS)
+            answer = receive(sock, key, _DESK, deadline + _ANSWER_SECONDS)
         except (OSError, EOFError, ValueError) as error:
             text = f"init(): rank 0 ended before all ranks had come; {facts.named()} was there."
             raise PeerLostError(text) from error
@@ -257,48 +326,13 @@ def _rendezvous(roster: dict[str, Any], key: bytes, rank: int, endpoint: Endpoin
     listen_fd, local_fd = endpoint.detach()
     return Rendezvous(
         job_id=roster["job_id"],
-        key=hmac.digest(key, b"job\x01" + hashlib.sha256(_encoded(roster)).digest(), "sha256"),
+        key=hmac.digest(key, b"job\x01" + hashlib.sha256(encoded(roster)).digest(), "sha256"),
         rank=rank,
         peers=tuple(PeerFacts(**peer) for peer in roster["peers"]),
         listen_fd=listen_fd,
         local_fd=local_fd,
         encrypted=roster["encrypted"],
     )
-
-
-def _encoded(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, sort_keys=True).encode()
-
-
-def _send(sock: socket.socket, key: bytes, sender: bytes, message: dict[str, Any]) -> None:
-    content = _encoded(message)
-    sock.settimeout(_FRAME_SECONDS)
-    sock.sendall(_HEAD.pack(len(content), hmac.digest(key, sender + b"\x01" + content, "sha256")) + content)
-
-
-def _receive(sock: socket.socket, key: bytes, sender: bytes, deadline: float) -> dict[str, Any]:
-    """The other end's frame. Raises OSError or ValueError if none arrives."""
-    length, code = _HEAD.unpack(_exactly(sock, _HEAD.size, deadline))
-    if length > _MOST_BYTES:
-        raise ValueError("a frame that is too long")
-    content = _exactly(sock, length, deadline)
-    if not hmac.compare_digest(code, hmac.digest(key, sender + b"\x01" + content, "sha256")):
-        raise ValueError("a frame that was changed on its way")
-    message = json.loads(content)
-    if not isinstance(message, dict):
-        raise ValueError("a frame that is not a JSON object")
-    return message
-
-
-def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
-    received = bytearray()
-    while len(received) < count:
-        sock.settimeout(max(0.01, deadline - time.monotonic()))
-        part = sock.recv(count - len(received))
-        if not part:
-            raise ConnectionResetError("the other end closed the connection")
-        received += part
-    return bytes(received)
 
 
 def _named(ranks: Sequence[int]) -> str:

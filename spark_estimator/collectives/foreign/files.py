@@ -74,6 +74,10 @@ class FileBoard(NoticeBoard):
             return None  # not one that this version writes
         return Notice(places, key)
 
+    def rival(self) -> Notice | None:
+        """What another rank 0 has put in place of this one's notice."""
+        return None if _read(self._path) == self._published else self.find()
+
     def close(self) -> None:
         """Removes the file, unless another job has replaced it."""
         if self._published and _read(self._path) == self._published:

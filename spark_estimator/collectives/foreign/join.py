@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from spark_estimator import __version__
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.foreign.addresses import listen, own_addresses
+from spark_estimator.collectives.foreign.claims import Claims
 from spark_estimator.collectives.foreign.desk import Desk, Visitor, visit
-from spark_estimator.collectives.foreign.files import FileBoard, host_folder, key_in
+from spark_estimator.collectives.foreign.files import FileBoard, host_folder, key_in, own_folder
 from spark_estimator.collectives.foreign.launchers import ForeignJob, foreign_job
-from spark_estimator.collectives.foreign.notices import AgreedBoard, NoticeBoard, file_name, first_key
+from spark_estimator.collectives.foreign.notices import AgreedBoard, Notice, NoticeBoard, file_name, first_key
+from spark_estimator.collectives.foreign.watch import Watch
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, JOB_KEY_VARIABLE, JOINED_VARIABLE, Settings
 from spark_estimator.errors import ForeignLauncherError
@@ -26,6 +30,10 @@ _HOME = "~/.spark_estimator/jobs"
 _KEY_FILE = "~/.spark_estimator/job_key"
 # The launcher's numbers of the ranks with which this process has joined, in the order of the job's own numbers.
 _joined: tuple[int, ...] | None = None
+# This process's claim to its rank, until it ends.
+_claims: Claims | None = None
+# All ranks look for the notice in the same place, unless their variables differ.
+_SAME_PLACE_SECONDS = 1.0
 
 
 def has_joined() -> bool:
@@ -78,8 +86,8 @@ def _checked(job: ForeignJob) -> int:
     """This process's rank. Raises ForeignLauncherError if the job can't be joined."""
     if not job.joins:
         problem = "spark_estimator can't join such a job: each process would train alone"
-    elif job.rank is None or not 0 <= job.rank < job.size:
-        problem = f"its rank ({'none' if job.rank is None else job.rank}) is not one of 0 to {job.size - 1}"
+    elif job.contradiction or job.rank is None:
+        problem = job.contradiction
     else:
         return job.rank
     raise ForeignLauncherError(
@@ -96,9 +104,20 @@ def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: in
         libcrypto_path()  # so that this rank is named
     visitor = Visitor(len(members), __version__, encrypted)
     board = _board(job, settings, members)
-    seconds = settings.start_timeout_seconds
-    if rank > 0:
-        return visit(board.find, board.where, rank, visitor, seconds, one_host=job.one_host)
+    claims = _own_claims(job, members)
+    try:
+        watch = Watch(job, claims, members[0], whole=len(members) == job.size)
+        if rank > 0:
+            find = _finder(board, job, settings, members)
+            return visit(find, board.where, rank, visitor, settings.start_timeout_seconds, job.one_host, watch)
+        return _gathered(job, board, visitor, settings, watch)
+    except BaseException:
+        claims.release()
+        raise
+
+
+def _gathered(job: ForeignJob, board: NoticeBoard, visitor: Visitor, settings: Settings, watch: Watch) -> Rendezvous:
+    """Rank 0's side."""
     listeners = listen(_addresses(job, board), board.ports)
     if not listeners:
         raise ForeignLauncherError(f"init(): rank 0 can't listen at {board.where}: all of them are taken.")
@@ -110,10 +129,47 @@ def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: in
         raise
     desk = Desk(listeners, key, visitor, job.process, board.where)
     try:
-        return desk.gather(seconds, "127.0.0.1" if job.one_host else "")
+        check = watch.gathering(board, visitor)
+        return desk.gather(settings.start_timeout_seconds, "127.0.0.1" if job.one_host else "", check)
     finally:
         desk.close()
         board.close()
+
+
+def _own_claims(job: ForeignJob, members: tuple[int, ...]) -> Claims:
+    """The claims to the ranks of this job, kept until this process ends."""
+    global _claims
+    if _claims is not None:
+        _claims.release()
+    folder = None
+    with suppress(ForeignLauncherError):  # not private: then only these checks are missing
+        folder = own_folder(host_folder()) if job.identity else None
+    _claims = Claims(folder, f"{job.identity} ranks {members if len(members) < job.size else 'all'}")
+    return _claims
+
+
+def _finder(
+    board: NoticeBoard, job: ForeignJob, settings: Settings, members: tuple[int, ...]
+) -> Callable[[], Notice | None]:
+    """Finds rank 0's notice, also where rank 0 leaves it if its variables count the hosts differently: the ranks then
+    meet, and all of them get an error.
+    """
+    boards = [board]
+    with suppress(ForeignLauncherError):
+        other = foreign_job(one_host=not job.one_host)
+        if other is not None:
+            boards.append(_board(other, settings, members))
+    began = time.monotonic()
+
+    def find() -> Notice | None:
+        late = time.monotonic() - began > _SAME_PLACE_SECONDS
+        notices = [each.find() for each in (boards if late else boards[:1])]
+        # An answer at any of them ends the search; each notice has its own key, so they can't be joined into one.
+        turn = int((time.monotonic() - began) / _SAME_PLACE_SECONDS)
+        there = [notice for notice in notices if notice is not None]
+        return there[turn % len(there)] if there else None
+
+    return find
 
 
 def _addresses(job: ForeignJob, board: NoticeBoard) -> list[list[str]]:

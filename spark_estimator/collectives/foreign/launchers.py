@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class _Launcher(NamedTuple):
         rank: variable that holds this process's rank, from 0.
         required: variable that must also be set; '' for none.
         local_size: variable that holds the number of processes on this host; '' for none.
+        hosts: variable that holds the number of hosts; '' for none.
         job: variables that together are equal in all processes of a job, and in no other job that runs at that time.
         joins: whether ``init()`` can join its jobs.
         sends_environment: whether it sends the processes' environment to other hosts, and does not encrypt it.
@@ -41,6 +43,7 @@ class _Launcher(NamedTuple):
     required: str = ""
     local_size: str = ""
     job: tuple[str, ...] = ()
+    hosts: str = ""
     joins: bool = True
     sends_environment: bool = False
 
@@ -52,17 +55,17 @@ _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _LAUNCHERS = (
     _Launcher(
         "torchrun", "WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE",
-        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", *_MASTER),
+        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", *_MASTER), "GROUP_WORLD_SIZE",
     ),
     _Launcher(
         "Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "", "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ("PMIX_NAMESPACE",), sends_environment=True,
+        ("PMIX_NAMESPACE",), "OMPI_MCA_orte_num_nodes", sends_environment=True,
     ),
     _Launcher("MVAPICH2's mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", joins=False),
     _Launcher("IBM's jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", joins=False),
     _Launcher(
         "Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
-        sends_environment=True,
+        hosts="SLURM_STEP_NUM_NODES", sends_environment=True,
     ),
     _Launcher(
         "mpiexec (MPICH, Intel MPI or another PMI launcher)", "PMI_SIZE", "PMI_RANK", local_size="MPI_LOCALNRANKS",
@@ -86,13 +89,17 @@ class ForeignJob:
     Attributes:
         launcher: its name, for messages.
         variable: the environment variable that holds the number of processes.
-        size: the number of processes, at least 2.
+        size: the number of processes, at least 2; 1 only where the rank shows that there must be more.
         rank: this process's rank, from 0; None if it is unknown.
         joins: whether ``init()`` can join it.
         one_host: whether all of its processes are known to be on this host.
         identity: text that is equal in all of its processes, and in no other job at that time; '' if there is none.
         master: the host of rank 0, '' if it is unknown.
         sends_environment: whether the launcher sends the environment to other hosts without encryption.
+        rank_variable: the environment variable that holds this process's rank.
+        local_size: the number of its processes on this host; None if it is unknown.
+        hosts: the number of its hosts; None if it is unknown.
+        has_parent: whether all of its processes on a host are children of one process of the launcher.
     """
 
     launcher: str
@@ -104,6 +111,21 @@ class ForeignJob:
     identity: str = ""
     master: str = ""
     sends_environment: bool = False
+    rank_variable: str = ""
+    local_size: int | None = None
+    hosts: int | None = None
+    has_parent: bool = False
+
+    @property
+    def contradiction(self) -> str:
+        """What the launcher's variables contradict each other in, as the end of a sentence; '' if in nothing."""
+        if self.rank is None or not 0 <= self.rank < self.size:
+            return f"its rank ({'none' if self.rank is None else self.rank}) is not one of 0 to {self.size - 1}"
+        if self.local_size is not None and (
+            self.local_size > self.size or (self.hosts == 1 and self.local_size != self.size)
+        ):
+            return f"its variables count {self.local_size} processes on this host, and {self.size} on all hosts"
+        return ""
 
     @property
     def process(self) -> str:
@@ -117,21 +139,24 @@ class ForeignJob:
         return f"{self.rank}/{self.size} {self.identity}"
 
 
-def foreign_job(environ: Mapping[str, str] | None = None) -> ForeignJob | None:
+def foreign_job(environ: Mapping[str, str] | None = None, *, one_host: bool | None = None) -> ForeignJob | None:
     """The job of several processes that the environment shows; None if it shows none.
 
     Args:
         environ: the process's environment; default: ``os.environ``. A value that isn't a whole number counts as unset.
+        one_host: whether all of its processes are on this host; None: as the environment shows.
     """
     environ = os.environ if environ is None else environ
     for launcher in _LAUNCHERS:
         size, rank = _number(environ, launcher.size), _number(environ, launcher.rank)
-        if size is not None and size > 1 and (not launcher.required or environ.get(launcher.required, "").strip()):
-            one_host = _on_one_host(launcher, environ, size)
+        several = size is not None and (size > 1 or (size == 1 and rank is not None and rank > 0))
+        if size is not None and several and (not launcher.required or environ.get(launcher.required, "").strip()):
+            here = _on_one_host(launcher, environ, size) if one_host is None else one_host
             return ForeignJob(
-                launcher.name, launcher.size, size, rank, launcher.joins, one_host,
-                _identity(launcher, environ, one_host), environ.get("MASTER_ADDR", "").strip(),
-                launcher.sends_environment,
+                launcher.name, launcher.size, size, rank, launcher.joins, here,
+                _identity(launcher, environ, here), environ.get("MASTER_ADDR", "").strip(),
+                launcher.sends_environment, launcher.rank, _local_size(launcher, environ),
+                _number(environ, launcher.hosts), launcher.required != launcher.rank,
             )  # fmt: skip
     return _sagemaker_job(environ)
 
@@ -157,8 +182,17 @@ def _on_one_host(launcher: _Launcher, environ: Mapping[str, str], size: int) -> 
     if launcher.local_size and _number(environ, launcher.local_size) is not None:
         return _number(environ, launcher.local_size) == size
     if launcher.name.startswith("Slurm"):
-        return _number(environ, "SLURM_STEP_NUM_NODES") == 1
+        return _number(environ, launcher.hosts) == 1
     return launcher.job == _MASTER and environ.get("MASTER_ADDR", "").strip().startswith(_LOOPBACK)
+
+
+def _local_size(launcher: _Launcher, environ: Mapping[str, str]) -> int | None:
+    if not launcher.name.startswith("Slurm"):
+        return _number(environ, launcher.local_size)
+    node, counts = _number(environ, "SLURM_NODEID"), []
+    for number, repeated in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(number)] * int(repeated or 1)
+    return counts[node] if node is not None and 0 <= node < len(counts) else None
 
 
 def _identity(launcher: _Launcher, environ: Mapping[str, str], one_host: bool) -> str:

@@ -56,6 +56,10 @@ class NoticeBoard(abc.ABC):
     def find(self) -> Notice | None:
         """Other ranks: the notice, as it is now; None if there is none yet. It may be another one at the next call."""
 
+    @abc.abstractmethod
+    def rival(self) -> Notice | None:
+        """Rank 0: the notice of another rank 0 of this job, which may have ended; None if there is none."""
+
     def close(self) -> None:
         """Rank 0: removes the notice. Idempotent."""
         return
@@ -80,9 +84,17 @@ class AgreedBoard(NoticeBoard):
         self.address = master
         self.where = f"the ports {self.ports[0]}, {self.ports[1]}, ... of {master} (MASTER_ADDR)"
         self._key = key
+        self._own_port = 0
 
     def publish(self, places: Sequence[tuple[str, int]]) -> bytes:
+        self._own_port = places[0][1] if places else 0
         return self._key
+
+    def rival(self) -> Notice | None:
+        """A rank 0 that has a port before this one's, where the visitors look first."""
+        notice = self.find()
+        index = self.ports.index(self._own_port) if self._own_port in self.ports else 0
+        return None if notice is None or index == 0 else Notice(notice.places[:index], self._key)
 
     def find(self) -> Notice | None:
         try:

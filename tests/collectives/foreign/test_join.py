@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -237,11 +238,60 @@ def test_rank_0_that_does_not_come_is_named(script: list[str]) -> None:
     assert kind == "PeerLostError" and "rank 0 left no notice within 1 s" in str(text)
 
 
+@pytest.mark.parametrize(
+    "ranks", [[0, 1, 1], pytest.param([0, 0, 1], marks=pytest.mark.slow), pytest.param([1, 1], marks=pytest.mark.slow)]
+)
+def test_two_processes_with_one_rank_are_an_error(script: list[str], ranks: list[int]) -> None:
+    """In a job that is not complete, so that all of them wait."""
+    results = lines(*bare(script, 3, ranks, HOROVOD_START_TIMEOUT="60"))
+    assert [kind for kind, _ in results] == ["ForeignLauncherError"] * len(ranks)
+    assert all("has the same number" in str(text) for _, text in results)
+
+
+@pytest.mark.slow
+def test_a_process_too_many_is_an_error(script: list[str], tmp_path: Path) -> None:
+    """Another process has its rank, or the job is complete without it."""
+    port, begun, end = f"{os.getpid()}{next(_ports)}", tmp_path / "begun", tmp_path / "end"
+    wait = f"    import time; open({str(begun)!r}, 'w')\n    while not os.path.exists({str(end)!r}): time.sleep(0.05)\n"
+    Path(script[1]).write_text(SCRIPT.replace("    context.shutdown()", f"{wait}    context.shutdown()"))
+    complete = bare(script, 2, [0, 1], MASTER_PORT=port)
+    deadline = time.monotonic() + 60
+    while not begun.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for size, rank, text in ((2, 1, "has the same number"), (3, 2, "does not wait for it: its job is complete")):
+        ((kind, message),) = lines(*bare(script, size, [rank], MASTER_PORT=port))
+        assert kind == "ForeignLauncherError" and text in str(message)
+        assert f"process {complete[0 if rank == 2 else 1].pid} on this host" in str(message)
+    end.touch()
+    assert [result[:2] for result in lines(*complete)] == [[0, 2], [1, 2]]
+
+
 def test_different_numbers_of_ranks_are_an_error(script: list[str]) -> None:
     port = f"{os.getpid()}{next(_ports)}"
     ranks = [bare(script, size, [rank], MASTER_PORT=port)[0] for size, rank in ((2, 0), (3, 1))]
     results = lines(*ranks)
     assert [result[0] for result in results] == ["ForeignLauncherError"] * 2
+    assert all("was started as one of 3" in str(text) for _, text in results)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) for name in ("mpirun.openmpi", "torchrun")] + ["mpirun.mpich"]
+)
+def test_a_launchers_process_that_has_ended_is_not_waited_for(name: str, script: list[str]) -> None:
+    rank = {"mpirun.openmpi": "OMPI_COMM_WORLD_RANK", "mpirun.mpich": "PMI_RANK", "torchrun": "RANK"}[name]
+    ends = ["sh", "-c", f'test ${rank} = 1 || exec "$@"', "sh", *script]
+    command = torchrun(3, "--no-python") if name == "torchrun" else mpi(name, 3)
+    results = lines(started([*command, *ends], HOROVOD_START_TIMEOUT="60"))
+    assert {result[0] for result in results} == {"PeerLostError"}
+    assert any("runs only 2 of the 3 processes on host" in str(text) for _, text in results)
+
+
+def test_ranks_that_count_hosts_differently_meet(script: list[str], tmp_path: Path) -> None:
+    """One has a wrong number of ranks, so that it takes the job for one of several hosts."""
+    command = ["sh", "-c", 'test $PMI_RANK = 0 || export PMI_SIZE=3; exec "$@"', "sh", *script]
+    results = lines(started([*mpi("mpirun.mpich", 2), *command], HOME=str(tmp_path)))
+    assert {result[0] for result in results} == {"ForeignLauncherError"}
     assert all("was started as one of 3" in str(text) for _, text in results)
 
 

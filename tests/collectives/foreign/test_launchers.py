@@ -131,3 +131,32 @@ def test_the_port_of_mpiexec_identifies_a_job_of_several_hosts(tmp_path: Path) -
     command = [proxy, "-c", rank, "x", "--control-port", "node1:4711", "--proxy-id", "1"]
     shown = subprocess.run(command, env=os.environ | {"SHOW": show}, stdout=subprocess.PIPE, text=True, check=True)
     assert shown.stdout == "mpiexec (MPICH, Intel MPI or another PMI launcher) node1:4711\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1"}, ""),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}, ""),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "1"}, "3 processes on this host, and 4 on all hosts"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, "its variables count 5 processes on this host, and 4 on all hosts"),
+        (TORCHRUN | {"RANK": "4"}, "its rank (4) is not one of 0 to 3"),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, "its rank (1) is not one of 0 to 0"),
+        ({"PMI_SIZE": "2"}, "its rank (none) is not one of 0 to 1"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
+            | {"SLURM_STEP_TASKS_PER_NODE": "2"},
+            "2 processes on this host, and 3 on all hosts",
+        ),
+    ],
+)
+def test_variables_that_contradict_each_other_are_named(environ: dict[str, str], problem: str) -> None:
+    job = foreign_job(environ)
+    assert job is not None and problem in job.contradiction and bool(problem) == bool(job.contradiction)
+
+
+@pytest.mark.parametrize(("node", "size"), [("0", 2), ("1", 2), ("2", 1), ("3", None)])
+def test_slurms_list_of_tasks_gives_those_of_this_node(node: str, size: int | None) -> None:
+    step = {"SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "0", "SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": node}
+    job = foreign_job(step | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1"})
+    assert job is not None and job.local_size == size and not job.one_host

@@ -1,0 +1,52 @@
+"""Frames between a desk and its visitors: four bytes of length, HMAC-SHA256 of the content, and the content as JSON."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+import struct
+import time
+from typing import Any
+
+_HEAD = struct.Struct(">I32s")
+_MOST_BYTES = 16 << 20
+#: A process that has proved that it has the key sends its frame at once.
+FRAME_SECONDS = 5.0
+
+
+def encoded(message: dict[str, Any]) -> bytes:
+    """The message as bytes; equal for equal messages."""
+    return json.dumps(message, sort_keys=True).encode()
+
+
+def send(sock: socket.socket, key: bytes, sender: bytes, message: dict[str, Any]) -> None:
+    """Sends a message. Raises OSError if the connection has ended."""
+    content = encoded(message)
+    sock.settimeout(FRAME_SECONDS)
+    sock.sendall(_HEAD.pack(len(content), hmac.digest(key, sender + b"\x01" + content, "sha256")) + content)
+
+
+def receive(sock: socket.socket, key: bytes, sender: bytes, deadline: float) -> dict[str, Any]:
+    """The other end's message. Raises OSError or ValueError if none comes before `deadline` (``time.monotonic()``)."""
+    length, code = _HEAD.unpack(_exactly(sock, _HEAD.size, deadline))
+    if length > _MOST_BYTES:
+        raise ValueError("a frame that is too long")
+    content = _exactly(sock, length, deadline)
+    if not hmac.compare_digest(code, hmac.digest(key, sender + b"\x01" + content, "sha256")):
+        raise ValueError("a frame that was changed on its way")
+    message = json.loads(content)
+    if not isinstance(message, dict):
+        raise ValueError("a frame that is not a JSON object")
+    return message
+
+
+def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
+        part = sock.recv(count - len(received))
+        if not part:
+            raise ConnectionResetError("the other end closed the connection")
+        received += part
+    return bytes(received)

@@ -1,0 +1,127 @@
+"""What shows, while a process waits for the others, that its job cannot come together: then waiting is useless."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from spark_estimator.collectives.foreign.claims import Claims
+from spark_estimator.collectives.foreign.desk import Visitor, at_desk, dialed
+from spark_estimator.collectives.foreign.launchers import ForeignJob
+from spark_estimator.collectives.foreign.notices import NoticeBoard
+from spark_estimator.collectives.foreign.siblings import Siblings
+from spark_estimator.errors import ForeignLauncherError
+
+# Processes of an earlier job may still be about to end.
+_CERTAIN_SECONDS = 2.5
+# The first process of a rank gives up after the second, which would otherwise take its place.
+_FIRST_GIVES_UP_SECONDS = 3.5
+_SEEN_SECONDS = 1.0
+_VISIT_SECONDS = 5.0
+
+
+class _Holder(NamedTuple):
+    """A process that has a rank, and when this was seen first and last; no process: 0."""
+
+    process: int
+    first: float
+    last: float
+
+
+_NO_HOLDER = _Holder(0, 0.0, 0.0)
+
+
+class Watch:
+    """The checks of one process while it waits.
+
+    Args:
+        job: of this process.
+        claims: to the ranks on this host.
+        first: the launcher's number of the rank at whose desk all meet.
+        whole: whether all processes of the launcher are to be in the job.
+    """
+
+    def __init__(self, job: ForeignJob, claims: Claims, first: int, *, whole: bool) -> None:
+        self._job = job
+        self._claims = claims
+        self._first = first
+        self._siblings = Siblings(job) if whole else None
+        self._claimed = claims.claim(job.rank or 0)
+        self._holders: dict[int, _Holder] = {}
+
+    def check(self) -> None:
+        """Raises PeerLostError if processes of this host have ended."""
+        if self._siblings is not None:
+            self._siblings.check()
+
+    def unanswered(self) -> None:
+        """Called while no desk has answered. Raises ForeignLauncherError if the ranks show that none will."""
+        self.check()
+        self._check_own_rank()
+        process = self._holds(self._first)
+        if self._claimed and process:
+            raise ForeignLauncherError(
+                f"init(): this process is {self._job.process}, but rank {self._first} (process {process} on this host) "
+                "does not wait for it: its job is complete. Give all processes the same number of processes, and each "
+                f"a rank of its own. {self._advice()}"
+            )
+
+    def gathering(self, board: NoticeBoard, visitor: Visitor) -> Callable[[], None]:
+        """The check of the rank that has the desk: also whether another process has the same rank.
+
+        Args:
+            board: with its notice.
+            visitor: what it brings.
+        """
+
+        def check() -> None:
+            self.check()
+            self._check_own_rank()
+            rival = board.rival()
+            deadline = time.monotonic() + _VISIT_SECONDS
+            sock = None if rival is None else dialed(rival, deadline)
+            if rival is not None and sock is not None:
+                with sock:  # the other process raises an error, and answers with its text
+                    at_desk(sock, rival.key, 0, visitor, deadline, one_host=True)
+
+        return check
+
+    def _check_own_rank(self) -> None:
+        rank = self._job.rank or 0
+        second = -1 - rank  # what a process claims that finds its rank claimed, so that the first notices it
+        self._claimed = self._claimed or self._claims.claim(rank)
+        if self._claimed:
+            process = self._held(second)
+        else:
+            self._claims.claim(second)
+            process = self._holds(rank)
+        if process:
+            raise ForeignLauncherError(
+                f"init(): this process is {self._job.process}, but process {process} on this host has the same "
+                f"number. Give each process a rank of its own. {self._advice()}"
+            )
+
+    def _holds(self, rank: int) -> int:
+        """The process that has had a rank for some seconds; 0 if there is none."""
+        holder = self._look(rank)
+        return holder.process if holder.process and holder.last - holder.first > _CERTAIN_SECONDS else 0
+
+    def _held(self, rank: int) -> int:
+        """The process that has had a rank for a second, some seconds ago; 0 if there is none."""
+        process = self._claims.holder(rank)
+        holder = self._look(rank) if process else self._holders.get(rank, _NO_HOLDER)
+        waited = time.monotonic() - holder.first
+        return holder.process if holder.last - holder.first > _SEEN_SECONDS and waited > _FIRST_GIVES_UP_SECONDS else 0
+
+    def _look(self, rank: int) -> _Holder:
+        process, before, now = self._claims.holder(rank), self._holders.get(rank, _NO_HOLDER), time.monotonic()
+        self._holders[rank] = _Holder(process, before.first if process == before.process else now, now)
+        return self._holders[rank]
+
+    def _advice(self) -> str:
+        return (
+            "If that process belongs to an earlier job, end it first"
+            + (", or set another MASTER_PORT" if not self._job.has_parent else "")
+            + "."
+        )
