@@ -38,14 +38,16 @@ class Role:
     ready: str
 
 
-def master_role(port: int = 0, ui_port: int = 0) -> Role:
+def master_role(port: int = 0, ui_port: int = 0, host: str = LOOPBACK) -> Role:
     """A standalone master; 0 lets the system choose a port. The first group of `ready` is the address, spark://..."""
-    options = ("--host", LOOPBACK, "--port", str(port), "--webui-port", str(ui_port))
+    options = ("--host", host, "--port", str(port), "--webui-port", str(ui_port))
     command = (str(SPARK_HOME / "bin/spark-class"), "org.apache.spark.deploy.master.Master", *options)
     return Role("master", command, r"Starting Spark master at (spark://\S+)")
 
 
-def worker_role(name: str, master: str, work: Path, more: Sequence[str] = (), cores: int = 2) -> Role:
+def worker_role(
+    name: str, master: str, work: Path, more: Sequence[str] = (), cores: int = 2, host: str = LOOPBACK
+) -> Role:
     """A standalone worker with 2 GiB of memory for executors, at ports that the system chooses.
 
     Args:
@@ -54,8 +56,9 @@ def worker_role(name: str, master: str, work: Path, more: Sequence[str] = (), co
         work: the folder for the files of its executors.
         more: further arguments of the worker.
         cores: the number of cores that it offers.
+        host: the address of its host.
     """
-    options = ["--host", LOOPBACK, "--port", "0", "--webui-port", "0", "--cores", str(cores), "--memory", "2g"]
+    options = ["--host", host, "--port", "0", "--webui-port", "0", "--cores", str(cores), "--memory", "2g"]
     options += ["--work-dir", str(work), *more, master]
     command = (str(SPARK_HOME / "bin/spark-class"), "org.apache.spark.deploy.worker.Worker", *options)
     return Role(name, command, "Successfully registered with master")

@@ -86,8 +86,11 @@ def daemon(role: Role, folder: Path, **env: str) -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def standalone(folder: Path) -> Iterator[str]:
-    """A master and two workers of two cores and two pretended GPUs each. Yields the master's address."""
+def standalone(folder: Path, addresses: Sequence[str] = ("127.0.0.1", "127.0.0.1")) -> Iterator[str]:
+    """A master and workers of two cores and two pretended GPUs each, at addresses of this host.
+
+    Spark takes workers at different addresses for different hosts. Yields the master's address.
+    """
     script = folder / "gpus.sh"
     script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
@@ -98,9 +101,10 @@ def standalone(folder: Path) -> Iterator[str]:
         role = spark_daemons.master_role()
         address = stack.enter_context(daemon(role, folder)).wait_for(role.ready)[1]
         workers = []
-        for number in range(2):
+        for number, own_address in enumerate(addresses):
             more = ("--properties-file", str(folder / "worker.conf"))
-            role = spark_daemons.worker_role(f"worker{number}", address, folder / f"work{number}", more)
+            work = folder / f"work{number}"
+            role = spark_daemons.worker_role(f"worker{number}", address, work, more, host=own_address)
             workers.append(stack.enter_context(daemon(role, folder)))
         for worker in workers:
             worker.wait_for(role.ready)

@@ -125,7 +125,7 @@ def late_start(spark):
     """Jobs of two ranks while there is one slot, and while there is none."""
     results = {}
     with busy(spark, 2):
-        results["one"] = error_of(lambda: spark_estimator.spark.run(len, ("",), num_proc=2, start_timeout=15))
+        results["one"] = error_of(lambda: spark_estimator.spark.run(len, ("",), num_proc=2, start_timeout=30))
         os.environ["HOROVOD_SPARK_START_TIMEOUT"] = "5"
         results["by variable"] = error_of(lambda: HorovodRunner(np=2).run(len, ""))
         del os.environ["HOROVOD_SPARK_START_TIMEOUT"]

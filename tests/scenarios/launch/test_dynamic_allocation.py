@@ -44,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def master(folder: Path) -> Iterator[str]:
-    with clusters.standalone(folder) as address:
+    # Spark copies a task to another host only.
+    with clusters.standalone(folder, ("127.0.0.1", "127.0.0.2")) as address:
         yield address
 
 
@@ -72,7 +73,7 @@ def test_a_job_brings_its_executors(results: dict[str, Any]) -> None:
 
 
 def test_what_cannot_run_is_refused(results: dict[str, Any]) -> None:
-    assert results["too many"] == (
+    assert results["too many"].split("\n")[0] == (
         "NotEnoughSlotsError: 4 ranks need 4 slots at the same time, but this session can have at most 3: 3 executors "
         "(spark.dynamicAllocation.maxExecutors) with 1 slot each. Start the session with "
         "spark.dynamicAllocation.maxExecutors=4 or more, or use np=3."
@@ -109,7 +110,7 @@ def test_a_job_that_is_cancelled_says_so(results: dict[str, Any]) -> None:
 
 def test_a_start_waits_for_the_last_slot_as_long_as_it_may(results: dict[str, Any]) -> None:
     late = results["late start"]
-    assert late["one"].startswith("StartTimeoutError: Spark has started len() on 1 of 2 ranks within 15 seconds")
+    assert late["one"].startswith("StartTimeoutError: Spark has started len() on 1 of 2 ranks within 30 seconds")
     assert late["by variable"].startswith("StartTimeoutError: Spark has started len() on 1 of 2 ranks within 5 seconds")
     assert late["none"].startswith("StartTimeoutError: Spark has not started len() on any of 2 ranks within 5 seconds")
     assert (late["value"], late["starts"]) == (3.0, ["0", "1"]), "an executor that is lost before costs nothing"
