@@ -152,12 +152,12 @@ def digest(path: Path) -> str:
 
 def differences(first: Path, second: Path) -> list[str]:
     """The members that two wheels do not share; their order, times or modes when all members are equal."""
-    with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as other:
-        names = set(one.namelist()) | set(other.namelist())
+    with zipfile.ZipFile(first) as this, zipfile.ZipFile(second) as other:
+        names = set(this.namelist()) | set(other.namelist())
         changed = [
             name
             for name in sorted(names)
-            if name not in one.namelist() or name not in other.namelist() or one.read(name) != other.read(name)
+            if name not in this.namelist() or name not in other.namelist() or this.read(name) != other.read(name)
         ]
     return changed or ["order, times or modes of its members"]
 

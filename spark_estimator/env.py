@@ -444,7 +444,7 @@ WITHOUT_EFFECT = {
         "a build option of Horovod; HOROVOD_GPU_OPERATIONS applies to all operations",
     ),
     "HOROVOD_BATCH_D2D_MEMCOPIES": "grouped tensors are sent without being copied into one buffer",
-    "HOROVOD_ENABLE_ASYNC_COMPLETION": "completion is always asynchronous: only streams wait for one another",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "completion is always asynchronous: only streams wait for each other",
     "HOROVOD_DISABLE_NVTX_RANGES": "the engine has no NVTX ranges",
     "HOROVOD_ENABLE_XLA_OPS": "the engine has no XLA operations",
     "HOROVOD_MPI_THREADS_DISABLE": "the engine doesn't use MPI",

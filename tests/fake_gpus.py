@@ -1,4 +1,4 @@
-"""GPUs for machines without one: the fakes of the native tests, and device memory of theirs as numpy arrays.
+"""GPUs for machines without one: the fakes of the native tests, and their device memory as numpy arrays.
 
 The fake CUDA's device memory is host memory and its streams are threads, so that numpy can read data "on the GPU", and
 code that does not wait for a stream is a visible race. The fake NCCL's ranks are processes that connect through a file.

@@ -1,16 +1,19 @@
-"""Keeps names and user-visible texts in plain technical English: no banned variable names, no banned idioms."""
+"""Keeps names, texts, docstrings and comments in plain technical English: no banned names, no banned idioms."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import io
 import re
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("spark_estimator", "benchmarks", "chaos", "matrix")
+PRODUCT = ("spark_estimator", "benchmarks", "chaos", "matrix", "docker", "release")
 
 # Words that do not describe the value: use the noun of the field (`column`, `process`, `missing_ranks`).
 BANNED_NAMES = frozenset({"found", "given", "one", "own", "said", "told"})
@@ -44,11 +47,30 @@ BANNED_IDIOMS = {
     r"\bsign of life\b|\bsigns of life\b": "heartbeat",
     r"\bspark-estimator\[|\bpip install '?spark[-_]estimator(?![-\w])": "its wheel, or packages that are on PyPI",
 }
-_IDIOM = re.compile("|".join(f"(?:{idiom})" for idiom in BANNED_IDIOMS), re.IGNORECASE)
+# Also banned in comments and docstrings, the stricter half.
+BANNED_IN_COMMENTS = {
+    r"\bone another\b": "each other",
+    r"\bof (its|their) own\b(?=[^\w\s]|$)": "a separate, its own",
+    r"\b(on|under) (its|their) way\b|\bunder way\b": "in flight, running",
+    r"\b(comes?|came) back\b": "returns",
+    r"\bso many\b": "this number of",
+}
+
+
+def _pattern(idioms: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{idiom})" for idiom in idioms), re.IGNORECASE)
+
+
+_IN_TEXTS, _IN_COMMENTS = _pattern(BANNED_IDIOMS), _pattern([*BANNED_IDIOMS, *BANNED_IN_COMMENTS])
 
 
 def python_files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -62,67 +84,104 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
-def visible_texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yields (line, text) of each string that can reach a user, and of each docstring of a module or public name."""
-    private: set[int] = set()
+def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of each string: what a user can see, and all docstrings."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            text = node.body[0].value if isinstance(node.body[0], ast.Expr) else None
-            if text is not None and node.name.startswith("_"):
-                private.add(id(text))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in private:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
 
-def idioms_of(text: str) -> list[str]:
-    return [match[0] for match in _IDIOM.finditer(" ".join(text.split()))]
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of each docstring, also of private names."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node, clean=False)
+            if text is not None:
+                yield node.body[0].lineno, text
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of each comment; comments on consecutive lines are one."""
+    first, last, texts = 0, -1, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != last + 1:
+                yield first, " ".join(texts)
+                first, texts = token.start[0], []
+            last = token.start[0]
+            texts.append(token.string.lstrip("#: "))
+    yield first, " ".join(texts)
+
+
+def native_comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of each comment of C++; ``//`` on consecutive lines is one comment."""
+    pattern = r'"(?:[^"\\\n]|\\.)*"|(/\*.*?\*/|//[^\n]*(?:\n\s*//[^\n]*)*)'
+    for match in re.finditer(pattern, source, re.DOTALL):
+        if match[1]:
+            yield source.count("\n", 0, match.start()) + 1, re.sub(r"/\*|\*/|//+|\n\s*\*", " ", match[1])
+
+
+def idioms_of(text: str, pattern: re.Pattern[str] = _IN_TEXTS) -> list[str]:
+    return [match[0] for match in pattern.finditer(" ".join(text.split()))]
+
+
+def _offences(texts: list[tuple[Path, int, str]], pattern: re.Pattern[str] = _IN_TEXTS) -> str:
+    """A line for each text with banned idioms; this file is excepted."""
+    return "\n".join(
+        f"{path.relative_to(ROOT)}:{line}: {', '.join(idioms)}"
+        for path, line, text in texts
+        if path != Path(__file__) and (idioms := idioms_of(text, pattern))
+    )
 
 
 def test_variables_have_names_that_say_what_they_are() -> None:
     offences = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in python_files(*PRODUCT, "tests")
-        for line, name in bound_names(ast.parse(path.read_text()))
+        for line, name in bound_names(tree_of(path))
         if name.strip("_") in BANNED_NAMES
     ]
     assert not offences, "\n" + "\n".join(offences)
 
 
 def test_texts_have_no_banned_idioms() -> None:
-    offences = [
-        f"{path.relative_to(ROOT)}:{line}: {', '.join(idioms)}"
-        for path in python_files(*PRODUCT)
-        for line, text in visible_texts(ast.parse(path.read_text()))
-        if (idioms := idioms_of(text))
+    texts = [(path, *text) for path in python_files(*PRODUCT) for text in strings(tree_of(path))]
+    assert not (offences := _offences(texts)), offences
+
+
+def test_comments_and_docstrings_have_no_banned_idioms() -> None:
+    texts = [
+        (path, *text)
+        for path in python_files(*PRODUCT, "tests")
+        for text in (*docstrings(tree_of(path)), *comments(path.read_text()))
     ]
-    assert not offences, "\n" + "\n".join(offences)
+    assert not (offences := _offences(texts, _IN_COMMENTS)), offences
 
 
 def test_native_texts_have_no_banned_idioms() -> None:
-    """String literals of the engine, which reach users in errors and log lines."""
-    offences = [
-        f"{path.relative_to(ROOT)}:{number}: {', '.join(idioms)}"
-        for path in sorted((ROOT / "native").rglob("*.[ch]*"))
-        if path.suffix in (".cc", ".h") and not {"tests", "fuzz"} & set(path.relative_to(ROOT).parts)
+    """String literals of the engine, which reach users in errors and log lines, and all comments."""
+    paths = [path for path in sorted((ROOT / "native").rglob("*.[ch]*")) if path.suffix in (".cc", ".h")]
+    literals = [
+        (path, number, literal)
+        for path in paths
+        if not {"tests", "fuzz"} & set(path.relative_to(ROOT).parts)
         for number, line in enumerate(path.read_text().splitlines(), 1)
         for literal in re.findall(r'"((?:[^"\\]|\\.)*)"', line.split("//")[0])
-        if (idioms := idioms_of(literal))
     ]
-    assert not offences, "\n" + "\n".join(offences)
+    texts = [(path, *comment) for path in paths for comment in native_comments(path.read_text())]
+    assert not (offences := _offences(literals) + _offences(texts, _IN_COMMENTS)), offences
 
 
 def test_pages_have_no_banned_idioms() -> None:
     """What users and contributors read first."""
     folders = ("docs/tutorials", "docs/how-to", "docs/explanation", "spark_estimator", "native", "docker")
     pages = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.md"))]
-    offences = [
-        f"{path.relative_to(ROOT)}:{number}: {', '.join(idioms)}"
+    texts = [
+        (path, number, line)
         for path in [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *pages]
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if (idioms := idioms_of(line))
     ]
-    assert not offences, "\n" + "\n".join(offences)
+    assert not (offences := _offences(texts)), offences
 
 
 @pytest.mark.parametrize(
@@ -130,12 +189,23 @@ def test_pages_have_no_banned_idioms() -> None:
     [
         ('raise ValueError("the driver is told of it")', ["is told"]),
         ('def run():\n    """Goes on\n    from there."""', ["Goes on"]),
-        ('def _run():\n    """Goes on from there."""', []),
-        ('raise ValueError("rank 1 reports the error")', []),
+        ('def _run():\n    """Goes on from there."""', ["Goes on"]),
+        ("x = 1  # nobody\n# waits, and\n# the rank goes\n# on", ["nobody", "goes on"]),
+        ('raise ValueError("rank 1 reports the error")  # rank 0 waits', []),
     ],
 )
 def test_the_rule_for_texts(source: str, idioms: list[str]) -> None:
-    assert [idiom for _, text in visible_texts(ast.parse(source)) for idiom in idioms_of(text)] == idioms
+    texts = [*strings(ast.parse(source)), *comments(source)]
+    assert [idiom for _, text in texts for idiom in idioms_of(text)] == idioms
+
+
+def test_the_rule_for_native_comments() -> None:
+    source = 'f("a // b", 1);  // whoever\n/* goes\n * on */\n// the peer lies\n// goes\n// on\n'
+    assert [(line, idioms_of(text)) for line, text in native_comments(source)] == [
+        (1, ["whoever"]),
+        (2, ["goes on"]),
+        (4, ["lies", "goes on"]),
+    ]
 
 
 def test_the_rule_for_names() -> None:

@@ -24,10 +24,10 @@ struct Tuning {
 struct Situation {
   size_t bytes = 0;  // of one rank; allgather: of all ranks together
   int ranks = 1;
-  int hosts = 1;                     // sets of ranks that see one another's memory, see HostsOf
+  int hosts = 1;                     // sets of ranks that see each other's memory, see HostsOf
   int ranks_per_host = 1;            // 0 when the hosts hold different numbers of ranks
   bool hosts_in_rank_order = false;  // see Hosts
-  bool shared = false;               // all ranks see one another's memory
+  bool shared = false;               // all ranks see each other's memory
   bool in_arena = false;             // all ranks' tensors are already in shared memory
   int cores = 1;                     // of one host, the smallest number of all ranks' views
   int32_t dtype = SE_FLOAT32;        // allreduce

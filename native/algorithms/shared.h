@@ -1,4 +1,4 @@
-// Collectives through shared segments, for the ranks of one host who all see one another's memory.
+// Collectives through shared segments, for the ranks of one host which all see each other's memory.
 //
 // All ranks call the same functions in the same order with matching sizes; buffers are each rank's own, and overlap
 // only where documented. Every element is reduced by one rank in rank order, so that all ranks hold the same bits. An

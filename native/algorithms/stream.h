@@ -17,7 +17,7 @@
 namespace spark_estimator {
 
 // `output` becomes finish(reduction over ranks of the inputs), the same bits on all ranks. `input` and `output` are
-// identical or disjoint. float16 and bfloat16 are accumulated in float32 and rounded once, whatever the algorithm.
+// identical or disjoint. float16 and bfloat16 are accumulated in float32 and rounded once, with every algorithm.
 // `algorithm` is one of those over streams.
 Status StreamAllreduce(StreamGroup& group, AllreduceAlgorithm algorithm, const void* input, void* output, size_t count,
                        int32_t dtype, int32_t reduce_op, Finish finish);

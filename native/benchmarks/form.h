@@ -1,4 +1,4 @@
-/* What is measured, whatever the library: one op at one size, the memory that it works on, and the numbers in it. */
+/* What is measured, for every library: one op at one size, the memory that it works on, and the numbers in it. */
 #ifndef SPARK_ESTIMATOR_BENCHMARKS_FORM_H_
 #define SPARK_ESTIMATOR_BENCHMARKS_FORM_H_
 

@@ -1,16 +1,16 @@
-/* What one rank does while it is measured, whatever the library: it takes commands from a controller, fills its
+/* What one rank does while it is measured, for every library: it takes commands from a controller, fills its
  * buffers, calls the library, and answers with what it has checked or timed. Plain C, because programs against MPI
  * include it.
  *
  * Commands and answers are lines on one connected stream socket:
  *
- *   -> rank RANK SIZE                                          said once, by the rank
+ *   -> rank RANK SIZE                                          sent once, by the rank
  *   <- check VARIANT OP DTYPE BYTES BATCH                      -> ok | unsupported WHY | wrong WHERE | failed WHY
  *   <- block VARIANT OP DTYPE BYTES BATCH SAMPLES              -> times T...  (nanoseconds an op, one for each sample)
  *   <- quit
  *
- * BYTES is the size of each rank's input. A sample is BATCH ops, one after another, each on buffers of its own that
- * were written anew before the sample, outside the clock, with a barrier between: BATCH > 1 keeps the clock's and the
+ * BYTES is the size of each rank's input. A sample is BATCH ops, one after another, each on separate buffers that
+ * were rewritten before the sample, outside the clock, with a barrier between: BATCH > 1 keeps the clock's and the
  * barrier's unevenness out of the smallest ops. All ranks get the same commands in the same order.
  */
 #ifndef SPARK_ESTIMATOR_BENCHMARKS_MEASURED_RANK_H_
@@ -227,7 +227,8 @@ static inline int bench_answer(const bench_library* library, bench_form* open, i
 }
 
 /* Answers commands from `socket_fd`, which it takes over, until "quit" or the controller's end. Between commands the
- * rank sleeps, so that whoever is measured meanwhile has the machine to itself. Returns 0, or -1 with errno. */
+ * rank sleeps, so that the ranks that are measured meanwhile have the machine to themselves. Returns 0, or -1 with
+ * errno. */
 static inline int bench_serve(const bench_library* library, int socket_fd) {
   enum {
     kRoom = 8

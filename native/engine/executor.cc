@@ -15,7 +15,7 @@
 namespace spark_estimator {
 namespace {
 
-// Scratch beyond this is given back after use, so that one huge tensor does not hold memory for ever.
+// Scratch beyond this is freed after use, so that one huge tensor does not hold memory for ever.
 constexpr size_t kKeptScratchBytes = size_t{16} << 20;
 
 // A narrow integer's sum may not fit although its average does.

@@ -1,7 +1,7 @@
 // Runs one operation that the ranks agreed on, records it, and completes its requests.
 //
 // States: kIdle -> kRunning -> kIdle; a run that fails leaves the engine to break. Runs do not nest: a second Run while
-// one is going on is refused with SE_INTERNAL.
+// one is running is refused with SE_INTERNAL.
 //
 // Threads: used by the driving thread.
 #ifndef SPARK_ESTIMATOR_ENGINE_OPERATION_RUNNER_H_

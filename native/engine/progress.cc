@@ -189,7 +189,7 @@ Status Progress::ReadPeer(int rank) {
   return membership_.RankLost(rank, "is lost: " + links_.at(rank).closed_reason());
 }
 
-// An ended link is "readable" for ever, and its peer gives no more signs of life.
+// An ended link is "readable" for ever, and its peer sends no more heartbeats.
 void Progress::LinkEnded(int rank) {
   links_.StopWatching(rank);
   membership_.StopWatching(rank, Clock::now());

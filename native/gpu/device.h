@@ -86,7 +86,7 @@ class GpuDevice : public std::enable_shared_from_this<GpuDevice> {
   // The same text for this GPU, or slice of one, in every process of every machine. If the driver does not provide
   // UUIDs, slices of one GPU have equal texts.
   std::string Identity() const;
-  // The same text for all slices (MIG) of one GPU, by its place on the bus; empty when that is not to be had.
+  // The same text for all slices (MIG) of one GPU, by its place on the bus; empty if that is not available.
   std::string Board() const;
 
   // An event to be recorded.

@@ -1,5 +1,5 @@
-// What keeps an operation from going on although all ranks have agreed on it and give signs of life: a connection for
-// bulk bytes that passes nothing on, and memory that a rank cannot read.
+// What blocks an operation although all ranks have agreed on it and send heartbeats: a connection for bulk bytes that
+// passes nothing on, and memory that a rank cannot read.
 #ifndef SPARK_ESTIMATOR_TESTS_HELD_LINK_H_
 #define SPARK_ESTIMATOR_TESTS_HELD_LINK_H_
 

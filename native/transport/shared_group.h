@@ -1,4 +1,4 @@
-// The ranks of a group that are on one host and all see one another's segments, as one of them holds them.
+// The ranks of a group that are on one host and all see each other's segments, from the view of one of them.
 #ifndef SPARK_ESTIMATOR_TRANSPORT_SHARED_GROUP_H_
 #define SPARK_ESTIMATOR_TRANSPORT_SHARED_GROUP_H_
 

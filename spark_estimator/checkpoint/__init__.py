@@ -16,7 +16,7 @@ without it is no checkpoint.
 
 **Order of events**
 
-1. ``save()`` on every rank. A message of some bytes tells the ranks which of their writers are busy, so that all make
+1. ``save()`` on every rank. A message of some bytes informs the ranks which of their writers are busy, so that all make
 the same decision. Then the state is copied into memory that the rank shares with its *writer*, a process without
 PyTorch. There
    is room for two states: one that is written and one that waits.

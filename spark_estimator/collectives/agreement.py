@@ -26,7 +26,7 @@ class Agreement:
 
     def __init__(self, job: Engine) -> None:
         self._job = job
-        #: An exchange that this rank has begun: what it stated, and the request. It continues if its wait is given up.
+        #: An exchange that this rank has begun: what it stated, and the request. It continues if its wait is abandoned.
         self._unanswered: tuple[Mapping[str, Any], Handle] | None = None
 
     def reach(

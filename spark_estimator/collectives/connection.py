@@ -29,7 +29,7 @@ _MOST_SECONDS = 32_000  # that the kernel takes
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that connect with one another and with no other rank.
+    """Ranks that connect with each other and with no other rank.
 
     Attributes:
         number: 0 for the whole job; for process sets 1, 2... in the order in which a round adds them.

@@ -88,8 +88,8 @@ class Pending:
 class Engine:
     """A running native engine. Created by ``context`` and ``process_set``, used by ``requests`` and ``handle``.
 
-    The native object is destroyed when the last reference to this one is gone, so that the memory behind a handle that
-    outlives ``shutdown()`` stays valid. All methods may be called from any thread.
+    The native object is destroyed when the last reference to this one is dropped, so that the memory behind a handle
+    that outlives ``shutdown()`` stays valid. All methods may be called from any thread.
 
     Attributes:
         rank, size: this rank's number in the group, and how many the group has.

@@ -1,7 +1,7 @@
 """Process sets: some ranks of a job that run collectives among themselves, beside those of all ranks.
 
 A process set has a separate engine, with its own connections, shared memory and negotiation: collectives of different
-sets do not wait for one another, and a name means a different collective in each. Sets are added and removed by all
+sets do not wait for each other, and a name means a different collective in each. Sets are added and removed by all
 ranks of the job together, also by those that are not in them.
 """
 

@@ -231,7 +231,7 @@ class Switchboard:
                 self._changed.wait(min(remaining, 0.1))
 
     def _segment(self, settings: Settings, group: RankGroup) -> int:
-        """This rank's shared segment, -1 when no peer could use it or memory cannot be had."""
+        """This rank's shared segment, -1 if no peer could use it or memory cannot be allocated."""
         local_size = sum(self._facts.shares_with(self.rendezvous.peers[rank]) for rank in group.ranks)
         if local_size < 2 or not settings.shared_memory:
             return -1

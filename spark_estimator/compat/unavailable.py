@@ -22,7 +22,7 @@ _UNISCHEMA = (
 _INDEXES = "petastorm's indexes of row groups are not read; use predicate or filters of the readers"
 _LAUNCHERS = "use `horovodrun`, `horovod.run` or `horovod.spark.run`, which start the ranks"
 _DATA_SERVICE = "the ranks do not share a tf.data service; shard the dataset with dataset.shard(hvd.size(), hvd.rank())"
-_KERAS = "the estimators pack models of Keras by themselves"
+_KERAS = "the estimators themselves serialize models of Keras"
 _SAVED = "estimators and models have save(path) and load(path)"
 
 _MODULES: dict[str, dict[str, tuple[str, ...]]] = {

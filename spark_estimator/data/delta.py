@@ -117,7 +117,7 @@ def _read_log(folder: str, store: FilesystemStore) -> _State:
     if base is None and commits[:1] != [0] and any(".checkpoint." in name for name in names):
         raise DataError(
             f"{folder}/{LOG}: its checkpoints are of the V2 format, or incomplete, and cannot be read here; and the "
-            "versions before them are gone. Read the table with Spark."
+            "versions before them no longer exist. Read the table with Spark."
         )
     state = _State()
     for name in parts:

@@ -94,7 +94,7 @@ class DataFiles:
 
 @dataclass(frozen=True)
 class FileRows:
-    """Rows of files that ranks read by themselves. It travels to them.
+    """Rows of files that ranks read without Spark. It is pickled to them.
 
     Attributes:
         files: that hold them.

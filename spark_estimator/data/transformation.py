@@ -254,7 +254,7 @@ def _column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> 
 
 
 def _family(kind: pyarrow.DataType) -> str:
-    """Types of one family are cast to one another; Arrow casts others, too: it reads numbers out of texts."""
+    """Types of one family are cast to each other; Arrow casts others, too: it reads numbers out of texts."""
     if pyarrow.types.is_dictionary(kind):
         return _family(kind.value_type)
     if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind):

@@ -34,7 +34,7 @@ def silence(address: str) -> str:
 
 
 def _ends(address: str) -> Sequence[tuple[str, int]]:
-    """The hosts and ports of an address; none if it has no such form, or is reached through a proxy."""
+    """The hosts and ports of an address; none if it has another form, or is reached through a proxy."""
     scheme, _, rest = address.partition("://")
     if scheme == "spark":
         ends = [_end(end, 0) for end in rest.split(",")]

@@ -296,7 +296,7 @@ def gpu_collectives() -> Finding:
 
 
 def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
-    """How the GPUs of this machine reach one another, in words."""
+    """Text on how the GPUs of this machine reach each other."""
     if devices == 1:
         return "1 GPU"
     if not apart:

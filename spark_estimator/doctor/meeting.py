@@ -1,4 +1,4 @@
-"""Executors of a cluster test one another: connections between all pairs of them, memory between two tasks of a host.
+"""Executors of a cluster test each other: connections between all pairs of them, memory between two tasks of a host.
 
 It is done as a job does it: a socket at an ephemeral port of the executor's address, an abstract Unix socket beside it,
 and the challenge that opens every connection. One task represents each executor; each of these connects to each other

@@ -20,8 +20,8 @@ collectives that they wait for raise `HorovodInternalError`. (`run_fn`) Each sur
 2. (`rejoin`) It leaves the round (``shutdown``), opens new sockets to listen at, and sends `READY` to its launcher,
    with the ranks that were silent. Then it waits; no other process has to be alive for that.
 3. (`rounds.RoundPlanner`, at the launcher) When every process of the round is ready or has ended, the next one begins.
-   A silent process that is not ready either is killed first, so that it cannot come back. Each process receives
-   its new number, its peers, and a new key: `ROUND`.
+   A silent process that is not ready either is killed first, so that it cannot return. Each process receives its new
+   number, its peers, and a new key: `ROUND`.
 4. (`rejoin`) ``init()`` connects the new round. It starts over with another one when a process dies meanwhile, within
    the limit of resets; that holds for the first ``init()`` of a job, too.
 5. `State.on_reset`: the callbacks, for example to rescale a learning rate. They must run no collectives.

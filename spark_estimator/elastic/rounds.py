@@ -277,13 +277,13 @@ class RoundPlanner:
         return [Release(tuple(processes))] if processes else []
 
     def _overdue(self, now: float) -> list[Decision]:
-        """Ends processes whose slots were removed so long ago that they will not reach the next commit."""
+        """Ends processes whose slots were removed long ago: they will not reach the next commit."""
         seconds = self.terms.timeout.total_seconds()
         decisions: list[Decision] = []
         for process in self._unwanted_members():
             if now - self._unwanted[process] >= seconds and not self._processes[process].killed:
                 self._processes[process].killed = True
-                decisions.append(Kill(process, f"because its slot has been gone for {seconds:g} seconds"))
+                decisions.append(Kill(process, f"because its slot was removed {seconds:g} seconds ago"))
         return decisions
 
     def _give_up(self, process: int, since: float, now: float) -> Kill | None:

@@ -103,7 +103,7 @@ class State:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to the copy."""
+        """Restores the copy."""
         raise NotImplementedError
 
     def sync(self) -> None:

@@ -262,7 +262,7 @@ def training_backend(name: str, value: Any) -> Any:
 
 
 def labels_of(value: Callable[[str], Any]) -> list[str]:
-    """The label columns, with what has to fit them: the parameters of all frameworks that depend on one another.
+    """The label columns, with what has to fit them: the parameters of all frameworks that depend on each other.
 
     Args:
         value: gives a parameter by its name.

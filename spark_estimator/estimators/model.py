@@ -299,7 +299,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         """The columns that `transform` adds.
 
         Raises:
-            ValueError, DataError: one that is asked for cannot be had.
+            ValueError, DataError: a requested one is not available.
         """
         names, count = self._value("output_cols"), len(self._outputs)
         if len(names) != count:

@@ -117,7 +117,7 @@ class KerasState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Restores the last saved state."""
         for variable, value in zip(self._variables(), self._values, strict=True):
             assign(variable, value)
         super().restore()

@@ -40,7 +40,7 @@ def even(loader: Any, lengths: Lengths) -> Any:
 
     Args:
         loader: this rank's.
-        lengths: of all ranks; where one has none, or only an estimate, the ranks ask one another before each batch.
+        lengths: of all ranks; where one has none, or only an estimate, the ranks agree before each batch.
     """
     of_ranks = [length for length in lengths.of_ranks if length is not None]
     if len(of_ranks) < len(lengths.of_ranks):

@@ -229,7 +229,7 @@ class StatusLine:
     def _do(self, what: Any) -> None:
         try:
             what()
-        except Exception:  # whatever happens to the screen: the job continues without the line
+        except Exception:  # after any error of the screen: the job continues without the line
             self._over = True
 
 

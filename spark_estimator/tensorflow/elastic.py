@@ -133,7 +133,7 @@ class TensorFlowState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Restores the last saved state."""
         self._assign(self._saved_values)
         super().restore()
 

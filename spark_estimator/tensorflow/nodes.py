@@ -53,9 +53,9 @@ class Naming(NamedTuple):
         kind: of the user's call: names of different kinds are different names.
         name: the user's. None: eagerly by the order of calls; in a function by the function that is traced (its name
             and line) and the order in which its collectives were put there; in a graph of TensorFlow 1 by the node's
-            name. Functions that are made by the same lines and call one another have to give names. Copies of a node
-            (of an imported graph, of a function that is called in another one) also have what TensorFlow puts before
-            its name.
+            name. Functions that are made by the same lines and call each other have to pass names. Copies of a node (of
+            an imported graph, of a function that is called in another one) also have what TensorFlow puts before its
+            name.
         whole: `name` is the whole name, also in a name scope of a graph.
         request: in a graph: all of the request's name; `name` and `whole` are then ignored.
         by_node_name: in a graph, with `request`: the node's name is added to it.
@@ -108,7 +108,7 @@ def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any])
             "init(process_sets=...)."
         )
     request, by_node_name = _request(naming, graph)
-    # On the host's device, whatever device the user has chosen for the surrounding code.
+    # On the host's device, not on the one that the user has chosen for the surrounding code.
     scope = "Horovod" + "".join(part.title() for part in naming.kind.split("_"))
     with tf.device("/cpu:0"), tf.name_scope(scope):
         results: list[Any] = _node(collective, request, by_node_name, tensors, graph)

@@ -109,7 +109,7 @@ def grouped_allreduce(
 
     Args:
         tensors: of any shapes and types; as many on all ranks. An empty list is returned as it is. ``tf.IndexedSlices``
-            go by themselves.
+            are sent separately.
         average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, process_set: as in
             `allreduce`.
         ignore_name_scope, name: as in `allreduce`.

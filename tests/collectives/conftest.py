@@ -1,4 +1,4 @@
-"""Engines in this process: of a job of one rank, and of two ranks that are connected with one another."""
+"""Engines in this process: of a job of one rank, and of two ranks that are connected with each other."""
 
 from __future__ import annotations
 

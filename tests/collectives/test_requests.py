@@ -134,7 +134,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(
 
 @pytest.mark.parametrize("ends_by", ["timeout", "interrupt"])
 def test_a_wait_ends_while_its_collective_runs(ends_by: str) -> None:
-    """All ranks have agreed on it and give signs of life, but its bytes do not arrive."""
+    """All ranks have agreed on it and send heartbeats, but its bytes do not arrive."""
     count = 1 << 20  # more than the sockets take at once
     with held_engines() as (engines, link), ThreadPoolExecutor(1) as pool:
         memories = [Floats(*[rank + 1.0] * count) for rank in range(2)]

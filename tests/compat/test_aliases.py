@@ -1,4 +1,4 @@
-"""The table of old names: its targets exist, and each unavailable name has advice."""
+"""The table of aliases: its targets exist, and each unavailable name has advice."""
 
 from __future__ import annotations
 

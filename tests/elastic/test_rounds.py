@@ -368,7 +368,7 @@ def test_whose_slot_is_gone_for_too_long_is_ended_all_the_same() -> None:
     job.planner.room_may_grow = True
     job.planner.unwanted([1], job.now)
     job.now += 60
-    assert job.decide() == [Kill(1, "because its slot has been gone for 60 seconds")]
+    assert job.decide() == [Kill(1, "because its slot was removed 60 seconds ago")]
     assert job.decide() == []
     assert job.lost(1) == [] == job.ready(0), "hosts may come"
     assert job.planner.waits_for_room.endswith("at least 2 are needed: waiting for hosts for up to 60 seconds")

@@ -1,4 +1,4 @@
-"""What ``check.py`` has ranks with real GPUs do at the end of a membership: leave and come back, die, be refused."""
+"""What ``check.py`` has ranks with real GPUs do at the end of a membership: leave and return, die, be refused."""
 
 from __future__ import annotations
 

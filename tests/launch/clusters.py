@@ -79,7 +79,7 @@ def daemon(role: Role, folder: Path, **env: str) -> Iterator[Daemon]:
     try:
         yield running
     finally:
-        running.process.terminate()  # a worker ends its executors, which are in groups of their own
+        running.process.terminate()  # a worker ends its executors, which are in separate groups
         with contextlib.suppress(subprocess.TimeoutExpired):
             running.process.wait(20)
         kill_group(running.process)

@@ -1,6 +1,6 @@
 """Ranks with TensorFlow that stay alive between tests: importing it takes longer than all that is tested with it.
 
-Each call is a separate membership: the ranks join before it and leave after it, whatever its result.
+Each call is a separate membership: the ranks join before it and leave after it, also if it fails.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def test_a_session_whose_ranks_run_in_opposite_order(two_ranks: RankPool) -> Non
             variables: dict[int, Any] = {}
             before = []
             for number in range(COUNT) if rank == 0 else reversed(range(COUNT)):
-                # One after another in what comes before, so that the order in which they become ready is given.
+                # One after another in what comes before, so that the order in which they become ready is fixed.
                 with tf.control_dependencies(before[-1:]):
                     ready = v1.placeholder_with_default([number * (rank + 1.0)] * 3, [3]) + 0.0
                     before.append(ready)

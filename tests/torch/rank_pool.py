@@ -1,6 +1,6 @@
 """Ranks with PyTorch that stay alive between tests.
 
-Each call is a separate membership: the ranks join before it and leave after it, whatever its result.
+Each call is a separate membership: the ranks join before it and leave after it, also if it fails.
 """
 
 from __future__ import annotations

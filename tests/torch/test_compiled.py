@@ -1,4 +1,4 @@
-"""Programs that torch.compile has compiled around what is ours train as they do without it."""
+"""Programs that torch.compile has compiled around this package train as they do without it."""
 
 from __future__ import annotations
 

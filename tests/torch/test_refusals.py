@@ -188,7 +188,7 @@ def test_tensors_of_a_group_that_share_memory(job_of_one: None) -> None:
         with pytest.raises(ValueError, match=rf"tensors {which} of the group share memory.*clone one of them"):
             hvd.grouped_allreduce_(group)
         assert len(hvd.grouped_allreduce(group)) == len(group)
-    # Beside one another, and empty ones anywhere, are no harm.
+    # Adjacent ones, and empty ones anywhere, are valid.
     hvd.grouped_allreduce_([tensor[:5], tensor[5:], tensor[3:3], tensor[3:3]])
 
 

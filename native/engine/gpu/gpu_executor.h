@@ -4,8 +4,8 @@
 // exchange, through the host, which GPU each has and what it found there, and choose the same backend for all later
 // operations:
 //
-//   NCCL     each rank has a GPU of its own and NCCL
-//   STAGED   through pinned host memory (gpu_staging.h): everything else, and whatever NCCL does not offer
+//   NCCL     each rank has a separate GPU and NCCL
+//   STAGED   through pinned host memory (gpu_staging.h): everything else, and what NCCL does not offer
 //   LOCAL    one rank: copies on the device
 //
 // An operation is done when all of it has been handed to the device. Its results may be read behind `gpu.done`, in the

@@ -1,5 +1,5 @@
-// Who is still there: when to send signs of life, to whom, and which peer has been silent for too long. No I/O; times
-// are arguments.
+// Detects lost peers: when to send heartbeats, to which ranks, and which peer has been silent for too long. No I/O;
+// times are arguments.
 //
 // A connection's end shows that a process died; only silence shows that one is frozen or cut off. The engine's own
 // thread sends heartbeats, so a peer that computes, holds Python's lock or waits in a collective still sends them.
@@ -17,9 +17,9 @@ namespace spark_estimator {
 // Not thread-safe. `now` may be equal in consecutive calls but must not decrease.
 class Heartbeat {
  public:
-  // `interval` between two signs of life to each watched peer; 0: none are sent and no rank is ever lost. A peer that
-  // gave none for longer than `silence` is lost; 0: no rank is ever lost. A silence below three intervals counts as
-  // three: one heartbeat may be late, another in flight.
+  // `interval` between two heartbeats to each watched peer; 0: none are sent and no rank is ever lost. A peer that gave
+  // none for longer than `silence` is lost; 0: no rank is ever lost. A silence below three intervals counts as three:
+  // one heartbeat may be late, another in flight.
   Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time now);
 
   // The ranks that this one sends to and receives from, ascending. Of the ranks that have not left these are all, when

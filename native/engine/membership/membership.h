@@ -72,7 +72,7 @@ class Membership {
   // The message on this failure for the other ranks.
   Abort AbortFor(const Status& why) const;
 
-  // --- signs of life; nothing happens without a heartbeat
+  // --- heartbeats; nothing happens if they are disabled
 
   bool has_heartbeat() const { return heartbeat_.has_value(); }
   void StartHeartbeat(Seconds interval, Seconds silence, Time now);

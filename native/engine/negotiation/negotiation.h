@@ -4,8 +4,8 @@
 //
 //   event         from                 to
 //   Add           (not negotiated)     negotiated; refused while another one of that full name is
-//   Match         negotiated           run: its response says kRun
-//   TakeFailed    negotiated           failed: its response says kFail
+//   Match         negotiated           run: its response is kRun
+//   TakeFailed    negotiated           failed: its response is kFail
 //   TakeJoin      join                 done: all ranks have joined
 //   TakeAll       negotiated, join     unanswered: the rounds continue, it is proposed again
 //

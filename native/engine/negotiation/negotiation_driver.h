@@ -7,8 +7,8 @@
 //   response   what happens
 //   kRun       its requests run as one operation, and the cache remembers what was agreed on
 //   kFail      its requests fail, and the cache forgets their name
-//   kJoined    this rank's join is done, and unnamed requests are numbered anew
-//   kResume    the rank is in the rounds again; what was not answered is proposed anew. Responses behind it stay
+//   kJoined    this rank's join is done, and unnamed requests are numbered from 0 again
+//   kResume    the rank is in the rounds again; unanswered requests are proposed again. Later responses stay
 //
 // Threads: used by the driving thread.
 #ifndef SPARK_ESTIMATOR_ENGINE_NEGOTIATION_DRIVER_H_

@@ -1,4 +1,4 @@
-// The requests of a rank that have not ended, wherever else they are referenced: they fail when the engine breaks.
+// The requests of a rank that have not ended: they fail when the engine breaks, also those that other lists refer to.
 #ifndef SPARK_ESTIMATOR_ENGINE_LIVE_REQUESTS_H_
 #define SPARK_ESTIMATOR_ENGINE_LIVE_REQUESTS_H_
 

@@ -1,4 +1,4 @@
-// Rounds of ranks that reach one another by control frames only: ceil(log2 n) messages a rank and position.
+// Rounds of ranks that reach each other by control frames only: ceil(log2 n) messages a rank and position.
 //
 // Dissemination (Hensgen, Finkel, Manber 1988): in step k a rank sends the one 2^k further on all that it knows.
 // Intersection does not mind hearing a thing twice, so it works for any number of ranks; the data of small tensors

@@ -1,4 +1,4 @@
-// Rounds of ranks that all see one another's segments: each posts its proposal in its own round slot and reads the
+// Rounds of ranks that all see each other's segments: each posts its proposal in its own round slot and reads the
 // others'.
 //
 // Two slots a rank suffice: to post position p + 2 a rank must have seen the proposals of all for p + 1, and these were

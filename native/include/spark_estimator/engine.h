@@ -224,10 +224,10 @@ SE_API int64_t se_rows_of(int64_t rows, int32_t rank, int32_t size);
 
 /* Makes this rank's shared segment for `local_size` ranks of one host: anonymous (memfd), allocated as far as it is
  * used, sealed against resizing. The descriptor is to be passed to every peer on the same host. SE_SYSTEM_ERROR when
- * memory cannot be had. */
+ * memory cannot be allocated. */
 SE_API int32_t se_segment_create(int32_t local_size, int32_t* fd);
 
-/* Joins the group: checks with every peer that both are of the same ABI and size and which ranks see one another's
+/* Joins the group: checks with every peer that both are of the same ABI and size and which ranks see each other's
  * segments, then starts the engine thread. Blocks up to start_timeout_seconds. `peers` holds size - 1 entries, any
  * order. */
 SE_API int32_t se_engine_create(const se_config* config, const se_peer* peers, se_engine** engine);

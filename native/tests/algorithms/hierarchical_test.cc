@@ -20,7 +20,7 @@ using namespace spark_estimator::testing;
 
 using Members = std::vector<std::vector<int>>;
 
-// What every rank sees when each host's ranks see one another.
+// What every rank sees when each host's ranks see each other.
 std::vector<std::vector<int>> VisibleIn(const Members& members) {
   size_t ranks = 0;
   for (const auto& host : members) ranks += host.size();

@@ -127,7 +127,7 @@ void ReduceEveryWay(SharedRank& me, int32_t dtype, int32_t op, size_t count, Fin
   std::memcpy(shared, inputs[mine].data(), bytes);
   CheckOk(SymmetricAllreduce(me.group, seen, bytes, dtype, op, finish));
   CHECK(std::memcmp(shared, expected.data(), bytes) == 0);
-  CheckOk(SharedBarrier(me.group));  // before it is given back, all have looked
+  CheckOk(SharedBarrier(me.group));  // before it is freed, all have read it
   CheckOk(me.arena->Free(shared));
 
   // The two halves of an allreduce, in place.

@@ -1,4 +1,4 @@
-// The kernels between float32 and blocks of int8: against float64, and all instruction sets against one another.
+// The kernels between float32 and blocks of int8: against float64, and all instruction sets against each other.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

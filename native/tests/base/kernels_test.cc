@@ -1,4 +1,4 @@
-// The reduction kernels: every dtype and op against plain arithmetic, and all instruction sets against one another.
+// The reduction kernels: every dtype and op against plain arithmetic, and all instruction sets against each other.
 #include "base/kernels/kernels.h"
 
 #include <algorithm>

@@ -265,7 +265,7 @@ void FactorsMustFitTheType() {
     CHECK(!offers(dtype, 0) && !offers(dtype, std::numeric_limits<double>::infinity()));
     CHECK(!offers(dtype, std::numeric_limits<double>::quiet_NaN()));
   }
-  // The average of so many ranks is too small a factor.
+  // The average of this number of ranks is too small a factor.
   CHECK(!NcclOffers(SE_ALLREDUCE, {SE_FLOAT16, SE_AVERAGE, 1, 1}, 20000));
 }
 

@@ -36,8 +36,8 @@ _CALL_BYTES = 2 << 20
 _CALL_ROWS = 1 << 15
 _AHEAD_BYTES = 1 << 20
 # `_VIEW_BYTES` is the memory of an object for a row's array. The objects are kept for wide arrays, if all take at most
-# `_MOST_VIEW_BYTES`. Narrow arrays have so many that making new objects is faster than reading old ones, which are in
-# no cache.
+# `_MOST_VIEW_BYTES`. There are too many narrow arrays for the caches: making new objects is faster than reading old
+# ones.
 _WIDE_BYTES = 512
 _VIEW_BYTES = 120
 _MOST_VIEW_BYTES = 256 << 20

@@ -42,7 +42,7 @@ def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) ->
     ]
     return (
         f"petastorm does not work with {', '.join(wrong)} as installed here ({', '.join(has)}): it needs {_WORKS}; "
-        "install these in an environment of their own. Or leave out reader='petastorm'."
+        "install these in a separate environment. Or leave out reader='petastorm'."
     )
 
 

@@ -114,7 +114,7 @@ def prepare_data(
     again.
 
     Args:
-        num_processes, partitions_per_process: so many files are written: their product.
+        num_processes, partitions_per_process: their product is the number of files.
         store: with folders that Spark can write.
         label_columns: at least one.
         feature_columns: None: all other columns.
@@ -122,7 +122,7 @@ def prepare_data(
             greater than 0.
         sample_weight_col: also written.
         compress_sparse: no effect: vectors are written as arrays of doubles.
-        verbose: 1: say where the files are and how many rows they have.
+        verbose: 1: log where the files are and how many rows they have.
 
     Yields:
         The number of the data set.

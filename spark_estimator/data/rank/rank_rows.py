@@ -201,5 +201,5 @@ def _words(matrix: Array) -> Array:
 
 
 def _as_bytes(matrix: Array) -> Array:
-    """[rows, bytes], whatever the type is."""
+    """[rows, bytes], for every type."""
     return numpy.ascontiguousarray(matrix).view(numpy.uint8)

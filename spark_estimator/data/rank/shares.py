@@ -98,7 +98,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Range:
-    """Rows that follow one another within one piece of the data.
+    """Consecutive rows within one piece of the data.
 
     Attributes:
         piece: its number.

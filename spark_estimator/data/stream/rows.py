@@ -243,7 +243,7 @@ def streamed(
         what: they are for, in messages.
 
     Returns:
-        The rows to train on, and those that are marked or in files of their own; None: there are none.
+        The rows to train on, and those that are marked or in separate files; None: there are none.
 
     Raises:
         DataError: there are no rows, or a value cannot be used.

@@ -177,7 +177,7 @@ class Saver:
             self._has_told = True
             log_to_driver(
                 f"the store takes longer for a checkpoint, {path}, than training to the next: newer ones replace those "
-                "that wait (told once)"
+                "that wait (reported once)"
             )
 
     def wait(self) -> None:

@@ -79,7 +79,7 @@ def put(store: Store, run_id: str, content: bytes, name: str, fence: Fence | Non
         write(store, path, content, fence)
     except SupersededError:
         raise
-    except Exception as error:  # each kind of store has errors of its own
+    except Exception as error:  # each kind of store has its own errors
         raise DataError(
             f"the model of {len(content)} bytes cannot be written to {path} on rank 0 (host {socket.gethostname()}): "
             f"{type(error).__name__}: {error}. Fix the store, then fit again with this run_id to resume from the last "

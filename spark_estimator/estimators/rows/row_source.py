@@ -113,7 +113,7 @@ def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
     """On a rank: its rows, before `balanced` evens out the ranks.
 
     Returns:
-        The rows to train on, and those for validation that a column marks or that are in files of their own.
+        The rows to train on, and those for validation that a column marks or that are in separate files.
 
     Raises:
         DataError: a row, or a file, cannot be used.

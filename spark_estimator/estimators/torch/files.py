@@ -46,7 +46,8 @@ def _fill(module: nn.Module, manifest: Manifest, *, assign: bool) -> None:
     """Loads the saved weights into a module.
 
     Args:
-        assign: the tensors of the module are replaced, whatever their dtype; False: the values are copied into them.
+        assign: the tensors of the module are replaced, also by tensors of another dtype; False: the values are copied
+            into them.
     """
     file = manifest.file("weights.pt")
     try:

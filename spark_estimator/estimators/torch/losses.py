@@ -46,7 +46,7 @@ class TorchParts:
         label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many values.
         precision: "bf16": the model's forward pass runs under autocast; None: in its own types.
         callbacks: see `estimators.torch.callbacks`.
-        minibatch: the user's own step, as Horovod calls it; None: ours.
+        minibatch: the user's own step, as Horovod calls it; None: this package's.
         labels: their columns' names, for messages.
         leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so that
             it divides by the others.

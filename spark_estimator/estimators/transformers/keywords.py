@@ -294,13 +294,13 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         return self._get(self.max_length)
 
     def setPacking(self, value: bool) -> Self:
-        """Sets packing: whether a row of a causal model's training holds several texts, which do not see one
-        another. Returns self.
+        """Sets packing: whether a row of a causal model's training holds several texts, which do not see each other.
+        Returns self.
         """
         return self._set(packing=value)
 
     def getPacking(self) -> bool:
-        """packing: whether a row of a causal model's training holds several texts, which do not see one another."""
+        """packing: whether a row of a causal model's training holds several texts, which do not see each other."""
         return self._get(self.packing)
 
     def setLossOn(self, value: str) -> Self:

@@ -104,7 +104,7 @@ ESTIMATOR = (
         "packing",
         True,
         checks.truth,
-        "whether a row of a causal model's training holds several texts, which do not see one another",
+        "whether a row of a causal model's training holds several texts, which do not see each other",
         "bool",
     ),
     Row(

@@ -159,7 +159,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="prefix each output line with the time",
     )
-    add("--start-timeout", type=_positive, metavar="SECONDS", help="how long ranks wait for one another in init()")
+    add("--start-timeout", type=_positive, metavar="SECONDS", help="how long ranks wait for each other in init()")
     _add_hosts(argument_parser.add_argument_group("hosts"))
     _add_elastic(argument_parser.add_argument_group("elastic jobs"))
     _add_spark(argument_parser.add_argument_group("ranks in Spark"))

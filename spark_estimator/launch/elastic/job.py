@@ -149,7 +149,7 @@ class ElasticJob:
         return process.host
 
     def _let_wait(self, process: Process) -> None:
-        """Tells a newcomer, once it has started, to wait for its rank."""
+        """Makes a newcomer, once it has started, wait for its rank."""
         process.started.wait()
         if process.facts is not None:
             alone = (replace(process.facts, rank=0),)
@@ -263,10 +263,10 @@ class ElasticJob:
     def _release(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             process = self._processes[number]
-            self._report(f"process {process.worker.pid} on host {process.host} is stopped: its slot is gone")
+            self._report(f"process {process.worker.pid} on host {process.host} is stopped: its slot was removed")
             self._released.add(number)
             self._placement.leave(number)
-            process.worker.stop("because its slot is gone")
+            process.worker.stop("because its slot was removed")
 
     def _begin(self, numbers: Sequence[int]) -> None:
         """Sends the processes of a new round their ranks in it."""

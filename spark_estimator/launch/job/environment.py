@@ -44,7 +44,7 @@ _THREADS_SWITCH = "SPARK_ESTIMATOR_WORKER_THREADS"
 OMP = "OMP_NUM_THREADS"
 # These two take OMP_NUM_THREADS where they are not set themselves.
 _LIKE_OMP = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# TF_NUM_INTEROP_THREADS is left alone: with a single such thread, ops that block can wait for one another for ever.
+# TF_NUM_INTEROP_THREADS is left alone: with a single such thread, ops that block can wait for each other for ever.
 _TENSORFLOW = "TF_NUM_INTRAOP_THREADS"
 
 _TUNABLES = "GLIBC_TUNABLES"

@@ -63,7 +63,7 @@ class FailureReport:
         message: one sentence or a few, without rank and host.
         traceback: its Python stack, as the rank printed it; '' when there is none.
         exit_code: its exit status; negative is the number of the signal; None when it raised.
-        when: by `time.monotonic` of this host. Hosts send one another the report's age, as their clocks differ.
+        when: by `time.monotonic` of this host. Hosts send the report's age to each other, as their clocks differ.
         secondary: it failed because another rank had: a collective lost its peer.
         log_tail: the last lines that it printed; '' when there are none.
     """

@@ -153,8 +153,8 @@ def pinning(tasks: Sequence[TaskGpus], local_rank: int, per_rank: float | None) 
 
     Args:
         tasks: [local_size] of all ranks of that host.
-        per_rank: GPUs that Spark was asked for, a rank; 0 for none; None where tasks are given none and see all, as on
-            this machine.
+        per_rank: GPUs that Spark was asked for, a rank; 0 for none; None if tasks get none and see all, as on this
+            machine.
 
     Raises:
         ValueError: two ranks that are to have a whole GPU have the same one; the text names them and the remedy.

@@ -150,7 +150,7 @@ Event = (
 
 
 class EventQueue(queue.Queue[Event]):
-    """Events on their way to the launcher's main thread, at most a thousand and `_MOST_EVENT_BYTES`.
+    """Events for the launcher's main thread, at most a thousand and `_MOST_EVENT_BYTES`.
 
     A thread that adds more waits, so that a rank that prints faster than the launcher is slowed down and does not fill
     the memory. `qsize` counts an event as one, and once more for each `_UNIT_BYTES` that it has.
@@ -226,7 +226,7 @@ class JobMonitor:
         _warn_of_copies()
 
     def follow(self) -> None:
-        """Returns when the job has ended by itself, or has been ended after a failure (see `reports`).
+        """Returns when the job has ended on its own, or has been ended after a failure (see `reports`).
 
         Raises:
             BaseException: any interruption of the calling thread (Ctrl-C), or what `waiting` or `clock` raises, once

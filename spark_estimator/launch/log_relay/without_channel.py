@@ -24,7 +24,7 @@ from spark_estimator.observe.driver_log import coloured, printable
 
 # How long it may take until another host sees what a rank has written.
 _PATIENCE = timedelta(seconds=20)
-# The same for a job that failed: no manifest says how much was written.
+# The same for a job that failed: there is no manifest with the number of lines.
 _LAST_LOOK = timedelta(seconds=1)
 
 #: The most lines of a rank that are returned, and the most bytes.

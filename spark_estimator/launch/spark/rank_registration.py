@@ -57,7 +57,7 @@ class RankRegistration:
         self._decided = False
 
     def add(self, partition: int, facts: str) -> None:
-        """One supervisor has told its facts. When they are the last, all are answered."""
+        """Registers one supervisor's facts. If they are the last, all supervisors get an answer."""
         with self._lock:
             if self._decided:
                 self._send(partition, frames.GATHER, {})  # its task was started again: Spark knows with whom
@@ -140,7 +140,7 @@ class DriverRegistration:
                 raise AuthenticationError(f"the ranks run; partition {partition} is started once more")
 
     def add(self, partition: int, facts: str) -> None:
-        """One supervisor has told its facts. When they are the last, all are answered."""
+        """Registers one supervisor's facts. If they are the last, all supervisors get an answer."""
         with self._lock:
             self._facts[partition] = facts
             if len(self._facts) == self._size and not self._complete:

@@ -151,7 +151,8 @@ class TaskReports:
         return self._spark.sparkContext.statusTracker()
 
     def _own_stages(self) -> set[int]:
-        # By the tag: PySpark's own tracker knows job groups only, and ours would replace the notebook's.
+        # By the tag: PySpark's own tracker knows job groups only, and a job group of this package would replace the
+        # notebook's.
         if has_job_tags(self._spark.sparkContext):
             jobs = list(self._spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(self._tag))
         else:  # as in `JobTag`
@@ -236,7 +237,7 @@ class StartMonitor:
                 # Tasks run, or Spark does not report whether they do; they cannot reach the driver. The job is left to
                 # run.
                 self._runs_unseen = True
-                _log.info("%s: its ranks can't tell the driver when they start", self.function)
+                _log.info("%s: its ranks can't report their start to the driver", self.function)
                 return
         if late:
             raise StartTimeoutError(self._stuck() if self._all_started() else self._slots_wanting())

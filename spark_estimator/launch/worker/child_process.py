@@ -41,7 +41,7 @@ def has_ended(pid: int) -> bool:
     """Whether a child of this process has ended. It is not reaped, so no other process can get its number."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # see `reap`; what the program reaps by itself has ended
+    except ChildProcessError:  # see `reap`; a child that the program itself has reaped has ended
         return True
 
 

@@ -6,7 +6,7 @@ with gradient + residue M_r and the factor Q of the step before::
 
     P = sum of all M_r Q                first request
     B = an orthonormal basis of P
-    Q = sum (or average) of all M_r^T B second request, once the first requests of all buckets are under way
+    Q = sum (or average) of all M_r^T B second request, once the first requests of all buckets are in flight
     gradient := B Q^T                   the same on all ranks
     residue  := M_r - B (M_r^T B)^T     what B does not reach of this rank's own
 

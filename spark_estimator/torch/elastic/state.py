@@ -74,7 +74,7 @@ class ModelStateHandler(StateDictHandler):
     value: torch.nn.Module
 
     def restore(self) -> None:
-        """Goes back to the copy; gradients of the step that failed are dropped."""
+        """Restores the copy; gradients of the step that failed are dropped."""
         super().restore()
         for parameter in self.value.parameters():
             parameter.grad = None
@@ -157,9 +157,9 @@ class TorchState(ObjectState):
     Modules, optimizers, learning-rate schedulers and `ElasticSampler` are saved in their own way (see
     `get_handler_registry`), all else as plain objects. Each is an attribute of the state.
 
-    With an optimizer of `DiLoCo` or `LocalSGD` nothing goes back to a commit when a rank is lost: the others
-    continue with the parameters and the attributes that they have. A rank that has just joined copies rank 0's
-    attributes, and the parameters that all had after the last exchange.
+    With an optimizer of `DiLoCo` or `LocalSGD` no rank returns to a commit when one is lost: the others continue with
+    the parameters and the attributes that they have. A rank that has just joined copies rank 0's attributes, and the
+    parameters that all had after the last exchange.
 
     Args:
         model, optimizer: optional; more of them may be passed by other names.
@@ -227,7 +227,7 @@ class TorchState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Goes back to what was saved last; with local steps it forgets only the exchange that has failed."""
+        """Restores the last saved state; with local steps it discards only the exchange that has failed."""
         if self._keeper is not None:
             self._discard_step(self._keeper)
             return

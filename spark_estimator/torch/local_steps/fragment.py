@@ -24,7 +24,7 @@ from spark_estimator.torch.collectives.memory import described
 class FragmentState(enum.Enum):
     """Whether a fragment's outer gradient is in flight."""
 
-    AT_REST = "the ranks step by themselves"
+    AT_REST = "each rank steps alone"
     IN_FLIGHT = "the engine has the outer gradient"
 
 

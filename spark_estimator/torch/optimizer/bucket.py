@@ -67,7 +67,7 @@ class Options:
     def next_name(self) -> str:
         """A name for one more optimizer, that all ranks of the set make alike if they make it in the same order.
 
-        Each set counts by itself: a rank that is in one of them more has made more optimizers than others.
+        Each set counts separately: a rank that is in one of them more has made more optimizers than others.
         """
         number = context.next_number(f"DistributedOptimizer {self.engine().process_set}")
         return f"DistributedOptimizer.{number}"

@@ -7,7 +7,7 @@ have no backward in a step, or raise in the middle of it.
 A step with N backward passes::
 
     pass 1 .. N-1   hooks count the pass, gradients add up where autograd puts them
-    pass N          a hook notes each gradient; a bucket that has all of its own is submitted at once
+    pass N          a hook notes each gradient; a bucket that has all of its gradients is submitted at once
     end of pass N   submits the rest (zeros for what has no gradient), waits, puts the averages in place
     step()          exchanges only if no backward did; then counting starts again
 

@@ -88,7 +88,7 @@ class ParameterHooks:
     def stand_last(self) -> bool:
         """Has our hooks called after those that the user has added since; asked as a pass begins.
 
-        Such a hook changes the gradient (clips it, adds noise); ours may have it sent at once.
+        Such a hook changes the gradient (clips it, adds noise); this package's hook may send it at once.
 
         Returns:
             Whether some had to be moved: the parameter that this pass began with has its hooks called in the old order.

@@ -22,12 +22,12 @@ from spark_estimator.errors import SparkEstimatorError
 class StepState(Enum):
     """Where a step is."""
 
-    IDLE = "No backward pass is under way, and the gradients of this step have not been exchanged."
-    BACKWARD = "A backward pass is under way; autograd reports its end, or drops the report if the pass raises."
+    IDLE = "No backward pass is running, and the gradients of this step have not been exchanged."
+    BACKWARD = "A backward pass is running; autograd reports its end, or drops the report if the pass raises."
     SUSPENDED = "A backward inside another one has ended, and the outer one continues; no report comes if that raises."
     COMPLETE = "The step's last pass has ended; the exchange waits until all optimizers of the pass have submitted."
-    AVERAGED = "No backward pass is under way, and the gradients are averages."
-    AVERAGED_INSIDE = "The gradients were exchanged in the middle of a pass, which is still under way."
+    AVERAGED = "No backward pass is running, and the gradients are averages."
+    AVERAGED_INSIDE = "The gradients were exchanged in the middle of a pass, which is still running."
     STEPPED_INSIDE = "As AVERAGED_INSIDE, and a step has used those averages, or the exchange has failed."
 
 
@@ -143,7 +143,7 @@ class StepProgress:
         return self._passes_per_step or 1
 
     def apply(self, event: StepEvent) -> None:
-        """Goes to the next state.
+        """Changes to the next state.
 
         Raises:
             SparkEstimatorError: an event that cannot happen in this state: a defect of this package.

@@ -120,7 +120,7 @@ def test_accumulated_gradients_are_a_mean_and_the_optimizer_comes_back(line: Dat
 
 @pytest.mark.slow
 def test_rows_of_a_class_that_the_loss_leaves_out_count_on_no_rank(spark: SparkSession, estimator: Make) -> None:
-    """torch's losses leave -100 out by themselves, and divide by the other rows."""
+    """torch's losses leave out -100 by default, and divide by the other rows."""
     rows = [(number / 40 - 0.5, -100 if number < 30 else number % 3) for number in range(40)]
     torch.manual_seed(0)
     net = nn.Linear(1, 3)

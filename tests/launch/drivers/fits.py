@@ -69,7 +69,7 @@ def description_of(model):
 
 
 def folds(frame):
-    """A grid over a pipeline of Spark ML's own stages and ours."""
+    """A grid over a pipeline of Spark ML's own stages and this package's."""
     from pyspark.ml import Pipeline
     from pyspark.ml.evaluation import RegressionEvaluator
     from pyspark.ml.feature import VectorAssembler

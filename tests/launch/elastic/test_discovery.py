@@ -169,7 +169,7 @@ def test_ranks_come_to_new_slots_and_leave_those_that_are_gone(tmp_path: Path) -
         hosts.unlink()
         driver.wait_for("ended with exit status 1; its last output: cat:")
         hosts.write_text("localhost:1")
-        driver.wait_for("is stopped: its slot is gone")
+        driver.wait_for("is stopped: its slot was removed")
         deadline = time.monotonic() + 60
         while driver.output().count("1 ranks: localhost 0 of 1") < 2:
             assert time.monotonic() < deadline, driver.output()

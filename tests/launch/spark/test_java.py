@@ -12,7 +12,7 @@ from spark_estimator.launch.spark.java_environment import java_environment
 
 
 def fake_java(folder: Path, output: str, *, exit_code: int = 0, only_without_flags: bool = False) -> Path:
-    """A program that answers ``-version`` as some Java does; real ones of each age are not to be had in one place."""
+    """A program that answers ``-version`` as some Java does; no machine has real ones of each version."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     refuse = 'case "$1" in --add-modules*) echo "Unrecognized option: $1" >&2; exit 1;; esac\n' * only_without_flags

@@ -1,4 +1,4 @@
-// Signs of life on an imagined clock: who watches whom, who is lost and when, and who is not.
+// Heartbeats on a simulated clock: which ranks watch which, which are lost and when, and which are not.
 #include "engine/membership/heartbeat.h"
 
 #include <algorithm>

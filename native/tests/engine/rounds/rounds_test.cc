@@ -65,7 +65,7 @@ int32_t IdOf(const ResponseCache& cache, const std::shared_ptr<const Signature>&
   return entry != nullptr ? entry->id : -1;
 }
 
-// Requests of a kind are remembered by what they are like, beside one another and beside names.
+// Requests of a kind are cached by their forms, beside each other and beside names.
 void CacheRemembersRequestsWithoutNames() {
   ResponseCache cache(4);
   cache.Insert(Named("kind", 4), {});
