@@ -123,7 +123,7 @@ class MemoryKind(enum.IntEnum):
 
 
 class GpuOperations(enum.IntEnum):
-    """``se_gpu_operations``: how GPU tensors travel."""
+    """``se_gpu_operations``: how GPU tensors are sent."""
 
     AUTO = 0
     NCCL = 1

@@ -122,9 +122,9 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The test module's functions travel whole, as those of a notebook do.
+    """The test module's functions are sent whole, as those of a notebook do.
 
-    Those of a user's own modules travel by reference, as the workers can import them; the test run's import mode
+    Those of a user's own modules are sent by reference, as the workers can import them; the test run's import mode
     forbids that.
     """
     import cloudpickle

@@ -7,7 +7,7 @@
 
     values = run_ranks(2, average)
 
-The function may be local to a test: it travels by value. A rank that hangs is killed, and the failure shows its stacks.
+The function may be local to a test: it is sent by value. A rank that hangs is killed, and the failure shows its stacks.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ BANNED_IN_COMMENTS = {
     r"\b(on|under) (its|their) way\b|\bunder way\b": "in flight, running",
     r"\b(comes?|came) back\b": "returns",
     r"\bso many\b": "this number of",
+    r"\btravel(s|led)?\b": "is sent, is pickled",
 }
 
 

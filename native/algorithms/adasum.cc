@@ -15,7 +15,7 @@
 namespace spark_estimator {
 namespace {
 
-// Tensors travel together up to here; each one's values and its partner's are in memory at once.
+// Tensors are sent together up to here; each one's values and its partner's are in memory at once.
 constexpr size_t kBatchBytes = size_t{4} << 20;
 // Independent sums, so that the compiler can keep them in vector registers; the order of additions is fixed by it.
 constexpr size_t kLanes = 8;
@@ -66,7 +66,7 @@ void Combine(T* to, const T* a, const T* b, size_t count) {
   }
 }
 
-// `T` is what the values travel as.
+// `T` is what the values are sent as.
 template <typename T>
 class Adasum {
  public:

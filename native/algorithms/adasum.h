@@ -23,9 +23,8 @@ struct AdasumPart {
 };
 
 // Every output becomes postscale * adasum over ranks of (prescale * input), the same bits on all ranks. Dot products
-// are accumulated in float64; float16 and bfloat16 travel as float32 and are rounded once.
-// SE_INVALID_ARGUMENT for a number of ranks that is no power of two, and for a dtype that is not floating point;
-// nothing has been sent then.
+// are accumulated in float64; float16 and bfloat16 are sent as float32 and are rounded once. SE_INVALID_ARGUMENT for a
+// number of ranks that is no power of two, and for a dtype that is not floating point; nothing has been sent then.
 Status AdasumAllreduce(StreamGroup& group, std::span<const AdasumPart> parts, int32_t dtype, double prescale,
                        double postscale);
 

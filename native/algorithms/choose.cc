@@ -21,7 +21,7 @@ constexpr size_t kShareBytes = 4 << 10;
 constexpr size_t kTreeBytes = 64 << 10;
 // ... and so is one that is a quarter as long on the wire.
 constexpr size_t kInt8BytesPerRank = 4 * kShareBytes;
-// A chain is as fast as one link once what travels is long against the pieces that fill its ranks.
+// A chain is as fast as one link once what is sent is long against the pieces that fill its ranks.
 constexpr size_t kChainBytesPerRank = 128 << 10;
 // Rows of this number of bytes take longer on the wire than the ring's additional steps.
 constexpr size_t kRingRowsBytes = 16 << 10;
@@ -47,7 +47,7 @@ AllreduceAlgorithm ChooseAcross(const Situation& situation) {
   const auto ranks = static_cast<size_t>(situation.ranks);
   const bool long_steps =
       situation.bytes >= situation.tuning.ring_bytes && situation.bytes >= ranks * kRingBytesPerRank;
-  // In a ring the 16-bit types' partial sums would be rounded at each step, or travel in twice the bytes.
+  // In a ring the 16-bit types' partial sums would be rounded at each step, or are sent in twice the bytes.
   if (long_steps) return IsHalf(situation.dtype) ? AllreduceAlgorithm::kDirect : AllreduceAlgorithm::kRing;
   const int direct = std::has_single_bit(ranks) ? kDirectRanks : kDirectRanksFolded;
   return situation.ranks <= direct ? AllreduceAlgorithm::kDirect : AllreduceAlgorithm::kHalving;

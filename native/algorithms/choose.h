@@ -31,7 +31,7 @@ struct Situation {
   bool in_arena = false;             // all ranks' tensors are already in shared memory
   int cores = 1;                     // of one host, the smallest number of all ranks' views
   int32_t dtype = SE_FLOAT32;        // allreduce
-  bool int8 = false;                 // allreduce: float32 that may travel as int8
+  bool int8 = false;                 // allreduce: float32 that may be sent as int8
   Tuning tuning = {};
 };
 

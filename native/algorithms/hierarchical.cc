@@ -109,8 +109,8 @@ class Allreduce {
     return SharedAllgather(local_, result, bytes_of, results);
   }
 
-  // Sums of hosts travel as float32 to the rank that finishes and rounds them, the results as what they are: 6 bytes an
-  // element instead of 8.
+  // Sums of hosts are sent as float32 to the rank that finishes and rounds them, the results as what they are: 6 bytes
+  // an element instead of 8.
   Status ReduceHalves(StreamGroup& peers, uint8_t* share, uint8_t* results, size_t count) {
     const Shares elements(count, 1, peers.size());
     const Shares floats(count * sizeof(float), sizeof(float), peers.size());

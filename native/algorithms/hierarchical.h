@@ -24,7 +24,7 @@ namespace spark_estimator {
 // each host, in rank order, then over hosts. Up to tuning.exchange_bytes, and where hosts hold different numbers of
 // ranks, one rank per host communicates with the others. Else each rank reduces a share inside its host, and the ranks
 // of one local index reduce that share across hosts, so that a host's link carries each byte once. float16 and bfloat16
-// are summed in float32 and rounded once; the sums of hosts travel as float32, the results as they are.
+// are summed in float32 and rounded once; the sums of hosts are sent as float32, the results as they are.
 Status HierarchicalAllreduce(SharedGroup& local, StreamGroup& all, const Hosts& hosts, const BufferList& buffers,
                              int32_t dtype, int32_t reduce_op, Finish finish, const Tuning& tuning = {});
 // The same of float32 in int8 between hosts, see int8/stream.h; inside hosts the values are summed as they are.

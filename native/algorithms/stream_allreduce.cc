@@ -1,4 +1,4 @@
-// Allreduce over streams: which form the values travel in, and which algorithm carries them.
+// Allreduce over streams: which form the values are sent in, and which algorithm carries them.
 #include <cstring>
 #include <vector>
 
@@ -28,7 +28,7 @@ Status ExchangeAllreduce(StreamGroup& group, const void* input, void* output, si
   return Status::Ok();
 }
 
-// The 16-bit types travel as float32: they are rounded once, in the end, by everybody alike.
+// The 16-bit types are sent as float32: they are rounded once, in the end, by everybody alike.
 Status RecursiveAllreduce(Recursion recursion, StreamGroup& group, const void* input, void* output, size_t count,
                           int32_t dtype, int32_t reduce_op, Finish finish) {
   uint8_t* scratch = nullptr;

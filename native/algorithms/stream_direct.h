@@ -1,4 +1,4 @@
-// Reductions in which every rank sends each owner its part and the owner reduces them all: no partial sum travels.
+// Reductions in which every rank sends each owner its part and the owner reduces them all: no partial sum is sent.
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_
 

@@ -14,7 +14,7 @@ namespace spark_estimator {
 // After Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005. Numbers
 // of ranks between powers of two are folded: the first ranks give their vectors to neighbours, which act for them, in
 // one step more before and one after. `data` is read and written in place; `scratch` has the same size. Partial sums
-// travel, so not for the 16-bit floating-point types.
+// are sent, so not for the 16-bit floating-point types.
 
 // The whole vector in each of log2 n steps; all ranks compute the same tree of the same neighbours.
 Status DoublingAllreduce(StreamGroup& group, uint8_t* data, uint8_t* scratch, size_t count, int32_t dtype,

@@ -10,7 +10,7 @@
 namespace spark_estimator {
 
 // Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Partial sums
-// travel, so not for the 16-bit floating-point types.
+// are sent, so not for the 16-bit floating-point types.
 Status RingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output, size_t count, int32_t dtype,
                      int32_t reduce_op, Finish finish);
 // `output` holds this rank's share at its place already.

@@ -1,6 +1,6 @@
 // Reading and writing of the small binary messages that ranks exchange; a reader never passes the end.
 //
-// Numbers travel in the byte order of the host: ranks of one job run the same build on machines of one byte order.
+// Numbers are sent in the byte order of the host: ranks of one job run the same build on machines of one byte order.
 #ifndef SPARK_ESTIMATOR_BASE_BYTES_H_
 #define SPARK_ESTIMATOR_BASE_BYTES_H_
 

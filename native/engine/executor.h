@@ -45,7 +45,7 @@ class Executor {
  private:
   Status Allreduce(const std::vector<RequestPtr>& requests);
   Status AllreduceOfDtype(const std::vector<RequestPtr>& requests, int32_t dtype);
-  // Whether tensors of float32 travel as int8; then they have been reduced.
+  // Whether tensors of float32 are sent as int8; then they have been reduced.
   Status AllreduceAsInt8(const std::vector<RequestPtr>& requests, Finish finish, bool* reduced);
   Status Adasum(const std::vector<RequestPtr>& requests, int32_t dtype);
   Status AllreduceWidened(const std::vector<RequestPtr>& requests, int32_t dtype, Finish finish);

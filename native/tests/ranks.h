@@ -75,7 +75,7 @@ struct Asked {
         {input, output, 0, dtype, static_cast<int32_t>(shapes.back().size()), shapes.back().data(), nullptr});
     return *this;
   }
-  // The last tensor may travel as int8.
+  // The last tensor may be sent as int8.
   Asked& Owing(float* residue) {
     tensors.back().residue = residue;
     return *this;

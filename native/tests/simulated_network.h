@@ -31,7 +31,7 @@ struct NetworkModel {
   double local_latency = 5e-6;            // between two ranks of one host, by sockets
   double local_bytes_per_second = 5e9;    // of all ranks of a host together, by sockets
   double seconds_a_call = 1.5e-6;         // that a send or a receive takes its rank
-  size_t segment_bytes = 64 << 10;        // what travels as one
+  size_t segment_bytes = 64 << 10;        // what is sent as one
   size_t window_bytes = size_t{1} << 20;  // sent and not yet received, of one rank to one other
 };
 

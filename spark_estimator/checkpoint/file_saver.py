@@ -20,7 +20,7 @@ class FileSaver:
 
     Args:
         store: of the files.
-        write: ``write(path, content)`` puts a file in place; it travels to the writer by pickle.
+        write: ``write(path, content)`` puts a file in place; it is sent to the writer by pickle.
     """
 
     def __init__(self, store: Store, write: Callable[[str, bytes], None]) -> None:

@@ -343,7 +343,7 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """The version code of the NCCL by which GPU tensors would travel, as 22703 for 2.27.3; 0: none, or no GPU."""
+    """The version code of the NCCL by which GPU tensors would be sent, as 22703 for 2.27.3; 0: none, or no GPU."""
     return nccl_in_use()
 
 

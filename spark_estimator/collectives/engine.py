@@ -281,7 +281,7 @@ class Engine:
         return self.gpu_device == device
 
     def tell_way_of_gpu_tensors(self) -> None:
-        """Logs, once, how GPU tensors travel and why; as a warning where the user did not ask for this."""
+        """Logs, once, how GPU tensors are sent and why; as a warning where the user did not ask for this."""
         if self._gpu_path_logged:
             return
         self._gpu_path_logged = True

@@ -128,7 +128,7 @@ def unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
 
 @functools.cache
 def nccl_in_use() -> int:
-    """The version of the NCCL that GPU tensors would travel by, as 22703 for 2.27.3; 0: none, or there is no GPU.
+    """The version of the NCCL that GPU tensors would be sent by, as 22703 for 2.27.3; 0: none, or there is no GPU.
 
     Nothing is asked of the driver, so that a process that forks afterwards may use CUDA in its children. Never raises.
     """
@@ -187,7 +187,7 @@ _NOT_BY_NCCL = "Adasum, int16, averages and factors of integers"
 
 
 def ways(operations: str, nccl: NcclFacts) -> str:
-    """How GPU tensors travel in jobs of each kind, in words.
+    """How GPU tensors are sent in jobs of each kind, in words.
 
     Args:
         operations: of the settings, not ``copy``.

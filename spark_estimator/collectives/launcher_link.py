@@ -1,7 +1,7 @@
 """The socket between a rank of an elastic job and its launcher: how a process gets its next rank.
 
-It is one end of an unnamed pair of sockets that the process inherits, so no other process can use it, and a key may
-travel on it as it does on a worker's standard input. On it there are frames, four bytes of length and that much JSON:
+It is one end of an unnamed pair of sockets that the process inherits, so no other process can use it, and a key may be
+sent on it as it does on a worker's standard input. On it there are frames, four bytes of length and that much JSON:
 
 ==========  ======  ==================================================================================================
 `READY`     up      this process has left its round, and waits: where it now listens, whether it holds the state, which

@@ -230,7 +230,7 @@ def _config(
 
 
 def _gpu_operations(settings: Settings, topology: Topology, encrypted: bool) -> _native.GpuOperations:
-    """How GPU tensors travel. NCCL does not encrypt: between hosts an encrypted job uses the host's connections."""
+    """How GPU tensors are sent. NCCL does not encrypt: between hosts an encrypted job uses the host's connections."""
     operations = _native.GpuOperations
     chosen = operations.__members__.get(settings.gpu_operations.upper(), operations.AUTO)
     if not encrypted or topology.local_size == topology.size:

@@ -152,7 +152,7 @@ def cast_columns(columns: Sequence[Readable], dtypes: Sequence[str], nulls: str 
 
 
 def packed_columns(schema: StructType, fields: Sequence[Field]) -> tuple[list[Column], tuple[Field, ...]]:
-    """Puts the scalars of a field that have one Spark type into one array: a row of twenty columns travels slowly.
+    """Puts the scalars of a field that have one Spark type into one array: a row of twenty columns is sent slowly.
 
     Args:
         schema: of a DataFrame of `cast_columns`, perhaps with other columns.

@@ -17,7 +17,7 @@ from spark_estimator.errors import DataError
 
 @dataclass(frozen=True)
 class Decoder:
-    """Makes arrays of a column's bytes. It travels to the ranks, and to Spark's workers.
+    """Makes arrays of a column's bytes. It is sent to the ranks, and to Spark's workers.
 
     Attributes:
         name: of the column, for messages.

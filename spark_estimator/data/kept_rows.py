@@ -28,7 +28,7 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class KeptRows(Preparation):
-    """Instead of the transformation's result, ``c0`` has the bytes of each row. It travels to the ranks.
+    """Instead of the transformation's result, ``c0`` has the bytes of each row. It is sent to the ranks.
 
     Attributes:
         columns: [columns] the arguments of the function.

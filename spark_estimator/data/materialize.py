@@ -55,7 +55,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class _PartWriter:
-    """Writes the rows of one Spark task as one file. It travels by pickle.
+    """Writes the rows of one Spark task as one file. It is pickled.
 
     Attributes:
         store: which has the folder.

@@ -20,7 +20,7 @@ _MOST_BATCH_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to rows where they are read: on a rank, or in the task that feeds one. It travels there.
+    """What is done to rows where they are read: on a rank, or in the task that feeds one. It is sent there.
 
     First bytes are decoded, then the transformation is called, then nulls are handled.
 

@@ -101,7 +101,7 @@ def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> Dat
 
 
 def files_of(frame: DataFrame, columns: Sequence[str] | None = None) -> DataFiles:
-    """The Parquet files that hold just the rows of the DataFrame, for `make_torch_dataloader`. It travels to ranks.
+    """The Parquet files that hold just the rows of the DataFrame, for `make_torch_dataloader`. It is sent to ranks.
 
     Args:
         columns: that are wanted; None: all.
@@ -183,7 +183,7 @@ def _of_connect(frame: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class _FooterReader:
-    """Reads footers in a Spark task. It holds paths only, and travels by pickle."""
+    """Reads footers in a Spark task. It holds paths only, and is pickled."""
 
     paths: tuple[str, ...]
     tasks: int

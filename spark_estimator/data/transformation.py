@@ -59,7 +59,7 @@ class Takes(Enum):
 
 @dataclass(frozen=True)
 class Transformation:
-    """The function, and the schema of its result. It travels to the ranks.
+    """The function, and the schema of its result. It is sent to the ranks.
 
     Attributes:
         function: takes a pandas.DataFrame and returns one, with as many rows as it likes; or takes and returns a dict.

@@ -1,6 +1,6 @@
 """The checks that a task of ``doctor --cluster`` runs on its executor.
 
-This module travels to the executors whole, since this package may be missing there, or be another version: it imports
+This module is sent to the executors whole, since this package may be missing there, or be another version: it imports
 the package only inside of a check, and reports the outcome.
 """
 

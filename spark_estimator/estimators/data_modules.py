@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModulePlan:
-    """A data module that the ranks are to make. It travels by pickle.
+    """A data module that the ranks are to make. It is pickled.
 
     Attributes:
         kind: its class.

@@ -58,7 +58,7 @@ class FrameworkTraining(Protocol):
         state_bytes: how many the model's numbers are.
         output_kinds: [labels] what each output is, as `prediction_columns` has them.
         trial: tries the model on the first rows.
-        train: what every rank runs; travels by pickle.
+        train: what every rank runs; is pickled.
         framework: `TrainSpec.framework`.
     """
 

@@ -35,10 +35,10 @@ class KerasExchange:
     Attributes:
         label: the optimizer's name, for requests and errors.
         op: Average or Sum.
-        compression: turns each gradient into what travels, and back.
+        compression: turns each gradient into what is sent, and back.
         predivide: f: an average is taken as 1/f before and f/size after the sum.
-        groups: which gradients travel together: None: all; a number of groups; or lists of variables.
-        sparse_as_dense: gradients of some rows travel as whole ones; without it their rows are gathered.
+        groups: which gradients are sent together: None: all; a number of groups; or lists of variables.
+        sparse_as_dense: gradients of some rows are sent as whole ones; without it their rows are gathered.
         process_set: over whose ranks; a rank outside it steps by its own gradients.
         scale_local: gradients of local variables are divided by the number of ranks.
         local: ids of the variables whose gradients stay on their rank.
@@ -85,7 +85,7 @@ class KerasExchange:
 
         Args:
             variables: all that the optimizer trains.
-            exchanged: those of them whose gradients travel.
+            exchanged: those of them whose gradients are sent.
         """
         engine = context.engine(self.process_set)
         if self._agreed is not None and self._agreed() is engine:
@@ -114,7 +114,7 @@ class KerasExchange:
         return lines
 
     def parts(self, variables: Sequence[Any]) -> list[list[int]]:
-        """Which of the gradients, by their places, travel in one request each."""
+        """Which of the gradients, by their places, are sent in one request each."""
         count = len(variables)
         if self.groups is None or count == 0:
             return [list(range(count))] if count else []
@@ -195,7 +195,7 @@ class KerasExchange:
         return [key_of(variable) for variable in variables] if is_int8(self.compression) else []
 
     def compressed(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """What travels, and what it takes to turn it back."""
+        """What is sent, and what it takes to turn it back."""
         if is_int8(self.compression):  # which the engine does
             return list(gradients), [None] * len(gradients)
         pairs = [self.compression.compress(gradient) for gradient in gradients]

@@ -15,7 +15,7 @@ from spark_estimator.keras.exchange import KerasExchange
 def reduced(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``backends.reduced``. Sparse gradients (BCOO) travel as whole ones."""
+    """See ``backends.reduced``. Sparse gradients (BCOO) are sent as whole ones."""
     dense = [gradient.todense() if isinstance(gradient, sparse.BCOO) else gradient for gradient in gradients]
     sent, contexts = exchange.compressed(dense)
     forms = tuple(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in sent)

@@ -54,7 +54,7 @@ def DistributedOptimizer(
         device_dense, device_sparse: without effect.
         compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or an object with their two functions; None: the
             value of SPARK_ESTIMATOR_COMPRESSION.
-        sparse_as_dense: gradients of some rows (TensorFlow's ``IndexedSlices``) travel as whole ones; without it the
+        sparse_as_dense: gradients of some rows (TensorFlow's ``IndexedSlices``) are sent as whole ones; without it the
             rows are gathered. Other backends send them whole.
         gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
         op: ``hvd.Average`` or ``hvd.Sum``.
@@ -63,7 +63,7 @@ def DistributedOptimizer(
             that argument.
         average_aggregated_gradients: the passes' mean is taken; without it their sum.
         num_groups: deprecated, as ``groups=num_groups``.
-        groups: which gradients travel together: a number of nearly equal groups, or lists of variables; None: all.
+        groups: which gradients are sent together: a number of nearly equal groups, or lists of variables; None: all.
         process_set: over whose ranks; a rank outside it steps by its own gradients.
         scale_local_gradients: gradients of local variables are divided by the number of ranks; see
             `PartialDistributedOptimizer`.

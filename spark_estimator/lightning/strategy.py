@@ -43,7 +43,7 @@ class HorovodMethods(HorovodCollectives, _Base):
     """Trains one model on all ranks of the job: each sees its share of the data, and steps with averaged gradients.
 
     Gradients are averages when a backward returns: clipping, unscaling and logging are right without more ado. With
-    ``accumulate_grad_batches`` they travel in the last batch of each step only. With several optimizers and manual
+    ``accumulate_grad_batches`` they are sent in the last batch of each step only. With several optimizers and manual
     optimization, every ``manual_backward`` ends in averages, but for those under ``toggle_model(sync_grad=False)``.
 
     Parameters and buffers of rank 0 are every rank's start. Metrics of torchmetrics in the module are synced over the
@@ -67,7 +67,7 @@ class HorovodMethods(HorovodCollectives, _Base):
     Args:
         scale_lr: whether learning rates are multiplied by the number of ranks. None: no, unless the Trainer is made
             with an old spelling (`old_spellings`).
-        compression: what gradients travel as; `hvd.Compression`.
+        compression: what gradients are sent as; `hvd.Compression`.
         gradient_predivide_factor, groups, sparse_as_dense, shard_state: as for `hvd.DistributedOptimizer`.
         sync: "allreduce": gradients are averaged in each step; "local_sgd" or "diloco": each rank steps alone, see
             `hvd.LocalSGD` and `hvd.DiLoCo`. Ranks have the same parameters when a validation begins, a checkpoint is

@@ -14,7 +14,7 @@ from types import FrameType
 
 from spark_estimator.log import logger
 
-# A rank's answer travels to rank 0 and into its log: a recursion's thousand frames or a hundred threads must not fill
+# A rank's answer is sent to rank 0 and into its log: a recursion's thousand frames or a hundred threads must not fill
 # it.
 MAX_FRAMES = 50
 MAX_CHARACTERS = 32_000

@@ -1,4 +1,4 @@
-"""Encrypted connections in Python: the engine's record layer, and sockets whose bytes travel by it."""
+"""Encrypted connections in Python: the engine's record layer, and sockets whose bytes are sent by it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _tunnel_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def tunnel(sock: socket.socket, session: Session | None, name: str) -> socket.socket:
-    """A socket whose bytes travel encrypted over `sock`, for code that reads and writes a plain descriptor.
+    """A socket whose bytes are sent encrypted over `sock`, for code that reads and writes a plain descriptor.
 
     Args:
         sock: authenticated, blocking, with its options set. It belongs to the tunnel from now on.

@@ -3,7 +3,7 @@
 A crash at any moment leaves the previous file or the new one (`replacement`, `in_place`).
 
 Paths of this machine need nothing; any other URL (``s3://``, ``gs://``, ``abfss://``, ``hdfs://``) needs fsspec and its
-package for that kind. A store travels to the ranks by pickle: what it names must mean the same there.
+package for that kind. A store is sent to the ranks by pickle: what it names must mean the same there.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class RunViews:
         return pyarrow.parquet.ParquetDataset(fs._strip_protocol(fs_path), filesystem=fs)
 
     def get_full_path_fn(self) -> Callable[[str], str]:
-        """`get_full_path`, as a function that travels without the store's other methods."""
+        """`get_full_path`, as a function that is sent without the store's other methods."""
         store: Any = self
         function: Callable[[str], str] = store.get_full_path
         return function

@@ -86,7 +86,7 @@ def _combined(kind: Any, of_tensorflow: Any) -> Any:
 
 
 def _restored(kind: type[Exception], message: str) -> Exception:
-    """An error that has travelled to another process, which may have no TensorFlow: this package's alone."""
+    """An error that has been sent to another process, which may have no TensorFlow: this package's alone."""
     error = kind.__new__(kind)
     Exception.__init__(error, message)
     return error

@@ -1,7 +1,7 @@
 """Makes all ranks start from one rank's variables: eagerly, in a graph, or by a hook of a session.
 
 The ranks first compare what they are about to receive (names, shapes, types), so that different models end in an error
-that names the first difference; then all variables travel at once.
+that names the first difference; then all variables are sent at once.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _agree_once(collective: GraphCollective, request: str) -> None:
 
 
 def broadcast_arrays(values: Sequence[Array], root: int, name: str, process_set: ProcessSet | None) -> list[Array]:
-    """The root's arrays, on every rank: new ones, of any numeric type. All travel at once.
+    """The root's arrays, on every rank: new ones, of any numeric type. All are sent at once.
 
     Args:
         values: of the same shapes and types on all ranks.

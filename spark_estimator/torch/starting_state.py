@@ -1,7 +1,7 @@
 """Makes all ranks start from one rank's parameters and optimizer state.
 
 Both functions first let the ranks compare what they are about to receive (names, shapes, types), so that different
-models end in an error that names the first difference; then all tensors travel at once.
+models end in an error that names the first difference; then all tensors are sent at once.
 """
 
 from __future__ import annotations

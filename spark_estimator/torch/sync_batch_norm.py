@@ -214,7 +214,7 @@ def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[to
     """[channels] float64 mean and biased variance of all ranks' values, and how many there are per channel.
 
     Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large. They stay
-    on the GPU where they travel from there.
+    on the GPU where they are sent from there.
     """
     channels = values.shape[1]
     local_count = _count_of(values)

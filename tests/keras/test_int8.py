@@ -1,4 +1,4 @@
-"""Gradients that travel as int8 between hosts, on each backend of Keras."""
+"""Gradients that are sent as int8 between hosts, on each backend of Keras."""
 
 from __future__ import annotations
 

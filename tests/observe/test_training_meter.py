@@ -1,4 +1,4 @@
-"""What a rank counts of a training, and how it travels."""
+"""What a rank counts of a training, and how it is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record layer in Python, and sockets whose bytes travel by it."""
+"""The record layer in Python, and sockets whose bytes are sent by it."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ struct Int8Part {
   float* output;   // may be input
   float* residue;  // rounding errors of earlier allreduces; null: errors are lost
   size_t count;
-  bool exact;  // travels as float32
+  bool exact;  // is sent as float32
 
   // Elements [start, start + length).
   Int8Part Range(size_t start, size_t length) const;
 };
 
-// The parts in pieces: runs of whole blocks that travel together, in the order of the parts. All ranks cut alike.
+// The parts in pieces: runs of whole blocks that are sent together, in the order of the parts. All ranks cut alike.
 class Int8Pieces {
  public:
   // For `ranks` owners; a piece has at most some 32 KiB.

@@ -1,4 +1,4 @@
-// An allreduce over streams whose values travel as int8, with a scale for each block of 256.
+// An allreduce over streams whose values are sent as int8, with a scale for each block of 256.
 //
 // The rounding error stays in the residues and is added the next time, on the rank that has made it: nothing is lost,
 // only delayed (Seide et al. 2014; Tang et al. 2019, "DoubleSqueeze", for what the owner of a sum leaves out).

@@ -1,4 +1,4 @@
-// The form in which float32 values travel as int8: blocks with a scale each.
+// The form in which float32 values are sent as int8: blocks with a scale each.
 #ifndef SPARK_ESTIMATOR_BASE_KERNELS_INT8_BLOCK_H_
 #define SPARK_ESTIMATOR_BASE_KERNELS_INT8_BLOCK_H_
 

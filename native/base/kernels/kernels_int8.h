@@ -2,7 +2,7 @@
 
 // 1.5 * 2^23: a float32 plus this has its nearest whole number in the lowest bits, ties to even.
 constexpr float kRounding = 12582912.0f;
-// A block whose values are all smaller travels as zeros: the reciprocal of its scale might not be finite.
+// A block whose values are all smaller is sent as zeros: the reciprocal of its scale might not be finite.
 constexpr float kLeastMagnitude = 0x1p-100f;
 
 // The bits of the largest magnitude: of floats without sign they are in the order of the values, and NaN is the last.

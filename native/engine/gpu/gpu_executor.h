@@ -71,7 +71,7 @@ class GpuExecutor {
   Status AwaitOn(const Request& request, CudaStream stream);
   // And copies a result that the request owns.
   Status CopyResult(Request& request, size_t part, void* output, CudaStream stream);
-  // How GPU tensors travel, and why; empty before the first operation.
+  // How GPU tensors are sent, and why; empty before the first operation.
   std::string Describe() const;
 
   // --- the driving thread

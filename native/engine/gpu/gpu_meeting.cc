@@ -9,7 +9,7 @@
 namespace spark_estimator {
 namespace {
 
-// How rank 0 answers when it is asked for NCCL's id. As it travels: all ranks run the same build.
+// How rank 0 answers when it is asked for NCCL's id. As it is sent: all ranks run the same build.
 struct NcclAnswer {
   NcclUniqueId id;
   int32_t code = SE_OK;

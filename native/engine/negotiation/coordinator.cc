@@ -58,7 +58,7 @@ bool SamePart(const Signature& a, const Signature& b, size_t index) {
          Compared(a, mine) == Compared(b, other);
 }
 
-// A part's type, and what it travels as where that is another one.
+// A part's type, and what it is sent as where that is another one.
 std::string TypeText(const Part& part) { return DtypeName(part.dtype) + (part.int8 ? " sent as int8" : ""); }
 
 // For long lists of tensors: the first difference between `signature` and `reference` is clearer than both in full.
@@ -80,7 +80,7 @@ std::string Stall::Describe() const {
 }
 
 bool CanFuse(const Signature& a, const Signature& b) {
-  // Nor one that may travel as int8: that depends on its bytes, and would on which others happen to be there.
+  // Nor one that may be sent as int8: that depends on its bytes, and would on which others happen to be there.
   const auto one_dtype = [&](const Signature& s) {
     return std::all_of(s.parts.begin(), s.parts.end(),
                        [&](const Part& p) { return p.dtype == a.parts[0].dtype && !p.int8; });

@@ -13,7 +13,7 @@ namespace spark_estimator {
 struct Part {
   int32_t dtype = 0;
   std::vector<int64_t> dims;
-  bool int8 = false;  // allreduce of float32: may travel as int8 between hosts
+  bool int8 = false;  // allreduce of float32: may be sent as int8 between hosts
 
   int64_t Elements() const;  // product of dims; 1 for none
   int64_t Bytes() const;

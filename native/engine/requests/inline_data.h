@@ -1,4 +1,4 @@
-// Small tensors whose data travels with the round's proposal: how many bytes, how they are written and reduced.
+// Small tensors whose data is sent with the round's proposal: how many bytes, how they are written and reduced.
 //
 // Threads: used by the driving thread. No function keeps anything.
 #ifndef SPARK_ESTIMATOR_ENGINE_INLINE_DATA_H_
@@ -22,7 +22,7 @@ struct GroupRank {
   int size = 1;
 };
 
-// Bytes of the largest share that any rank sends; the same on all ranks. SIZE_MAX for what never travels inline.
+// Bytes of the largest share that any rank sends; the same on all ranks. SIZE_MAX for what is never sent inline.
 // `cache`: has the rows that the ranks agreed on for this request.
 size_t InlineBytes(const Request& request, const ResponseCache& cache, GroupRank self);
 // Bytes that this rank sends.

@@ -21,7 +21,7 @@ struct TensorMemory {
   const void* input = nullptr;
   void* output = nullptr;
   int64_t output_bytes = 0;  // allgather, alltoall: room at `output`
-  float* residue = nullptr;  // of a part that may travel as int8
+  float* residue = nullptr;  // of a part that may be sent as int8
 };
 
 // What an allgather or alltoall made of one tensor.

@@ -2,7 +2,7 @@
 //
 // Dissemination (Hensgen, Finkel, Manber 1988): in step k a rank sends the one 2^k further on all that it knows.
 // Intersection does not mind hearing a thing twice, so it works for any number of ranks; the data of small tensors
-// travels along as a list by rank, as in the allgather of Bruck et al. (1997), so that every rank can reduce in rank
+// is sent along as a list by rank, as in the allgather of Bruck et al. (1997), so that every rank can reduce in rank
 // order. Pure: frames are sent by a function and received by Take, so that a simulator can replace the network.
 #ifndef SPARK_ESTIMATOR_ENGINE_FRAME_ROUNDS_H_
 #define SPARK_ESTIMATOR_ENGINE_FRAME_ROUNDS_H_

@@ -127,7 +127,7 @@ void Halves() {
   }
 }
 
-// More than a batch, so that tensors travel in several.
+// More than a batch, so that tensors are sent in several.
 void SameBitsOnAllRanks() {
   std::vector<std::vector<float>> results(8, std::vector<float>(3 << 20));
   RunStreamRanks(8, [&](StreamGroup& group) {

@@ -91,7 +91,7 @@ void InlineDataHasTheAgreedLengthOrNone() {
   ResponseCache cache(4);
   const RequestPtr sum = RequestOf(SignatureOf("x", {3}));
   CHECK_EQ(InlineBytes(*sum, cache, self), 12u);
-  CHECK_EQ(InlineBytes(*sum, cache, {0, 1}), SIZE_MAX);  // alone: nothing travels
+  CHECK_EQ(InlineBytes(*sum, cache, {0, 1}), SIZE_MAX);  // alone: nothing is sent
   Signature adasum = SignatureOf("x", {3});
   adasum.reduce_op = SE_ADASUM;
   CHECK_EQ(InlineBytes(*RequestOf(adasum), cache, self), SIZE_MAX);

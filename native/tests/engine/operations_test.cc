@@ -112,7 +112,7 @@ void Groups() {
   });
 }
 
-// What travels in int8 between hosts is, with what is owed, what it was; on one host it is that without any owing. The
+// What is sent in int8 between hosts is, with what is owed, what it was; on one host it is that without any owing. The
 // requests find each other as others do: named, as plans, fused with small ones, and beside a rank that has joined.
 void Int8Allreduces() {
   Everywhere([](Rank& me) {

@@ -149,7 +149,7 @@ void ReduceInto(uint8_t* output, const std::vector<const uint8_t*>& inputs, cons
   }
 }
 
-// All calls of one group, as one task on the stream: their messages travel at once.
+// All calls of one group, as one task on the stream: their messages are sent at once.
 class Kernel {
  public:
   Kernel(std::shared_ptr<Comm> comm, std::vector<Call> calls) : comm_(std::move(comm)), calls_(std::move(calls)) {}

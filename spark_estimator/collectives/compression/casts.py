@@ -42,9 +42,9 @@ class Int8Compressor:
     """Sends float32 gradients as int8 between hosts, with error feedback; for optimizers and tapes only.
 
     Each block of 256 values has a scale, a float32, so that an element takes 1 + 4/256 bytes. What rounding leaves out
-    is added to the next gradient of the same variable. Inside a host gradients travel as they are, as do those of other
-    types, of fewer than 1024 elements, and buckets of at most 16 KiB for each rank. Results are the same bits on all
-    ranks. Memory: a residue as large as the variable.
+    is added to the next gradient of the same variable. Inside a host gradients are sent as they are, as do those of
+    other types, of fewer than 1024 elements, and buckets of at most 16 KiB for each rank. Results are the same bits on
+    all ranks. Memory: a residue as large as the variable.
     """
 
     @staticmethod

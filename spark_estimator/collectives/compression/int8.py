@@ -22,7 +22,7 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.requests import Form
 
-#: Tensors of fewer elements travel as float32: biases and norms are few bytes, and worth their precision.
+#: Tensors of fewer elements are sent as float32: biases and norms are few bytes, and worth their precision.
 LEAST_ELEMENTS = 1024
 
 #: Elements that have a scale in common: kInt8BlockValues of ``native/base/kernels/int8_block.h``.
@@ -52,7 +52,7 @@ def residues(process_set: ProcessSet | None, keys: Sequence[object], forms: Sequ
         forms: type and shape of each tensor.
 
     Returns:
-        [tensors]; 0 for one that travels as it is.
+        [tensors]; 0 for one that is sent as it is.
     """
     engine = context.engine(process_set)
     with _lock:

@@ -3,7 +3,7 @@
 Every connection begins with the usual challenge (``security.authentication``), by the key of the notice. Then there is
 a frame each way (`frames`). The desk's frame repeats the nonce of each visitor, so a recorded one is of no use. The
 job's key is made of the notice's key and of the desk's frame, so it is fresh also where the user's own key serves many
-jobs. No key travels on these connections.
+jobs. No key is sent on these connections.
 
 What shows that a job cannot come together is an error at once, on all ranks: rank 0 answers those that come within two
 seconds after it. A rank that is only missing is waited for until the time-out.

@@ -94,7 +94,7 @@ def _children(launcher: int, job: ForeignJob) -> dict[int, int | None] | None:
 
 
 def _status(pid: int) -> tuple[str, str, int] | None:
-    """A process's name, state and parent; None if there is no such process."""
+    """A process's name, state and parent; None if it does not exist."""
     with suppress(OSError, ValueError, IndexError):
         name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
         return name, fields.split()[0], int(fields.split()[1])

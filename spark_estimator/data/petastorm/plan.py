@@ -21,7 +21,7 @@ from spark_estimator.data.rank.shares import begin, share
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Which rows a reader reads, and how. It travels by pickle.
+    """Which rows a reader reads, and how. It is pickled.
 
     Attributes:
         files: that hold them.

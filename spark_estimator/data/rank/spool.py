@@ -2,7 +2,7 @@
 
 Every field has a separate file, row after row, so that a batch is gathered by its row numbers without decoding. The
 files have no names: the kernel frees them when the last process that has them open ends, however it ends. A `SpoolFeed`
-travels to each Spark task. Its `SpoolWriter` takes the task's rows there, in the supervisor, and hands the files to the
+is sent to each Spark task. Its `SpoolWriter` takes the task's rows there, in the supervisor, and hands the files to the
 worker through the socket that the two share.
 
 In order: the supervisor writes all rows, then sends one message with the files' descriptors, or with the text of the
@@ -55,7 +55,7 @@ class Spool:
 
 @dataclass(frozen=True)
 class SpoolFeed:
-    """What a task does with the rows that it receives from Spark. It travels to the tasks.
+    """What a task does with the rows that it receives from Spark. It is sent to the tasks.
 
     Attributes:
         fields: what the rows hold.

@@ -75,7 +75,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True)
 class PredictionColumn:
-    """One column of predictions. It travels to Spark's workers, which return its values.
+    """One column of predictions. It is sent to Spark's workers, which return its values.
 
     Attributes:
         name: of the column.

@@ -1,8 +1,8 @@
 """Predicts row by row with a user's function of (model, row), as subclasses that override Horovod's
 ``get_prediction_fn``.
 
-Spark passes each row with all columns, of any type, to a Python function; the function that predicts and the model
-travel with it.
+Spark passes each row with all columns, of any type, to a Python function; the function that predicts and the model are
+sent with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowFunction:
-    """A function and its model; travels to Spark's workers.
+    """A function and its model; is sent to Spark's workers.
 
     Attributes:
         predictor: has the model.

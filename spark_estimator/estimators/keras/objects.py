@@ -160,7 +160,7 @@ def packed(what: str, content: Any) -> bytes:
         what: they are, for the message.
 
     Raises:
-        DataError: one of them cannot travel.
+        DataError: one of them cannot be sent.
     """
     try:
         return pickled(content)

@@ -48,7 +48,7 @@ def write(
                 f"{name} is not saved, because it is specific to this environment. Set it after loading.", stacklevel=6
             )
     result = {name: chosen.pop(name) for name in objects if name in chosen}
-    for name, value in result.items():  # one by one, so that what cannot travel is named
+    for name, value in result.items():  # one by one, so that what cannot be sent is named
         try:
             pickled(value)
         except Exception as error:

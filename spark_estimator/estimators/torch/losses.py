@@ -37,7 +37,7 @@ class TorchParts:
     """What `TrainSpec.framework` is for PyTorch.
 
     Attributes:
-        model, optimizer: the optimizer holds the model's own parameters; both travel in one pickle, which keeps that.
+        model, optimizer: the optimizer holds the model's own parameters; both are sent in one pickle, which keeps that.
         losses: [labels] functions of (output, label).
         loss_weights: [labels].
         scheduler: of the learning rate, moved after each epoch; None: it stays.

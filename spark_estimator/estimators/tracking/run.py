@@ -33,7 +33,7 @@ _log = logger(__name__)
 
 # Before the training; and after it, without a call of MLflow's that succeeds.
 START_LIMIT, END_LIMIT = timedelta(seconds=30), timedelta(seconds=60)
-# How fast a model's bytes travel at least.
+# How fast a model's bytes are sent at least.
 _BYTES_PER_SECOND = 1 << 20
 _LONGEST_PARAMETER, _LONGEST_NOTE = 500, 5000
 # MLflow takes no more in one request.

@@ -20,7 +20,7 @@ _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A pretrained model; travels to the ranks.
+    """A pretrained model; is sent to the ranks.
 
     Attributes:
         folder: that has its files; empty: `net` is the model itself.

@@ -29,7 +29,7 @@ Piece = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Tokenising:
-    """The tokenizer and what it is for; travels to Spark's workers.
+    """The tokenizer and what it is for; is sent to Spark's workers.
 
     Attributes:
         tokenizer: pickled.

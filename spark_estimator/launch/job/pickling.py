@@ -59,7 +59,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Pickles (function, args, kwargs); what is defined in a notebook or script travels by value.
+    """Pickles (function, args, kwargs); what is defined in a notebook or script is sent by value.
 
     Raises:
         TypeError: as `check_call`.

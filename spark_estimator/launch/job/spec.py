@@ -31,7 +31,7 @@ _PRELOADABLE = ("torch", "tensorflow")
 class ChannelAddress:
     """Where the driver listens for its supervisors, and the token with which they show that they belong to the job.
 
-    The token travels with the task, as the function does. It opens the driver channel (facts, lines, messages, failure
+    The token is sent with the task, as the function does. It opens the driver channel (facts, lines, messages, failure
     reports) but not the ring: the ring's key is made of the token and of what every task draws when it starts.
     """
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from spark_estimator import __version__
 
 PYTHON, OURS = "python", "spark_estimator"
-# Those whose pickles, tensors or tables travel between driver and ranks.
+# Those whose pickles, tensors or tables are sent between driver and ranks.
 _COMPARED = ("torch", "numpy", "cloudpickle", "pyarrow")
 
 

@@ -14,7 +14,7 @@ In this order:
    (`HOROVOD_START_TIMEOUT`, ``--start-timeout``). A `PreflightError` names every host that failed, with ssh's own last
    line and what to do about it.
 2. **Workers start everywhere**, and import while addresses are exchanged. Then each receives its rank, its peers and
-   the key of the job: a fresh one, which travels through ssh's standard input and the worker's. So does the pickled
+   the key of the job: a fresh one, which is sent through ssh's standard input and the worker's. So does the pickled
    function, once for each host. Neither is ever in a command line, an environment, a file or a log.
 3. **While they run**, their lines arrive in the order in which each rank wrote them, control characters escaped. A
    rank that writes faster than the launcher prints is slowed down; none of its lines is lost.

@@ -119,7 +119,7 @@ def allreduce_of(
         name: the user's; None: by order.
         op, prescale, postscale, process_set: as in `allreduce`.
         in_place: whether the results replace the tensors' values.
-        residues: a key for each tensor, which then travel as int8 between hosts, unless they are on a GPU; see
+        residues: a key for each tensor, which are then sent as int8 between hosts, unless they are on a GPU; see
             ``collectives.compression.int8``.
     """
     wire = writable_wire_form if in_place else wire_form

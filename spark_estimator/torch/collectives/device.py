@@ -76,7 +76,7 @@ IN_HOST_MEMORY = TensorLocation(HOST, NO_DEVICE, NO_DEVICE)
 
 
 def location_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> TensorLocation:
-    """Where tensors that travel in one request are worked on.
+    """Where tensors that are sent in one request are worked on.
 
     Args:
         tensors: as the user gave them; what is no tensor is not looked at.

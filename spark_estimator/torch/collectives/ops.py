@@ -102,7 +102,8 @@ def allreduce_(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Sums or averages sparse tensors over all ranks. They travel as they are, in one allgather; nothing is made dense.
+    """Sums or averages sparse tensors over all ranks. They are sent as they are, in one allgather; nothing is made
+    dense.
 
     Args:
         tensor: a COO tensor of the same shape, type and number of sparse dimensions on all ranks. How many entries

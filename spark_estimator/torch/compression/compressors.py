@@ -61,7 +61,7 @@ class BucketCompression(ABC):
         """The same settings, with separate residues: one optimizer's errors are not another's."""
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Raises ValueError: there is no form of one tensor that could travel alone."""
+        """Raises ValueError: there is no form of one tensor that could be sent alone."""
         raise ValueError(
             f"compression={self!r} keeps an error residual between optimizer steps, so it works only with "
             "hvd.DistributedOptimizer (op=hvd.Average or hvd.Sum). For a single collective, use "

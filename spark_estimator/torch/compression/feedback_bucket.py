@@ -118,7 +118,7 @@ class Part:
 
 
 class FeedbackBucket(Bucket):
-    """A bucket with error feedback, which travels whole as long as a parameter of it has not had its dense steps.
+    """A bucket with error feedback, which is sent whole as long as a parameter of it has not had its dense steps.
 
     Args:
         name, slots, options: as for `Bucket`.
@@ -171,7 +171,7 @@ class FeedbackBucket(Bucket):
 
     @abstractmethod
     def _send(self) -> Handle:
-        """As `Bucket._submit`, when not all of the gradients travels."""
+        """As `Bucket._submit`, when not all of the gradients is sent."""
 
     def _go_on(self) -> None:
         """As `Bucket.proceed`."""

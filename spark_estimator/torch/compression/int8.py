@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 class Int8(BucketCompression):
     """Sends gradients as int8 between hosts, with error feedback. ``hvd.Compression.int8`` is one.
 
-    Bytes: an element travels as 1 byte and a 64th of a float32 scale, 3.94 times fewer than float32. What is summed
+    Bytes: an element is sent as 1 byte and a 64th of a float32 scale, 3.94 times fewer than float32. What is summed
     inside a host is float32: ranks of one host exchange gradients as without compression. Results are the same bits on
     all ranks and in every run of the same ranks on the same hosts. Memory: a float32 residue as large as the parameter.
     Gradients of float16, bfloat16 and float64 are converted to float32 and back.
 
-    Parameters of fewer than 1024 elements travel as float32, as do buckets of at most 16 KiB for each rank. Gradients
-    on a GPU travel as they are, with a warning. A block with a value that is not finite is NaN on all ranks, so that a
-    ``GradScaler`` skips the step everywhere. A residue is in the loss scale's units of its time: in the step after a
+    Parameters of fewer than 1024 elements are sent as float32, as do buckets of at most 16 KiB for each rank. Gradients
+    on a GPU are sent as they are, with a warning. A block with a value that is not finite is NaN on all ranks, so that
+    a ``GradScaler`` skips the step everywhere. A residue is in the loss scale's units of its time: in the step after a
     change of scale it counts that much more or less. Residues are in no ``state_dict``: after a restart what was owed
     is lost, less than a 254th of the largest element of each block.
     """

@@ -44,7 +44,7 @@ class PowerSGD(BucketCompression):
     """Sends matrices as products of two narrow ones, with error feedback. ``hvd.Compression.powersgd`` makes it.
 
     A parameter of more than two dimensions is a matrix of its first one and all others. Those of one dimension, and
-    those that would not become smaller, travel as they are, in the same request. Bytes: ``(rows + columns) * rank``
+    those that would not become smaller, are sent as they are, in the same request. Bytes: ``(rows + columns) * rank``
     elements of 4 bytes (8 of a float64 parameter) instead of ``rows * columns`` of its own type: of a layer of 1000 by
     1000 in float32, 16 KB instead of 4 MB at rank 2. Memory: a residue as large as the parameter.
 
@@ -55,7 +55,8 @@ class PowerSGD(BucketCompression):
 
     Args:
         rank: columns of the factors, 1 or more. More is closer to the gradient, and larger.
-        dense_steps: how many exchanges of each parameter travel whole before. Gradients turn fastest at the start of a
+        dense_steps: how many exchanges of each parameter are sent whole before. Gradients turn fastest at the start of
+            a
             training: then a low rank leaves out most, and delayed parts are worth least.
         seed: of the first factors.
 
@@ -81,7 +82,7 @@ class PowerSGD(BucketCompression):
 
 
 class _Matrix:
-    """A part that travels as two factors, and what is computed for it in the present exchange.
+    """A part that is sent as two factors, and what is computed for it in the present exchange.
 
     Attributes:
         part: the parameter, with its residue.
@@ -155,7 +156,7 @@ class _Matrix:
 
 
 class PowerSGDBucket(FeedbackBucket):
-    """Gradients whose factors P are summed by one allreduce, with all that travels as it is, and Q by a second one.
+    """Gradients whose factors P are summed by one allreduce, with all that is sent as it is, and Q by a second one.
 
     Args:
         name, slots, options: as for `Bucket`.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class TopK(BucketCompression):
     """Sends the largest elements of each gradient, with error feedback. ``hvd.Compression.topk`` makes it.
 
-    Bytes: an element of a float32 gradient travels as 8 bytes, its value and its place. A rank gives
+    Bytes: an element of a float32 gradient is sent as 8 bytes, its value and its place. A rank gives
     ``8 * ratio * size`` instead of ``4 * size``, and receives that from each other rank: of a layer of 1000 by 1000, 80
     KB instead of 4 MB at the default ratio. What a rank receives grows with the number of ranks, other than in an
     allreduce: beyond ``1 / ratio`` ranks nothing is saved. ``hvd.join()`` does not work with it, as with any allgather.
@@ -43,10 +43,10 @@ class TopK(BucketCompression):
     scale it counts that much more or less. Residues are in no ``state_dict``: after a restart what was owed is lost.
 
     Args:
-        ratio: which share of a parameter's elements travels, more than 0 and less than 1; at least one element.
-        dense_steps: how many exchanges of each parameter travel whole before, as an allreduce. Gradients turn fastest
+        ratio: which share of a parameter's elements is sent, more than 0 and less than 1; at least one element.
+        dense_steps: how many exchanges of each parameter are sent whole before, as an allreduce. Gradients turn fastest
             at the start of a training: delayed parts are worth least then.
-        whole: parameters of fewer elements travel whole always, without places: biases and norms are worth it.
+        whole: parameters of fewer elements are sent whole always, without places: biases and norms are worth it.
 
     Raises:
         ValueError: an argument is out of range.
@@ -71,7 +71,7 @@ class TopK(BucketCompression):
         return TopKBucket(name, slots, options, self)
 
     def sent_elements(self, elements: int, itemsize: int) -> int:
-        """How many of a parameter's elements travel; all of them, where indices would cost more than they save."""
+        """How many of a parameter's elements are sent; all of them, where indices would cost more than they save."""
         count = max(1, math.ceil(elements * self.ratio))
         index_bytes = index_type(elements).itemsize
         if elements < self.whole or count * (itemsize + index_bytes) >= elements * itemsize:
@@ -85,14 +85,13 @@ def index_type(elements: int) -> torch.dtype:
 
 
 class _Chosen:
-    """A part, and what of it travels in the present exchange.
+    """A part, and what of it is sent in the present exchange.
 
     Attributes:
         part: the parameter, with its residue.
-        count: how many of its elements travel.
-        whole: whether that is all of them.
-        indices: of those elements, in memory order; None when all travel.
-        left: what remains at these indices: what rounding to the wire type has taken away.
+        count: how many of its elements are sent. whole: whether that is all of them.
+        indices: of those elements, in memory order; None when all are sent. left: what remains at these indices: what
+            rounding to the wire type has taken away.
     """
 
     def __init__(self, part: Part, settings: TopK) -> None:
@@ -104,7 +103,7 @@ class _Chosen:
         self.left = torch.empty(0)
 
     def take(self, prescale: float) -> torch.Tensor:
-        """The values that travel, [count] in the parameter's type, already multiplied by `prescale`."""
+        """The values that are sent, [count] in the parameter's type, already multiplied by `prescale`."""
         values = total = self.part.take().view(-1)
         if not self.whole:
             # One that is not finite counts as the largest, so that all ranks will know of it.
@@ -119,7 +118,7 @@ class _Chosen:
 
         Args:
             values: [size, count] in the type that is computed in.
-            indices: [size, count]; None when all elements travel.
+            indices: [size, count]; None when all elements are sent.
         """
         assert self.part.total is not None
         residue, total = self.part.residue, self.part.total.view(-1)

@@ -50,7 +50,7 @@ class StateHandler:
 
 
 class StateDictHandler(StateHandler):
-    """For what has ``state_dict()`` and ``load_state_dict()``, small enough to travel as an object."""
+    """For what has ``state_dict()`` and ``load_state_dict()``, small enough to be sent as an object."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)

@@ -35,7 +35,7 @@ class OuterStep:
     Attributes:
         learning_rate, momentum: of it.
         mixing: the share of the rank's own parameters if a result arrives late; the rest is the anchor's.
-        as_int8: whether outer gradients travel as int8 between hosts.
+        as_int8: whether outer gradients are sent as int8 between hosts.
         process_set: over whose ranks; None: all.
     """
 
@@ -59,7 +59,7 @@ class Fragment:
         version: outer steps that it has made; the same on all ranks.
         anchors: [params] where all ranks were after the last outer step; in float32 for types of 16 bits.
         momenta: [params] of the outer step; empty where it has none.
-        bytes_given: in the last exchange, in the form in which it travels between hosts.
+        bytes_given: in the last exchange, in the form in which it is sent between hosts.
     """
 
     def __init__(self, name: str, params: Sequence[torch.Tensor], step: OuterStep) -> None:

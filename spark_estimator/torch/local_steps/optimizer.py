@@ -48,7 +48,7 @@ def DiLoCo(  # a function that is used like a class, as DistributedOptimizer
     After `inner_steps` steps the ranks average the changes of their parameters (the outer gradient), and all update the
     last common parameters by SGD with Nesterov momentum (Douillard et al. 2023). A parameter takes about 1 byte for
     each exchange where `DistributedOptimizer` takes 4 in each step: 126 times less with 32 inner steps. Between two
-    exchanges nothing travels, and ranks need not be equally fast.
+    exchanges nothing is sent, and ranks need not be equally fast.
 
     With `fragments` and `delay` exchanges overlap with steps (Douillard et al. 2025): a part of the parameters is
     exchanged at a time, while the ranks make `delay` steps.
@@ -69,7 +69,8 @@ def DiLoCo(  # a function that is used like a class, as DistributedOptimizer
         fragments: the number of parts, of nearly equal size, that take turns.
         delay: steps between sending a fragment and using its result; less than `inner_steps`. 0: ranks wait.
         mixing: with a delay, the share of a rank's own parameters when it takes that.
-        compression: `Compression.int8` or `Compression.none` (float32). Parameters on a GPU travel through host memory.
+        compression: `Compression.int8` or `Compression.none` (float32). Parameters on a GPU are sent through host
+            memory.
         process_set: over whose ranks; a rank outside it steps alone.
 
     Raises:
@@ -151,7 +152,7 @@ class LocalStepsMethods(torch.optim.Optimizer):
 
     @property
     def bytes_given(self) -> int:
-        """Bytes that this rank gave to the last exchange of all parameters, in the form in which they travel."""
+        """Bytes that this rank gave to the last exchange of all parameters, in the form in which they are sent."""
         return 0 if self._local_steps.rounds is None else self._local_steps.rounds.bytes_given
 
     def drop_exchange(self) -> None:

@@ -51,7 +51,7 @@ class Rounds:
 
     @property
     def bytes_given(self) -> int:
-        """In the last exchange of all fragments, in the form in which they travel between hosts."""
+        """In the last exchange of all fragments, in the form in which they are sent between hosts."""
         return sum(fragment.bytes_given for fragment in self.fragments)
 
     def before_step(self) -> None:

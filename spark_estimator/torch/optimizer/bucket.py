@@ -179,13 +179,13 @@ class DenseBucket(Bucket):
         super().__init__(name, slots, options)
         wire_type = wire_dtype(options.compression, slots[0].dtype)
         self._plan: Plan | None = None
-        # One flag a gradient travels along: 1 where this rank has one. What is 0 for all ranks keeps no gradient
+        # One flag a gradient is sent along: 1 where this rank has one. What is 0 for all ranks keeps no gradient
         # anywhere, as in a single process, so that weight decay or momentum do not move a parameter that no rank used.
         # None: a custom compressor, whose wire type, order and size are known when it has compressed.
         self._ones = None if wire_type is None else torch.ones(len(slots), dtype=wire_type, device=self.location.device)
         self._flags: torch.Tensor | None = None
         self._sent: list[torch.Tensor] = []  # all that the engine reads and writes
-        self._held: list[torch.Tensor] | None = None  # all gradients, when all travel in their own memory
+        self._held: list[torch.Tensor] | None = None  # all gradients, when all are sent in their own memory
         # Parameters, and the strides of those that are not contiguous: to ask the latter of each gradient costs most.
         self._direct = [
             (

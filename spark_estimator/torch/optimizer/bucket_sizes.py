@@ -17,11 +17,11 @@ class Gradient:
     Attributes:
         name: of the parameter.
         shape: of the parameter, and of its gradient.
-        order: strides of the dimensions that are longer than 1: the order in which its elements travel.
-        dtype: name of the parameter's element type.
-        wire_dtype: name of the type in which it travels; "" when only a custom compressor knows.
+        order: strides of the dimensions that are longer than 1: the order in which its elements are sent. dtype: name
+            of the parameter's element type.
+        wire_dtype: name of the type in which it is sent; "" when only a custom compressor knows.
         wire_bytes: its size on the wire.
-        on_gpu: whether it travels from a GPU.
+        on_gpu: whether it is sent from a GPU.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Gradient:
 
     @property
     def companions(self) -> tuple[str, bool]:
-        """What is the same for those that can travel together."""
+        """What is the same for those that can be sent together."""
         return self.wire_dtype, self.on_gpu
 
 
@@ -70,7 +70,7 @@ def plan(
 
 
 def description(gradients: Sequence[Gradient], buckets: Sequence[Sequence[int]], header: str) -> list[str]:
-    """The plan as text, one line a parameter: what ranks compare before the first gradient travels."""
+    """The plan as text, one line a parameter: what ranks compare before the first gradient is sent."""
     bucket_of = {position: number for number, bucket in enumerate(buckets) for position in bucket}
     return [header] + [
         f"parameter {gradient.name}: shape {gradient.shape}, strides {gradient.order}, {gradient.dtype}, "

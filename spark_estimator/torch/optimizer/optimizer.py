@@ -81,8 +81,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
 ) -> OptimizerT:
     """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
 
-    Gradients travel while ``backward()`` is at work on others, and are averages when it returns: clip, unscale and log
-    them as in one process. (A backward inside another one's autograd function or hook is part of that: averages are
+    Gradients are sent while ``backward()`` is at work on others, and are averages when it returns: clip, unscale and
+    log them as in one process. (A backward inside another one's autograd function or hook is part of that: averages are
     there when the outer one returns, or after ``step()``.) A parameter that is not used on some ranks counts as zero
     there; one that no rank uses keeps no gradient.
 
@@ -106,11 +106,10 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
             changed is combined by the adaptive sum.
         gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.
         num_groups: deprecated, as ``groups=num_groups``.
-        groups: which gradients travel together: a number of nearly equal groups, or lists of parameters; by default
+        groups: which gradients are sent together: a number of nearly equal groups, or lists of parameters; by default
             groups of SPARK_ESTIMATOR_BUCKET_BYTES.
-        sparse_as_dense: sparse gradients are sent as dense ones and returned as sparse ones; without it their rows
-            travel.
-        process_set: over whose ranks; a rank outside it steps by its own gradients.
+        sparse_as_dense: sparse gradients are sent as dense ones and returned as sparse ones; without it their rows are
+            sent. process_set: over whose ranks; a rank outside it steps by its own gradients.
         shard_state: each rank holds the optimizer's state for its share of the parameters only (for Adam 8 bytes a
             parameter in the job instead of on each rank) and steps that share. For optimizers of ``torch.optim`` that
             treat each element separately (``sharded_state.ELEMENTWISE``) and their subclasses. Not in Horovod.
@@ -309,7 +308,8 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
 
     @property
     def bytes_given(self) -> int:
-        """Bytes of gradients, in the form in which they travel, that this rank gave to the last exchange; 0 before it.
+        """Bytes of gradients, in the form in which they are sent, that this rank gave to the last exchange; 0 before
+        it.
 
         The traffic depends on the collective: up to twice as much for an allreduce, this much from every other rank for
         an allgather.
@@ -333,7 +333,7 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
 
     @property
     def sparse_as_dense(self) -> bool:
-        """Whether sparse gradients are accepted, and travel as dense ones."""
+        """Whether sparse gradients are accepted, and are sent as dense ones."""
         return self._distributed.options.sparse_as_dense
 
     @property

@@ -56,7 +56,7 @@ class GradientPlan:
         return self._agreed
 
     def must_agree(self) -> None:
-        """Has the ranks compare their plans before the next bucket travels."""
+        """Has the ranks compare their plans before the next bucket is sent."""
         self._agreed = False
 
     def submit(self) -> None:
@@ -109,7 +109,7 @@ class GradientPlan:
             bucket.forget()
 
     def _agree(self) -> bool:
-        """Compares plans with the other ranks, before the first bucket travels. Collective.
+        """Compares plans with the other ranks, before the first bucket is sent. Collective.
 
         Returns:
             Whether the buckets are others now: gradients have turned out to be sparse on some rank.

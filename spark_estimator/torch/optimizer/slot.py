@@ -69,11 +69,11 @@ class Slot:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """In which order the elements travel; see `memory_order`."""
+        """In which order the elements are sent; see `memory_order`."""
         return memory_order(self.param.shape, self.strides)
 
     def fits(self, gradient: torch.Tensor) -> bool:
-        """Whether a gradient has the form in which it travels, but for the device, in memory that it does not share."""
+        """Whether a gradient has the form in which it is sent, but for the device, in memory that it does not share."""
         if gradient.dtype is not self.dtype or gradient.layout is not torch.strided or self.parted:
             return False
         if gradient.is_neg():  # other bits in memory than its values
@@ -87,7 +87,7 @@ class Slot:
         return gradient.to_dense()
 
     def copied(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
-        """A copy of the gradient, zeros without one, in the order in which its elements travel."""
+        """A copy of the gradient, zeros without one, in the order in which its elements are sent."""
         gradient = self.gradient
         if gradient is None:
             return self._wire(device, dtype).zero_()

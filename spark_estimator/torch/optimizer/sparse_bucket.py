@@ -61,7 +61,7 @@ class SparseBucket(Bucket):
             return indices, torch.empty((0, *row_shape), dtype=self._wire_type, device=device)
         if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != self._sparse_dims:
             gradient = gradient.to_dense().to_sparse(self._sparse_dims)
-        gradient = gradient.detach().coalesce()  # rows that were touched several times travel once
+        gradient = gradient.detach().coalesce()  # rows that were touched several times are sent once
         prescale = self._options.scaled_op()[1]
         rows = gradient.values() if prescale == 1.0 else gradient.values() * prescale
         return gradient.indices().t().to(device).contiguous(), rows.to(device, self._wire_type).contiguous()

@@ -27,7 +27,7 @@ or size that contradicts the job is a ValueError. Horovod's API keeps working be
   that still waits for one that has called it gets a ShutDownError. Its memory and sockets are released with the last
   reference to the group. (Horovod's process sets are others; all ranks remove those.)
 - ``send`` and ``recv`` use a separate connection, TCP also on one host: fine for some megabytes, slower than
-  collectives. The element type and shape travel with the message.
+  collectives. The element type and shape are sent with the message.
 - Every connection is authenticated with the job's key, the one to torch's store as well (see ``store``).
 - ``torch.compile`` of a model, of DDP around it or of a function that calls collectives gives what there is without it:
   blocking collectives stay in the graph, as torch has it, and the others break it.

@@ -27,7 +27,7 @@ def test_outputs_are_arrays_of_numbers() -> None:
     made = function_of(lambda model, row: (model(torch.tensor([[row["x"], 2.0]], requires_grad=True)), [3]))
     first, second = made.outputs_of({"x": 1.0})
     assert first.tolist() == [1.0, 2.0] and second.tolist() == [3.0] and first.dtype == numpy.float64
-    # It travels without what was unpickled here.
+    # It is sent without what was unpickled here.
     copied = pickle.loads(pickle.dumps(made))
     assert "function" not in vars(copied) and copied.outputs_of({"x": 5.0})[0].tolist() == [5.0, 2.0]
 

@@ -38,7 +38,7 @@ class Adding(nn.Module):
 
 
 class Locked(nn.Linear):
-    """Has what cannot travel."""
+    """Has what cannot be sent."""
 
     def __init__(self) -> None:
         super().__init__(3, 1)

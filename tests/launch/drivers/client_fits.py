@@ -17,7 +17,7 @@ from spark_estimator import compat
 compat.install()
 
 where, folder = sys.argv[1:]
-# Executors have neither the package nor Horovod's names installed: its classes travel whole.
+# Executors have neither the package nor Horovod's names installed: its classes are sent whole.
 for name in ("", ".backend", ".columns", ".keywords", ".text"):
     cloudpickle.register_pickle_by_value(importlib.import_module(f"tests.compat.client{name}"))
 text = importlib.import_module("tests.compat.client.text")

@@ -12,7 +12,7 @@ from spark_estimator._native import DType, Op, ReduceOp
 from tests.rank_pool import RankPool
 from tests.scenarios.collectives.programs import FLOATS, Step
 
-#: How GPU tensors travel, and what makes them.
+#: How GPU tensors are sent, and what makes them.
 WAYS = {
     "nccl": {},
     "staged": {"HOROVOD_GPU_OPERATIONS": "staged"},

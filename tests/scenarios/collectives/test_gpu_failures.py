@@ -12,7 +12,7 @@ import pytest
 from spark_estimator._native import DType, Op
 from tests.ranks import run_ranks, start_ranks
 
-#: How GPU tensors travel.
+#: How GPU tensors are sent.
 WAYS: dict[str, dict[str, str]] = {
     "nccl": {"HOROVOD_GPU_OPERATIONS": "nccl"},
     "staged": {"HOROVOD_GPU_OPERATIONS": "staged"},
@@ -151,7 +151,7 @@ def test_a_rank_that_ends_with_operations_under_way(fakes: dict[str, str], way: 
 
 
 def first_sum(rank: int, device: int | None = None) -> tuple[str, str]:
-    """What the first allreduce on a GPU ends in: an error's type and text, or how GPU tensors travel."""
+    """What the first allreduce on a GPU ends in: an error's type and text, or how GPU tensors are sent."""
     import numpy
 
     from spark_estimator.collectives import context, ops

@@ -16,7 +16,7 @@ from tests.torch.training import assert_same_on_all_ranks
 
 pytest.importorskip("sklearn")
 
-# How it is made, and how much less than without it travels.
+# How it is made, and how much less than without it is sent.
 COMPRESSIONS: dict[str, tuple[Callable[[], Any], float]] = {
     "bf16": (lambda: hvd.Compression.bf16, 2.0),
     "powersgd(rank=2)": (lambda: hvd.Compression.powersgd(rank=2, dense_steps=0), 20.0),

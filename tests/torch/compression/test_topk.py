@@ -1,4 +1,4 @@
-"""Top-k: its settings, and which elements travel."""
+"""Top-k: its settings, and which elements are sent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_rounding_takes_away_is_owed_too(two_ranks: RankPool, factor: float
         )
         gradient = torch.tensor([1 + 2**-7, 2.5, *[0.0] * 8], dtype=torch.bfloat16)
         received = torch.zeros(10)
-        for _ in range(3):  # in the last one three times the first element travels, which has a bit too many
+        for _ in range(3):  # in the last one three times the first element is sent, which has a bit too many
             optimizer.zero_grad()
             (param * gradient).sum().backward()
             assert param.grad is not None
@@ -60,7 +60,7 @@ def test_what_rounding_takes_away_is_owed_too(two_ranks: RankPool, factor: float
 def test_how_many_elements_travel() -> None:
     settings = TopK(ratio=0.01, whole=1024)
     assert settings.sent_elements(1_000_000, 4) == 10_000
-    assert settings.sent_elements(1023, 4) == 1023  # travels whole
+    assert settings.sent_elements(1023, 4) == 1023  # is sent whole
     assert settings.sent_elements(1025, 4) == 11  # rounded up
     assert TopK(ratio=1e-9, whole=0).sent_elements(100, 4) == 1
     # With an index of 4 bytes, half of the float32 elements cost as much as all; of float16 a third.

@@ -40,7 +40,7 @@ def test_a_bucket_is_submitted_once_in_an_exchange(job_of_one: None) -> None:
         assert bucket.submitted and bucket._handle is handle
         bucket.finish()
         bucket.forget()
-    # Float32 gradients travel in their own memory, with one flag each.
+    # Float32 gradients are sent in their own memory, with one flag each.
     assert bucket.bytes_given == (3 + 3 + 2) * 4
     for slot, gradient in zip(slots, gradients, strict=True):
         assert slot.param.grad is gradient

@@ -109,7 +109,7 @@ def test_a_gradient_in_an_array_that_another_optimizer_has_a_gradient_in(two_ran
         array = numpy.zeros(3, numpy.float32)
         for param in params:
             param.grad = torch.from_numpy(array)
-        # Autograd adds both gradients to the one array: the first must not travel before the second is there.
+        # Autograd adds both gradients to the one array: the first must not be sent before the second is there.
         (params[0] * (rank + 1.0) + params[1] * 10.0).sum().backward()
         for optimizer, param in zip(optimizers, params, strict=True):
             optimizer.step()

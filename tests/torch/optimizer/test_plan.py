@@ -1,4 +1,4 @@
-"""The plan of an exchange: buckets of all parameters, compared by the ranks before one travels."""
+"""The plan of an exchange: buckets of all parameters, compared by the ranks before one is sent."""
 
 from __future__ import annotations
 

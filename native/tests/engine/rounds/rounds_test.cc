@@ -1,4 +1,4 @@
-// Rounds and what they rest on: the response cache, and proposals that travel by frames among any number of ranks.
+// Rounds and what they rest on: the response cache, and proposals that are sent by frames among any number of ranks.
 #include <algorithm>
 #include <deque>
 #include <memory>
