@@ -332,7 +332,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
 
 
 def library_path() -> Path:
-    """Where the engine's library belongs: beside this module, in a wheel and in a checkout alike."""
+    """The path of the engine's library: beside this module, in a wheel and in a checkout."""
     return Path(__file__).with_name(LIBRARY_NAME)
 
 

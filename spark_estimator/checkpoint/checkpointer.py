@@ -295,7 +295,7 @@ class Checkpointer:
         return [*entries_of(self._state), StateEntry("step", ("step",), self._steps)]
 
     def _own(self) -> dict[str, Any]:
-        """What this rank has for itself."""
+        """The state that is this rank's alone."""
         buffers = {}
         for name, value in self._state.items():
             for key, buffer in own_buffers(value).items() if self._rank else ():
@@ -314,7 +314,7 @@ class Checkpointer:
             self._staging = Staging(layout, [entry.value for entry in entries], self._open())
 
     def _divided(self, pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-        """What is copied now, and what may be copied until the optimizers' next step."""
+        """The values to copy now, and those that may be copied until the optimizers' next step."""
         if not self._overlaps:
             return list(pairs), []
         unchanged = parameters_of(self._optimizers)

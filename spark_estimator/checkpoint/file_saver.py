@@ -28,7 +28,7 @@ class FileSaver:
         self._tickets = 0
 
     def put(self, path: str, content: memoryview) -> bool:
-        """Hands over a content, to be sealed and written. Returns whether it replaces one that waits."""
+        """Submits a content, to be sealed and written. Returns whether it replaces one that waits."""
         link = self._link
         number, replaced = link.free_slot(replaces=SlotState.GO)
         slot = link.slots[number]
@@ -43,7 +43,7 @@ class FileSaver:
         return replaced is not None
 
     def reports(self) -> list[Report]:
-        """What has become of contents since the last call."""
+        """The results of contents since the last call."""
         return self._link.reports()
 
     def wait(self, timeout: timedelta | None = None) -> list[Report]:
@@ -81,7 +81,7 @@ class DirectSaver:
         return False
 
     def reports(self) -> list[Report]:
-        """What has become of contents since the last call."""
+        """The results of contents since the last call."""
         result, self._reports = self._reports, []
         return result
 

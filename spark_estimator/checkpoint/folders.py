@@ -105,7 +105,7 @@ def expendable(
     for folder in folders:
         if folder in complete:
             continue
-        # What is newer may be in progress, here or by the writers of an earlier attempt.
+        # A newer folder may be in progress, here or by the writers of an earlier attempt.
         if newest is None or folder.step > newest.step:
             stay.add(folder)
     return [folder for folder in folders if folder not in stay]

@@ -52,7 +52,7 @@ class Frame:
 
 @functools.lru_cache(maxsize=4096)
 def frame_of(shape: tuple[int, ...], dtype: torch.dtype) -> Frame:
-    """What ``torch.save`` writes for a contiguous tensor of this shape and type."""
+    """The bytes that ``torch.save`` writes for a contiguous tensor of this shape and type."""
     stream = _Sparse()
     with skip_data():
         torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], stream))
@@ -115,7 +115,7 @@ class _Sparse(io.RawIOBase):
         return self._position
 
     def merged(self) -> list[tuple[int, bytes]]:
-        """What was written, neighbours put together."""
+        """The written ranges, with neighbours joined."""
         result: list[tuple[int, bytes]] = []
         for offset, text in sorted(self._texts):
             if result and result[-1][0] + len(result[-1][1]) == offset:

@@ -26,7 +26,7 @@ Structure = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
 def structure_of(entries: Sequence[StateEntry]) -> Structure:
-    """What has to be alike on all ranks."""
+    """Keys, types and shapes of a state: they must be equal on all ranks."""
     return tuple(
         (entry.key, str(entry.value.dtype).removeprefix("torch."), tuple(entry.value.shape))
         if isinstance(entry.value, torch.Tensor)
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def objects_offset(self) -> int:
-        """Where a slot has room for the rest."""
+        """The offset in a slot of the values that are not tensors."""
         return aligned(self.end + len(self.table))
 
 

@@ -50,7 +50,7 @@ class SavedObject:
 
 @dataclass(frozen=True)
 class Note:
-    """What a writer notes of its part.
+    """A writer's note on its part.
 
     Attributes:
         rank: whose part it is.
@@ -72,7 +72,7 @@ class Note:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Note:
-        """What `to_json` has made."""
+        """The inverse of `to_json`."""
         pieces = [SavedPiece(**each) for each in values["pieces"]]
         objects = [SavedObject(**each) for each in values["objects"]]
         return Note(values["rank"], values["file"], values["size"], values["structure"], pieces, objects)

@@ -29,7 +29,7 @@ class TensorPiece:
 
 
 def share_out(shapes: Sequence[Sequence[int]], item_bytes: Sequence[int], ranks: int) -> list[TensorPiece]:
-    """Cuts tensors into pieces and gives each rank as many bytes, to a piece.
+    """Cuts tensors into pieces and assigns each rank the same number of bytes, to one piece.
 
     Args:
         shapes: [tensors].

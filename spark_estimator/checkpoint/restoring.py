@@ -1,4 +1,4 @@
-"""Gives the objects of all ranks the state of a checkpoint: each rank reads a share, and the ranks exchange them."""
+"""Restores the objects of all ranks from a checkpoint: each rank reads a share, and the ranks exchange them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _text(shape: tuple[int, ...] | None) -> str:
 
 
 def _read(store: FilesystemStore, path: str, wanted: Sequence[Wanted]) -> dict[tuple[str, tuple[int, ...]], Any]:
-    """What this rank reads, by key and place. All ranks raise if one cannot. A collective."""
+    """The values that this rank reads, by key and position. All ranks raise if one cannot. A collective."""
     result, problem = {}, ""
     try:
         for saved, extent, value in reading.read(store, path, wanted):

@@ -46,7 +46,10 @@ class SlotMemory:
         return True
 
     def populate(self) -> None:
-        """Has the kernel give all pages now: the first copy would wait for each of them. Other threads keep running."""
+        """Has the kernel allocate all pages now: the first copy would wait for each of them.
+
+        Other threads keep running.
+        """
         view = self.view
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         with contextlib.suppress(OSError):  # Linux before 5.14 lacks the call

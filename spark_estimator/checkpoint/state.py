@@ -97,7 +97,7 @@ def nested(values: Sequence[tuple[Path, Any]]) -> Any:
 
 
 def load_into(value: Any, state: Any) -> None:
-    """Gives an object its state, with the keys that it uses itself."""
+    """Loads an object's state, with the object's own keys."""
     state = _with_keys_of(state, value.state_dict())
     if isinstance(value, torch.optim.Optimizer):
         state = dict(state)

@@ -41,7 +41,7 @@ class GivenUpError(Exception):
 
 @dataclass(frozen=True)
 class WriterStart:
-    """What a writer is started with.
+    """The input of a writer at its start.
 
     Attributes:
         store: into which it writes.
@@ -124,7 +124,7 @@ class Writer:
         self._tell(ticket=slot.ticket, error=error, raised=raised, path=path, seconds=seconds, bytes=size)
 
     def _tried(self, act: Callable[[], int], ticket: int) -> int:
-        """What `act` returns; it is called again when the store fails."""
+        """The result of `act`, which is called again if the store fails."""
         for pause in _PAUSES:
             try:
                 return act()

@@ -28,7 +28,7 @@ _NOT_INHERITED = (PROCESS_VARIABLE, RENDEZVOUS_FD_VARIABLE, FEED_FD_VARIABLE, PR
 
 @dataclass(frozen=True)
 class Report:
-    """What became of one copy.
+    """The result of one copy.
 
     Attributes:
         ticket: of the copy.

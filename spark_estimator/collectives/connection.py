@@ -45,13 +45,13 @@ class RankGroup:
         return cls(0, tuple(range(size)))
 
     def __str__(self) -> str:
-        """What connects it, for messages."""
+        """The call that connects these ranks, for messages."""
         return f"process set {list(self.ranks)}" if self.number else "init()"
 
 
 @dataclass(frozen=True, order=True)
 class Connection:
-    """What one connection is for; the context of its handshake.
+    """The purpose of one connection; the context of its handshake.
 
     Attributes:
         round: the ``init()`` that it belongs to, from 1.

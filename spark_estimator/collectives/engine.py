@@ -30,7 +30,7 @@ _MOST_HELD = 1000
 
 
 def forked_error(parent: int) -> HorovodInternalError:
-    """What every use of a job gets in a process that was forked from one of its ranks."""
+    """The error of every use of a job in a process that was forked from one of its ranks."""
     return HorovodInternalError(
         f"This process (pid {os.getpid()}) was forked from a rank (pid {parent}) after init(): it is not a rank and "
         "can't run collectives, although rank() and size() still return its parent's values. Run collectives in the "
@@ -142,7 +142,7 @@ class Engine:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> int:
-        """Hands a request over and gives its number. The request itself may be forgotten; its tensors may not."""
+        """Submits a request and returns its number. The request itself may be dropped; its tensors may not."""
         number = c_int64()
         status = self._library.se_submit(self._usable(), ctypes.byref(request), ctypes.byref(number))
         _native.check(status, self.global_rank)
@@ -174,7 +174,7 @@ class Engine:
             raise error
 
     def poll(self, number: int) -> Status:
-        """What has become of a request so far; the error's sentence is then ``_native.last_error()``."""
+        """The present status of a request; the error's text is then ``_native.last_error()``."""
         return Status(self._library.se_poll(self._usable(), number))
 
     def wait(self, number: int, seconds: float) -> Status:
@@ -300,7 +300,7 @@ class Engine:
         return data.value or 0
 
     def shared_free(self, address: int) -> None:
-        """Gives back what `shared_allocate` gave."""
+        """Frees memory of `shared_allocate`."""
         if self.native.pointer is not None:
             self._library.se_shared_free(self.native.pointer, address)
 

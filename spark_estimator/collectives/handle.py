@@ -35,7 +35,7 @@ GATHERING = (Op.ALLGATHER, Op.ALLTOALL)
 
 
 class Gathered(NamedTuple):
-    """What an allgather or alltoall made of one tensor.
+    """The result of an allgather or alltoall of one tensor.
 
     Attributes:
         data: the ranks' rows in rank order, as writable bytes. The memory lives as long as something refers to it (a
@@ -119,7 +119,7 @@ class Handle:
             raise _native.error_of(self._status, self._message)
 
     def gathered(self, tensor: int = 0) -> Gathered:
-        """Waits for an allgather or alltoall and gives its result, the same object each time. Raises as `wait` does.
+        """Waits for an allgather or alltoall and returns its result, the same object each time. Raises as `wait` does.
 
         Args:
             tensor: which of the request's tensors.
@@ -211,7 +211,7 @@ class Handle:
             )
 
     def last_joined(self) -> int:
-        """Waits for a join and gives the rank of the job that joined last. Raises as `wait` does."""
+        """Waits for a join and returns the rank of the job that joined last. Raises as `wait` does."""
         if self._op is not Op.JOIN:
             raise TypeError(f"{self._op.name.lower()} {self.name!r} is not a join.")
         self.wait()

@@ -216,7 +216,7 @@ class LauncherLink:
             try:
                 ready = Ready(facts, self.holds_state, self.silent, self.why, self.commits, self.keeps_ranks)
                 self._link.send(ready.to_message())
-                # What was announced before the round concerns those who are in it by now.
+                # Announcements before the round are about processes that are now part of it.
                 while (message := self._link.receive(wait=True)) is not None and message.get("kind") != ROUND:
                     pass
             except (EOFError, OSError):

@@ -16,7 +16,7 @@ Product = ReduceOp.PRODUCT
 
 
 def where(kind: str) -> str:
-    """What an error's text begins with: the operation that the user called, and on which rank."""
+    """The beginning of an error's text: the operation that the user called, and its rank."""
     return f"{kind} on rank {context.rank()}" if context.is_initialized() else kind
 
 

@@ -29,7 +29,7 @@ _BACKLOG = 4096
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """What the others must know of one rank.
+    """The facts of one rank that the others need.
 
     Attributes:
         rank: its number.

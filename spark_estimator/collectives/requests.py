@@ -172,7 +172,7 @@ def run(
 def gather_bytes(
     engine: Engine, name: str, payload: bytes, *, unnamed: bool = False, timeout: timedelta | None = None
 ) -> list[memoryview]:
-    """What each rank of the group gave, on every rank. All call it. Raises as `run` does.
+    """The bytes of each rank of the group, on every rank. All call it. Raises as `run` does.
 
     Args:
         engine: of the group.
@@ -198,7 +198,7 @@ def _as_tensor(payload: bytes) -> tuple[list[Tensor], object]:
 
 
 def gathered_bytes(handle: Handle) -> list[memoryview]:
-    """What each rank of the group gave, once the handle's allgather is done; waits for that."""
+    """The bytes of each rank of the group; waits until the handle's allgather is done."""
     data, rows = handle.gathered()
     ends = list(itertools.accumulate(rows))
     return [data[end - length : end] for end, length in zip(ends, rows, strict=True)]
@@ -319,7 +319,7 @@ def _handle_of(
 
 
 def _abandon(engine: Engine, number: c_int64, call: Call, keep: object, stream: int, error: BaseException) -> None:
-    """What an error leaves behind: a request whose memory the engine, or a GPU, may still use."""
+    """Keeps the memory of a failed call's request, which the engine or a GPU may still use."""
     if number.value:  # interrupted between two lines
         engine.detach(number.value, keep, None if call.device is None else stream)
     elif call.device is not None:
@@ -350,7 +350,7 @@ def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor], strea
 
 
 def _complaint(call: Call) -> TypeError | None:
-    """What is wrong with a call that could not be converted, in words; None when that is not known."""
+    """The text of what is wrong with a call that could not be converted; None if it is unknown."""
     name: object = call.name
     if not isinstance(name, str):
         return TypeError(f"the name of a collective must be a string, not {reprlib.repr(name)}.")

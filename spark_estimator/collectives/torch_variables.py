@@ -22,7 +22,7 @@ NAMES = (
 
 
 def torch_variables(rendezvous: Rendezvous) -> dict[str, str]:
-    """What torchrun would set for this rank.
+    """The variables that torchrun would set for this rank.
 
     MASTER_PORT is the port at which rank 0 listens for its peers. Torch's own handler of ``env://`` fails there,
     because the port is in use, and so does not listen at every interface. The handler of

@@ -36,7 +36,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class Wired:
-    """What the engine is created from. It owns its descriptors.
+    """The input of the engine's creation. It owns its descriptors.
 
     Attributes:
         rank, size: this rank's number in the group, and how many the group has.

@@ -206,7 +206,7 @@ ROOTS = frozenset(name.partition(".")[0] for name in PACKAGES)
 
 
 def advice(old: str) -> str:
-    """What to use instead of a missing name `old` (dotted), and which names of its package are available."""
+    """The replacement of a missing name `old` (dotted), and the available names of its package."""
     known = old
     while known and known not in INSTEAD:
         known = known.rpartition(".")[0]

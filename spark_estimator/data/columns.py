@@ -77,7 +77,7 @@ class Readable:
         return kept.alias(self.name)
 
     def cast(self, dtype: str) -> Column:
-        """What Spark is asked for when the tensor shall be of `dtype`."""
+        """The Spark expression of the column for a tensor of `dtype`."""
         assert self.expression is not None, self.name
         if self.kind == "binary":
             return self.expression
@@ -258,7 +258,7 @@ def check_decoded(name: str, kind: str) -> None:
 
 
 def remedy(type_name: str) -> str:
-    """What to do with a column whose type cannot be trained on, as the end of a sentence.
+    """The remedy for a column whose type cannot be trained on, as the end of a sentence.
 
     Args:
         type_name: as Spark's ``typeName`` has it.

@@ -106,7 +106,7 @@ def kept_dtype(dtype: numpy.dtype[Any], what: str) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """What a function of the user's raised, with its traceback from there on."""
+    """The error of a user's function, with its traceback from there on."""
     inside = error.__traceback__.tb_next if error.__traceback__ else None
     lines = "".join(traceback.format_exception(type(error), error, inside)).rstrip()
     return f"{type(error).__name__}: {error}\n{lines}"

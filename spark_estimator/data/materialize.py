@@ -325,7 +325,7 @@ def prepared(store: FilesystemStore, folder: str) -> DataFiles:
 
 
 def manifest_of(store: FilesystemStore, folder: str) -> dict[str, Any]:
-    """What was written beside a data set when all of it was there.
+    """The manifest of a data set, which was written after all of its files.
 
     Raises:
         DataError: it is not one of this package.

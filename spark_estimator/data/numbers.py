@@ -109,7 +109,7 @@ def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
 
 
 def without_nulls(batch: pyarrow.RecordBatch, nulls: str | float, dtypes: Sequence[str]) -> pyarrow.RecordBatch:
-    """What `columns.cast_columns` and ``dropna`` ask Spark for: rows are dropped, or a number replaces nulls.
+    """A batch as after `columns.cast_columns` and ``dropna`` in Spark: rows are dropped, or a number replaces nulls.
 
     Args:
         nulls: "error" leaves them, "drop" drops rows with a null (or, as Spark's ``dropna``, NaN) in a column, a number

@@ -133,7 +133,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 def store_for(path: str, storage_options: Mapping[str, Any] | None = None) -> FilesystemStore:
-    """What opens a path: of this machine, of DBFS, or a URL that fsspec knows."""
+    """The store that opens a path: of this machine, of DBFS, or a URL that fsspec knows."""
     store = Store.create(path, **({"storage_options": dict(storage_options)} if storage_options else {}))
     assert isinstance(store, FilesystemStore)
     return store

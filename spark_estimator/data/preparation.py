@@ -20,7 +20,7 @@ _MOST_BATCH_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to rows where they are read: on a rank, or in the task that feeds one. It is sent there.
+    """The preparation of rows where they are read: on a rank, or in the task that feeds one. It is sent there.
 
     First bytes are decoded, then the transformation is called, then nulls are handled.
 
@@ -70,7 +70,7 @@ class Preparation:
         """
         row = 0
         for batch in batches:
-            for start in range(0, batch.num_rows, most_rows):  # without a row there is nothing to give to a function
+            for start in range(0, batch.num_rows, most_rows):  # without a row there is no input for a function
                 piece = batch.slice(start, most_rows)
                 yield self.batch(piece, dtypes, row)
                 row += piece.num_rows
@@ -86,7 +86,7 @@ class Preparation:
         return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), self.nulls, dtypes)
 
     def passed(self, batch: pyarrow.RecordBatch, row: int = 0) -> tuple[Preparation, dict[str, pyarrow.Array]]:
-        """What the functions make of a batch.
+        """Applies the functions to a batch.
 
         Returns:
             The preparation, with what these rows have shown of the functions' results, and the columns by name.

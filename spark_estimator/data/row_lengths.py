@@ -94,7 +94,7 @@ class Ragged:
         return tuple(width for width in widths if width is not None)
 
     def _with_shapes(self, widths: Sequence[int | None], features: int) -> list[int | None]:
-        """The widths, and those that input_shapes and label_shapes give."""
+        """The widths, with those of input_shapes and label_shapes."""
         known = list(widths)
         inputs = [math.prod(shape[1:]) for shape in self.input_shapes or ()]
         if len(inputs) == features:

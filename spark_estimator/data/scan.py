@@ -206,7 +206,7 @@ def _report(path: str, number: int) -> str:
 
 
 def _footers(spark: SparkSession, paths: list[str], tasks: int) -> DataFiles:
-    """What executors find in the files.
+    """The files with their row groups, from footers that executors read.
 
     Raises:
         ThroughSpark: they cannot read them.

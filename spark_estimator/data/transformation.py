@@ -26,7 +26,7 @@ _NAME = "transformation_fn"
 
 @dataclass(frozen=True)
 class Shown:
-    """What the first rows have shown of a column that the function returned.
+    """A column of the function's result, as the first rows show it.
 
     Attributes:
         kind: of its values; of those inside, where they are arrays.
@@ -50,7 +50,7 @@ class Shown:
 
 
 class Takes(Enum):
-    """What a transformation_fn takes; the first call shows it."""
+    """The kind of argument of a transformation_fn; the first call shows it."""
 
     UNKNOWN = "It has not been called yet."
     FRAME = "A pandas.DataFrame of rows; it returns one."
@@ -133,7 +133,7 @@ class Transformation:
     def _called(
         self, columns: Mapping[str, pyarrow.Array | list[Array | None]], row: int
     ) -> tuple[Takes, pandas.DataFrame]:
-        """What the function takes, and what it returns for some rows."""
+        """The kind of the function's argument, and its result for some rows."""
         import pandas
 
         if self.takes is Takes.ROW:

@@ -1,4 +1,4 @@
-"""What a job needs of this machine, a function a check."""
+"""Checks of this machine for a job, one function each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def python() -> Finding:
 
 
 def workers_python() -> Finding:
-    """What Spark will start its workers with here, tried out: it must have our package and PyArrow."""
+    """Tries the Python with which Spark starts its workers here: it must have this package and PyArrow."""
     name = "workers' python"
     fix = f"export PYSPARK_PYTHON={sys.executable}"
     chosen = os.environ.get("PYSPARK_PYTHON", "")

@@ -44,7 +44,7 @@ def callers(everyone: Sequence[Facts]) -> dict[str, int]:
 
 
 def sharers(everyone: Sequence[Facts]) -> list[tuple[int, int]]:
-    """Two partitions of each host that has two, (who gives a segment, who takes it): of two executors if possible."""
+    """Two partitions of each host that has two, (that makes a segment, that maps it): of two executors if possible."""
     hosts: dict[str, list[int]] = {}
     for partition, facts in enumerate(everyone):
         if facts.get("local_name"):

@@ -26,7 +26,7 @@ ENGINE_SECONDS = 60
 NVIDIA_SMI_SECONDS = 20
 # In a stage that is no barrier stage: every slot is taken once, and no task runs where another has been.
 HOLD_SECONDS = 2.0
-# What a native library that is built for another processor does must end this process, not Spark's worker.
+# A crash of a native library for another processor must end this process, not Spark's worker.
 ENGINE = (
     "from spark_estimator import _native; library = _native.library(); "
     "print(library.se_abi_version(), library.se_build_info().decode(), sep='; ')"
@@ -216,8 +216,9 @@ def gpus(context: Any) -> dict[str, Any]:
 
 
 def meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]:
-    """Meets the other tasks of the stage, see ``doctor.meeting``. A task that cannot still takes part in the barriers:
-    the others would wait for it."""
+    """Connects to the other tasks of the stage, see ``doctor.meeting``. A task that cannot still takes part in the
+    barriers: the others would wait for it.
+    """
     try:
         from spark_estimator.doctor.meeting import Meeting
 

@@ -120,7 +120,7 @@ class _Survey:
 
     Args:
         size: number of tasks.
-        barrier: whether they start together; else they cannot meet.
+        barrier: whether they start together; else they cannot connect to each other.
     """
 
     def __init__(self, spark: SparkSession, size: int, *, barrier: bool) -> None:

@@ -27,12 +27,12 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class DriverSide:
-    """What the executors are compared with.
+    """The driver's facts, with which the executors' are compared.
 
     Attributes:
         python, package: versions, of Python and of spark_estimator.
         packages: name -> version; '' for packages that are not installed.
-        barrier: whether the tasks ran together, and could meet.
+        barrier: whether the tasks ran together, and could connect.
         gpus_per_task: as Spark is configured; 0 for none.
         is_local: driver and executor are one process.
     """

@@ -189,7 +189,10 @@ class RoundPlanner:
     # --- what it decides ---
 
     def decide(self, now: float) -> list[Decision]:
-        """What to do now. Call this after each report, and from time to time, because time-outs pass."""
+        """The decisions to carry out now.
+
+        Call this after each report, and from time to time, because time-outs pass.
+        """
         if self._over:
             return []
         decisions = self._decide(now)

@@ -106,7 +106,7 @@ def rejoin() -> None:
 
 
 def _keep_ranks() -> None:
-    """Has the launcher give new processes the ranks of lost ones."""
+    """Asks the launcher to assign the ranks of lost processes to new ones."""
     link = launcher_link.link()
     if link is not None:
         link.keeps_ranks = True

@@ -13,7 +13,7 @@ from spark_estimator.errors import HostsUpdatedInterrupt
 
 
 class HostUpdateResult(enum.IntFlag):
-    """What has become of the places where ranks can run. Horovod's names."""
+    """The kind of change of the available hosts. Horovod's names."""
 
     no_update = 0
     removed = 1

@@ -143,7 +143,7 @@ def paddings(name: str, value: Any) -> float | dict[str, float] | None:
 
 
 def function(name: str, value: Any) -> Any:
-    """What can be called, or None."""
+    """Checks that a value is callable, or None."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be a function; got {value!r}.")
     return value
@@ -253,7 +253,7 @@ def stored(name: str, value: Any) -> Any:
 
 
 def training_backend(name: str, value: Any) -> Any:
-    """What trains, or None."""
+    """Checks that a value is a backend, or None."""
     if value is not None and not all(callable(getattr(value, method, None)) for method in ("run", "num_processes")):
         raise TypeError(
             f"{name} must be a SparkBackend, or another Backend with run() and num_processes(); got {value!r}."

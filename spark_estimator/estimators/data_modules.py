@@ -161,7 +161,7 @@ def plan_of(estimator: TableEstimator[Any], dataset_idx: int | None) -> ModulePl
 
 
 def _url(path: str) -> str:
-    """A store's path as Horovod gives it to data modules: with a scheme."""
+    """A store's path as Horovod passes it to data modules: with a scheme."""
     return path if "://" in path else f"file://{path}"
 
 

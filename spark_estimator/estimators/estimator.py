@@ -100,7 +100,7 @@ class TrainingMetadata(ModelMetadata):
         self.features = features
 
     def of_model(self) -> ModelMetadata:
-        """What the model keeps of it."""
+        """The model's copy of this metadata."""
         return ModelMetadata(self, self.inputs, self.outputs, self.label_types, self.output_kinds)
 
 

@@ -1,4 +1,4 @@
-"""What a model knows of the columns of its training: Horovod's `_metadata`, with the fields that predictions need."""
+"""A model's metadata of the columns of its training: Horovod's `_metadata`, with the fields that predictions need."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelMetadata(dict[str, dict[str, Any]]):
 
 
 def column_facts(columns: Sequence[Readable], widths: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """What Horovod's metadata has of each column."""
+    """The entries of Horovod's metadata for each column."""
     return {
         column.name: {
             "spark_data_type": _type_named(column.kind, column.is_array),

@@ -122,7 +122,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
     @abstractmethod
     def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> Predictor:
-        """What predicts, with the model as it is now.
+        """The predictor of the present model.
 
         Args:
             inputs: as the model was trained with, under the names of the columns to predict from.
@@ -182,14 +182,14 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         decoders = self._decoders()
         for field in inputs:
             for name, trained_name in zip(field.names, field.columns, strict=True):
-                # Where the arrays are there already, they are read as such.
+                # Arrays that exist already are read as such.
                 is_bytes = trained_name in decoders and raw(dataset.schema, name).kind == "binary"
                 columns.append(readable(dataset.schema, name, is_bytes).cast(field.dtype))
         predictor = replace(self._predictor(inputs, decoders), columns=self._prediction_columns())
         return udf_of(predictor, len(columns))(*columns)
 
     def _row_function(self) -> RowFunction | None:
-        """What predicts row by row, where a subclass overrides `get_prediction_fn`; None: batches are predicted."""
+        """The function that predicts row by row, from a subclass's `get_prediction_fn`; None: predict batches."""
         base = next((kind for kind in type(self).__mro__ if "get_prediction_fn" in vars(kind)), None)
         if base is None or base.__module__.startswith("spark_estimator."):
             return None
@@ -325,7 +325,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return tuple(added)
 
     def _frame_predictor(self) -> Any:
-        """What predicts without Spark: its ``frame(features)`` returns the columns that `transform` adds."""
+        """A predictor without Spark: its ``frame(features)`` returns the columns that `transform` adds."""
         columns = self._prediction_columns()
         function = self._row_function()
         if function is not None:

@@ -533,7 +533,7 @@ def by_keyword(method: _Method) -> _Method:
 
 
 def with_params(rows: Sequence[Row]) -> Callable[[type[_Params]], type[_Params]]:
-    """Gives a class its Params."""
+    """Adds a class's Params."""
 
     def decorate(cls: type[_Params]) -> type[_Params]:
         cls._rows = rows

@@ -39,7 +39,7 @@ _SHARED = {
 def with_ineffective(
     rows: Mapping[str, tuple[str, Any]], reasons: Mapping[str, str]
 ) -> Callable[[type[_Params]], type[_Params]]:
-    """Gives a class parameters without effect, which can be set and read; a setter warns with the reason.
+    """Adds parameters without effect to a class, which can be set and read; a setter warns with the reason.
 
     Args:
         rows: as `_SHARED`.
@@ -117,7 +117,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
         return {name: value for name, value in {**keywords, **passed_on}.items() if name in known}
 
     def _get_or_create_backend(self) -> Any:
-        """Where `fit` trains: an object with ``run(fn, args, kwargs, env)`` and ``num_processes()``.
+        """The backend of `fit`: an object with ``run(fn, args, kwargs, env)`` and ``num_processes()``.
 
         Raises:
             ValueError: num_proc and backend are both set.

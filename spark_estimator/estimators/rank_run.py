@@ -29,7 +29,7 @@ from spark_estimator.observe.training_records import StepRecorder, send_record
 
 @dataclass(frozen=True)
 class RankRun:
-    """What a rank begins with.
+    """The input of a rank's training.
 
     Attributes:
         rows: to train on; all ranks have equal numbers of them, or nearly.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Compressor(Protocol):
-    """What may be passed as ``compression=``: a class, or any object, with these two functions."""
+    """The interface of values for ``compression=``: a class, or any object, with these two functions."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:

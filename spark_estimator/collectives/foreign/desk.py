@@ -58,7 +58,7 @@ class Visitor:
 
 
 class Waiting(Protocol):
-    """What a visitor checks while it waits. Each raises an error if the job cannot come together."""
+    """The checks of a visitor while it waits. Each raises an error if the job cannot come together."""
 
     def check(self) -> None:
         """Called all the time."""

@@ -75,7 +75,7 @@ class FileBoard(NoticeBoard):
         return Notice(places, key)
 
     def rival(self) -> Notice | None:
-        """What another rank 0 has put in place of this one's notice."""
+        """The notice by which another rank 0 has replaced this one's."""
         return None if _read(self._path) == self._published else self.find()
 
     def close(self) -> None:

@@ -173,7 +173,7 @@ def _finder(
 
 
 def _addresses(job: ForeignJob, board: NoticeBoard) -> list[list[str]]:
-    """Where the desk listens: each entry is tried before the next."""
+    """The addresses of the desk: each entry is tried before the next."""
     if job.one_host:
         return [["127.0.0.1"]]
     return [[board.address], own_addresses()] if board.address else [own_addresses()]

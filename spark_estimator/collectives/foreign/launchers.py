@@ -118,7 +118,7 @@ class ForeignJob:
 
     @property
     def contradiction(self) -> str:
-        """What the launcher's variables contradict each other in, as the end of a sentence; '' if in nothing."""
+        """The contradiction between the launcher's variables, as the end of a sentence; '' if there is none."""
         if self.rank is None or not 0 <= self.rank < self.size:
             return f"its rank ({'none' if self.rank is None else self.rank}) is not one of 0 to {self.size - 1}"
         if self.local_size is not None and (

@@ -20,7 +20,7 @@ LEAST_KEY_CHARACTERS = 32
 
 @dataclass(frozen=True)
 class Notice:
-    """Where rank 0's desk may be.
+    """The possible addresses of rank 0's desk.
 
     Attributes:
         places: addresses and ports, the likeliest first; at some of them another program may listen.

@@ -1,4 +1,4 @@
-"""What shows, while a process waits for the others, that its job cannot come together: then waiting is useless."""
+"""Detects, while a process waits for the others, that its job can never be complete: then waiting is useless."""
 
 from __future__ import annotations
 

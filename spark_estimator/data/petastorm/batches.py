@@ -58,7 +58,7 @@ class BatchSource(Protocol):
         """Yields arrays [rows, ...] by the names of the columns; each may be written to."""
 
     def release(self) -> None:
-        """Gives up the rows; another iteration reads them again."""
+        """Releases the rows; another iteration reads them again."""
 
 
 def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool) -> BatchSource:
@@ -202,7 +202,7 @@ class ShardBatches:
         yield from equal_steps(rebatched(pages, size), rows, most_rows, self._num_epochs, size)
 
     def _together(self, names: Sequence[str]) -> list[str]:
-        """The most columns that `gathered` gives as the rows of one matrix."""
+        """The most columns that `gathered` returns as the rows of one matrix."""
         _, joined = self._joined.only(names)
         groups: dict[int, list[str]] = {}
         for field, (number, _) in zip(joined.fields, joined.places, strict=True):

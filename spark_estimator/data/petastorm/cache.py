@@ -1,4 +1,4 @@
-"""Where the converter writes rows of DataFrames that are more than just files: below one folder, removed at exit."""
+"""The folder to which the converter writes rows of DataFrames that are more than just files; removed at exit."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class CallSize:
 
 @dataclass(frozen=True)
 class TransformedRows:
-    """What a call has returned.
+    """The result of a call.
 
     Attributes:
         page: columns that it has changed, and scalars.

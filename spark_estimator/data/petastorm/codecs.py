@@ -129,7 +129,7 @@ def _decoded(decode: Callable[[bytes], Array], column: str, value: bytes | None,
 
 
 def decoder_of(codec: str, column: str) -> Callable[[bytes], Array]:
-    """What decodes a value: "npy", "npz" or "image", as in `SchemaField`."""
+    """The decoder of a value: "npy", "npz" or "image", as in `SchemaField`."""
     return {"npy": _npy, "npz": _npz}.get(codec) or _image_decoder(column)
 
 

@@ -124,7 +124,7 @@ class SparkDatasetConverter:
         reader: str = "native",
         **petastorm_reader_kwargs: Any,
     ) -> AbstractContextManager[Any]:
-        """A context manager that gives a loader; that gives batches, dicts of tensors by the columns' names.
+        """A context manager that returns a loader of batches: dicts of tensors by the columns' names.
 
         Args:
             batch_size: rows of each batch; the last one may have fewer.
@@ -166,7 +166,7 @@ class SparkDatasetConverter:
         shuffling_queue_capacity: int | None = None,
         **petastorm_reader_kwargs: Any,
     ) -> AbstractContextManager[Any]:
-        """A context manager that gives a tf.data.Dataset of batches: named tuples with a tensor for each column.
+        """A context manager that returns a tf.data.Dataset of batches: named tuples with a tensor for each column.
 
         Args:
             batch_size: rows of each batch; the last one may have fewer. None: 32.
@@ -210,7 +210,7 @@ class SparkDatasetConverter:
         files = DatasetFiles.from_files(self.files)
         others = dict(arguments)
         columns = list(chosen_fields(files, others.pop("schema_fields", None), self.cache_dir_url).fields)
-        # Petastorm gives columns that are named in any order.
+        # Petastorm returns named columns in any order.
         named = None if columns == list(files.kinds) else [re.escape(name) for name in columns]
         return petastorm_handover.loader(
             self.file_urls,

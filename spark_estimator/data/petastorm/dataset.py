@@ -23,7 +23,7 @@ from spark_estimator.data.rank import shares
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 
-# What Spark calls the folder of rows whose value is null.
+# Spark's name for the folder of rows whose value is null.
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 

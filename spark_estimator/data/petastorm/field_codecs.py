@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DataframeColumnCodec:
-    """What all codecs have."""
+    """The base of all codecs."""
 
     kind = ""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_estimator.errors import DataError, PythonEnvironmentError
 
-# What was tried: newer versions of each fail at the import or in every reader.
+# Tested versions: newer versions of each fail at the import or in every reader.
 _NEEDED = {
     "petastorm": ((0, 12, 1), (0, 14)),
     "pyarrow": ((14,), (15,)),
@@ -19,7 +19,7 @@ _NEEDED = {
     "pandas": ((2, 1), (2, 3)),
 }
 _WORKS = "Python 3.10 or 3.11 with petastorm 0.13.1, pyarrow 14.0.2, numpy 1.26.4, pandas 2.2.3 and pyspark 3.5"
-# Its thread pool gives an epoch without rows once in a while (in 0.13), and its seeds hold for this one.
+# Its thread pool sometimes returns an epoch without rows (in 0.13), and its seeds are valid for this one.
 _POOL = "dummy"
 
 
@@ -66,7 +66,7 @@ def loader(
     data_loader_fn: Callable[..., Any] | None,
     reader_arguments: Mapping[str, Any],
 ) -> AbstractContextManager[Any]:
-    """A context manager that gives petastorm's own loader over its own reader.
+    """A context manager that returns petastorm's own loader over its own reader.
 
     Args:
         as_they_are: the files have the requested types.

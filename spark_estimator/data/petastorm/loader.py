@@ -50,7 +50,7 @@ def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
 
 
 class _Loader:
-    """What `DataLoader` and `BatchedDataLoader` share.
+    """The base of `DataLoader` and `BatchedDataLoader`.
 
     Args:
         reader: of `make_reader` or `make_batch_reader`; or any iterator of their named tuples, with `reset`.

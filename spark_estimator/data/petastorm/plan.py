@@ -75,7 +75,7 @@ class ReadPlan:
 
     @property
     def transformer(self) -> Transformer | None:
-        """What is done to the rows; None: nothing."""
+        """The transform of the rows; None: nothing."""
         if self.transform is None:
             return None
         return Transformer(self.transform, self.result_schema, by_row=not self.batched)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PredicateBase(ABC):
-    """What a user's own predicate derives from."""
+    """The base class of users' predicates."""
 
     @abstractmethod
     def get_fields(self) -> set[str]:
@@ -122,7 +122,7 @@ class in_negate(PredicateBase):
 
 
 class in_reduce(PredicateBase):
-    """What a function makes of the answers of several predicates.
+    """Combines the results of several predicates with a function.
 
     Args:
         predicate_list: the predicates.

@@ -68,7 +68,7 @@ class Reader:
 
     @property
     def is_batched_reader(self) -> bool:
-        """It gives many rows at a time."""
+        """It returns many rows at a time."""
         return self.plan.batched
 
     @property
@@ -78,7 +78,7 @@ class Reader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of what it gives."""
+        """Names of the columns that it returns."""
         return tuple(self.schema.fields)
 
     @property

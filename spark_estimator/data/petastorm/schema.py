@@ -90,14 +90,14 @@ _SCHEMA = _stub("schema")
 
 
 def _restored(name: str, fields: Sequence[str], values: Sequence[Any]) -> _Stub:
-    """What older versions of PySpark make of a named tuple."""
+    """Makes a named tuple that older versions of PySpark have pickled."""
     by_name = dict(zip(fields, values, strict=True))
     names = ("name", "numpy_dtype", "shape", "codec", "nullable")
     return _FIELD(*(by_name.get(item) for item in names))
 
 
 def _reconstructed(kind: Any, base: Any, state: Any) -> _Stub:
-    """What protocols 0 and 1 make objects with."""
+    """Makes an object of pickle's protocols 0 and 1."""
     if not (isinstance(kind, type) and issubclass(kind, _Stub)):
         raise pickle.UnpicklingError(f"an object of {kind!r}")
     return kind()

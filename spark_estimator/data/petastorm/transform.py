@@ -30,7 +30,7 @@ _MOST_INSERTED = 4
 
 
 class TransformSpec:
-    """What is done to rows while they are read.
+    """A user's function on rows while they are read.
 
     Args:
         func: takes and returns a pandas.DataFrame; in `make_reader` a dict. None: columns are removed only.
@@ -125,7 +125,7 @@ class Transformer:
         return self.by_row
 
     def of_table(self, table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], place: str) -> Page:
-        """What it makes of rows as they were read.
+        """Transforms rows as they were read.
 
         Args:
             shapes: of a row's value, by column.
@@ -151,7 +151,7 @@ class Transformer:
         return self.of_page(arrays, matrices, place)
 
     def of_page(self, arrays: Mapping[str, Any], matrices: Mapping[str, Array], place: str) -> Page:
-        """What it makes of rows as arrays; errors as `of_table`.
+        """Transforms rows as arrays; errors as `of_table`.
 
         Args:
             arrays: [rows] or [rows, ...] of all columns.

@@ -38,7 +38,7 @@ class TrainingDataCache:
         self._reset()
 
     def create_key(self, df: DataFrame, store: Any, validation: Any) -> Key:
-        """What identifies a data set: the same DataFrame object, folders and validation."""
+        """The key of a data set: the same DataFrame object, folders and validation."""
         return hash(df), store.get_train_data_path(), store.get_val_data_path(), validation
 
     @contextlib.contextmanager

@@ -65,7 +65,7 @@ class PetastormDataModule(DataModule):
         super().__exit__(kind, error, trace)
 
     def train_data(self) -> Any:
-        """What `make_dataset` makes of the rows for training."""
+        """The data set that `make_dataset` makes from the rows for training."""
         return self.make_dataset(
             self.train_reader,
             self.train_batch_size,
@@ -75,7 +75,7 @@ class PetastormDataModule(DataModule):
         )
 
     def val_data(self) -> Any:
-        """What `make_dataset` makes of the rows for validation; None: there are none."""
+        """The data set that `make_dataset` makes from the rows for validation; None: there are none."""
         if self.val_reader is None:
             return None
         return self.make_dataset(

@@ -39,7 +39,7 @@ class Leg:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Leg:
-        """What `to_dict` has made.
+        """The inverse of `to_dict`.
 
         Raises:
             ValueError: it is of rows that are streamed.

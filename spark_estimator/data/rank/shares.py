@@ -15,7 +15,7 @@ def share(total: int, parts: int, part: int) -> int:
 
 
 def begin(total: int, parts: int, part: int) -> int:
-    """Where the share of `part` begins."""
+    """The index at which the share of `part` begins."""
     return part * (total // parts) + min(part, total % parts)
 
 
@@ -35,7 +35,7 @@ def moves(counts: Sequence[int]) -> list[Move]:
         counts: [ranks] rows that each has.
     """
     total, size = sum(counts), len(counts)
-    # Who has most keeps the odd ones.
+    # The ranks with most rows keep the odd ones.
     order = sorted(range(size), key=lambda rank: (-counts[rank], rank))
     wanted = {rank: share(total, size, place) for place, rank in enumerate(order)}
     givers = [(rank, counts[rank] - wanted[rank]) for rank in order if counts[rank] > wanted[rank]]

@@ -55,7 +55,7 @@ class Spool:
 
 @dataclass(frozen=True)
 class SpoolFeed:
-    """What a task does with the rows that it receives from Spark. It is sent to the tasks.
+    """Spools the rows that a task receives from Spark. It is sent to the tasks.
 
     Attributes:
         fields: what the rows hold.
@@ -72,7 +72,8 @@ class SpoolFeed:
     def take(
         self, batches: Iterable[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool] = lambda: False
     ) -> None:
-        """Writes all rows and hands them to the worker; on a failure sends its text, and the worker ends the job.
+        """Writes all rows and sends their files to the worker; on a failure sends its text, and the worker ends the
+        job.
 
         Args:
             batches: the rows.
@@ -208,7 +209,7 @@ def mapped(descriptor: int, field: Field, rows: int) -> Array:
 
 
 def spool_folder(configured: str | None) -> str:
-    """Where rows are spooled on this host.
+    """The folder of spools on this host.
 
     Args:
         configured: the user's setting; None or empty: the default.

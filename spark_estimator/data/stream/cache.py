@@ -36,7 +36,7 @@ class _Filled(enum.Enum):
 
 @dataclass
 class _Place:
-    """Where a range is kept."""
+    """The position of a cached range."""
 
     first: int
     rows: int

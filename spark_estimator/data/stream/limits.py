@@ -21,7 +21,7 @@ _MOST_DECODED_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What the user allows. It is sent to the ranks.
+    """The user's limits. They are sent to the ranks.
 
     Attributes:
         cache_bytes: of a host's disk, for all of its ranks together; rows beyond are read from their files in each

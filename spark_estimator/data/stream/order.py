@@ -122,7 +122,7 @@ class StreamLeg:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> StreamLeg:
-        """What `to_dict` has made.
+        """The inverse of `to_dict`.
 
         Raises:
             ValueError: it is of rows that are not streamed.

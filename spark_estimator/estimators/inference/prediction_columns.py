@@ -59,7 +59,7 @@ _VECTOR = "vector"
 
 
 class Role(enum.Enum):
-    """What a column of predictions is for."""
+    """The purpose of a column of predictions."""
 
     #: The prediction in the type of the label, or in that of `output_type`.
     LABEL = "output_cols"
@@ -117,7 +117,7 @@ class PredictionColumn:
         return _lists(_probabilities(numbers, self.output_kind), numpy.float64)
 
     def in_spark(self, column: Column) -> Column:
-        """What Spark makes of a column of `values`: a vector of an array, a timestamp of microseconds."""
+        """Spark's expression for a column of `values`: a vector of an array, a timestamp of microseconds."""
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions
 

@@ -58,7 +58,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
-        """What the model returns for some rows.
+        """The model's results for some rows.
 
         Args:
             matrices: [inputs] each [rows, width], that may be written to.
@@ -185,7 +185,7 @@ class Predictor(ABC):
         return self.as_frame(self.predictions(arrays), getattr(features, "index", None))
 
     def as_frame(self, struct: pyarrow.StructArray, index: Any) -> Any:
-        """What `predictions` returned as a pandas frame.
+        """The result of `predictions` as a pandas frame.
 
         Args:
             index: of the frame; None: the numbers of rows.
@@ -280,7 +280,7 @@ def column_of(features: Any, name: str) -> Any:
     if name not in features:
         raise DataError(f"there is no column {name!r} among {list(features)}." + did_you_mean(name, features))
     values = features[name]
-    if hasattr(values, "columns"):  # pandas gives a frame of them
+    if hasattr(values, "columns"):  # pandas returns a frame for duplicates
         raise DataError(f"there are {len(values.columns)} columns named {name!r}: rename all but one of them.")
     return values
 

@@ -31,7 +31,7 @@ def arrays_of(matrices: Sequence[Array], fields: Sequence[Field]) -> list[Array]
 
 
 def as_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> Any:
-    """What the model is called with: one array, a list, or a dict by the names of its inputs.
+    """The model's input: one array, a list, or a dict by the names of its inputs.
 
     An input whose shape is known gets its rows in that shape. If columns have the names of a dict's inputs, they are
     matched by name, else in order.

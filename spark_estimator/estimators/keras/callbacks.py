@@ -33,7 +33,7 @@ class _Last(HorovodCallback):
 
 
 def _begin_at_rate_of(optimizer: Any, callbacks: Sequence[Any]) -> None:
-    """Gives Horovod's schedules the optimizer's rate as their ``initial_lr``, as Horovod's estimator does.
+    """Sets the optimizer's rate as the ``initial_lr`` of Horovod's schedules, as Horovod's estimator does.
 
     Their rates are multiplied by the number of ranks in each step. An ``initial_lr`` of all ranks, which is right
     outside of estimators, would be multiplied twice.

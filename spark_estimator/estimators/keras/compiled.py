@@ -9,7 +9,7 @@ from spark_estimator.keras.importing import backend, is_keras_2, keras_of
 
 
 class CompileArguments(NamedTuple):
-    """What a user gave to ``model.compile``."""
+    """The user's arguments of ``model.compile``."""
 
     loss: Any
     loss_weights: Any
@@ -18,7 +18,7 @@ class CompileArguments(NamedTuple):
 
 
 def arguments_of(model: Any) -> CompileArguments | None:
-    """What a model was compiled with; None where it was not."""
+    """The arguments that a model was compiled with; None if it was not."""
     if is_keras_2(model):
         losses, metrics = getattr(model, "compiled_loss", None), getattr(model, "compiled_metrics", None)
         if losses is None or metrics is None:
@@ -37,7 +37,7 @@ def arguments_of(model: Any) -> CompileArguments | None:
 
 
 def compile_step(model: Any, data: tuple[Any, ...]) -> None:
-    """Gives a model the function that its ``train_on_batch`` calls. Does nothing on other backends.
+    """Sets the function that a model's ``train_on_batch`` calls. Does nothing on other backends.
 
     Keras compiles for the size of the first batch, and again, for all sizes, at a batch of another size. The two
     programs may round differently, so that a run that resumes with a short batch would not end with the same bits as a

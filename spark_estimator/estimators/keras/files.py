@@ -67,7 +67,7 @@ def write_keras(model: Any, custom_objects: Mapping[str, Any], folder: Path) -> 
 def read_keras(
     manifest: Manifest, custom_objects: Mapping[str, Any] | None, *, trust: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """What `write_keras` has written: the model, and the classes and functions that it was read with.
+    """Reads the files of `write_keras`: returns the model, and the classes and functions that it was read with.
 
     Raises:
         DataError: as `KerasModel.load`.

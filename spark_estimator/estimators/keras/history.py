@@ -1,4 +1,4 @@
-"""The epochs of a Keras training, as Keras gives them: a dict from each metric's name to its values."""
+"""The epochs of a Keras training, in Keras' form: a dict from each metric's name to its values."""
 
 from __future__ import annotations
 

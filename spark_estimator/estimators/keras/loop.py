@@ -105,11 +105,11 @@ class Loop:
 
     @property
     def _gathered(self) -> list[Any]:
-        """What the optimizer has of passes that wait for their step; of each rank its own."""
+        """The optimizer's gradients of passes that wait for their step; each rank has different ones."""
         return list(getattr(innermost(self.model.optimizer), "_accumulated_gradients", None) or [])
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, of all ranks alike."""
+        """The content of a checkpoint, equal on all ranks."""
         return {"weights": values_of(self.model.weights), "optimizer": values_of(variables_of(self.model.optimizer))}
 
     def of_ranks(self, *, within: bool) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from spark_estimator.keras.optimizers import build, is_optimizer, variables_of
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a model is compiled with.
+    """The arguments of a model's compilation.
 
     Attributes:
         state: of the optimizer's variables, if it has been used in training; None: it starts without state.
@@ -63,7 +63,7 @@ class Recipe:
         )
 
     def restore(self, model: Any) -> None:
-        """Builds the optimizer, and gives it what it has gathered before, if that fits."""
+        """Builds the optimizer, and restores its earlier state, if that fits."""
         optimizer = model.optimizer
         build(optimizer, model.trainable_variables)
         variables = variables_of(optimizer)
@@ -72,7 +72,7 @@ class Recipe:
 
 
 def assign(variables: Any, values: Any) -> None:
-    """Gives variables their values, one each."""
+    """Assigns values to variables, one each."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

@@ -20,7 +20,7 @@ from spark_estimator.keras.wrapping import exchange_of
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[OutputKind], dict[str, Any]]:
-    """What the ranks train with, the labels' names, what the outputs are, and the user's classes and functions.
+    """The parts for the ranks, the labels' names, the kinds of outputs, and the user's classes and functions.
 
     Args:
         value: gives a parameter by its name.
@@ -66,7 +66,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
 
 
 def backend_name(model: Any) -> str:
-    """What a model was made on, for `spec.choose_backend`: Keras 3's backend, or ``"tf_keras"``."""
+    """The backend on which a model was made, for `spec.choose_backend`: Keras 3's backend, or ``"tf_keras"``."""
     return "tf_keras" if is_keras_2(model) else backend(model)
 
 

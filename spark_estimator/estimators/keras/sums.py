@@ -15,7 +15,7 @@ from spark_estimator.keras.importing import is_keras_2
 
 
 class Sums:
-    """What a compiled model's metrics have counted.
+    """The counts of a compiled model's metrics.
 
     A metric is a function of sums over rows, which is what its variables hold: those of all ranks are added up, as
     Keras itself does for its replicas, and the result is that of all rows; also of what is no mean, such as AUC.
@@ -74,7 +74,7 @@ class Sums:
         return result
 
     def state(self) -> dict[str, Any]:
-        """What was counted on this rank, for a checkpoint."""
+        """This rank's counts, for a checkpoint."""
         return {"metrics": values_of(self._variables), "rows": self._rows, "totals": dict(self._totals)}
 
     def take(self, state: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class Sums:
 
 
 def metrics_variables_of(model: Any) -> list[Any]:
-    """What a model's losses and metrics count with."""
+    """The variables of a model's losses and metrics."""
     if is_keras_2(model):
         return [variable for metric in model.metrics for variable in metric.variables]
     return list(model.metrics_variables)

@@ -137,7 +137,8 @@ class EpochSums:
 
 
 def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What the module has logged, averaged over the ranks that have it; what Lightning has averaged stays. Collective.
+    """The module's logged values, averaged over the ranks that have them; values that Lightning has averaged are kept.
+    Collective.
 
     Args:
         metrics: ``trainer.callback_metrics``, which differ where they were logged without ``sync_dist``.

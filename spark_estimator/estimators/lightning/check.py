@@ -54,7 +54,7 @@ class LightningTrial(ModuleTrial):
             torch.set_rng_state(state)
 
     def _loss(self, module: Any, batch: Named) -> Any:
-        """What training_step makes of a batch, after a backward pass; None: it optimizes by hand, and has."""
+        """The result of training_step for a batch, after a backward pass; None: it optimizes by hand, and has."""
         try:
             if module.automatic_optimization:
                 try:
@@ -91,7 +91,7 @@ class LightningTrial(ModuleTrial):
             )
 
     def _widths(self, module: Any, inputs: Tensors, fields: Fields) -> tuple[int, ...]:
-        """[labels] how many values forward() gives for a row."""
+        """[labels] how many values forward() returns for a row."""
         module.eval()
         rows = len(inputs[0])
         with torch.no_grad():

@@ -101,5 +101,5 @@ class RowLoader:
         return self._plan.size(self._rows.rank, step)
 
     def factor(self, step: int) -> float:
-        """What this rank's mean over a batch is multiplied with, so that the ranks' average is that over all rows."""
+        """The factor of this rank's mean over a batch, with which the ranks' average is that over all rows."""
         return self.counted(step) * len(self._rows.counts) / self._plan.total(step)

@@ -74,7 +74,7 @@ class LightningParts:
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
-    """What the ranks train with, and the labels' names.
+    """The parts for the ranks, and the labels' names.
 
     Args:
         value: gives a parameter by its name.
@@ -156,7 +156,7 @@ def _of_torch(name: str, value: Callable[[str], Any]) -> Any:
 
 
 def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
-    """What a LightningModule has to have, and what it makes needless."""
+    """Checks that a LightningModule has its methods; warns about parameters that it replaces."""
     ignored = [name for name in _OF_PLAIN if value(name)]
     if ignored:
         warnings.warn(

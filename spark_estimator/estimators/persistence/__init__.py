@@ -1,1 +1,1 @@
-"""What estimators write and read: saved estimators and models, checkpoints, manifests and checksums."""
+"""Files of estimators: saved estimators and models, checkpoints, manifests and checksums."""

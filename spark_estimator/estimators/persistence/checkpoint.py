@@ -237,7 +237,7 @@ def _first_clock() -> float:
 
 
 def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpoint | None:
-    """What the store has of this run, as rank 0 reads it; None when it has nothing. A collective.
+    """The store's checkpoint of this run, as rank 0 reads it; None if there is none. A collective.
 
     From then on no earlier attempt writes.
 

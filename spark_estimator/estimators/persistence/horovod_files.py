@@ -19,7 +19,7 @@ _PREFIX = "horovod.spark."
 
 @dataclass(frozen=True)
 class HorovodFile:
-    """What Horovod has saved.
+    """A folder that Horovod has saved.
 
     Attributes:
         folder: which holds it.
@@ -35,7 +35,7 @@ class HorovodFile:
 
     @classmethod
     def at(cls, path: str) -> HorovodFile | None:
-        """What is in a folder; None: nothing of Horovod's."""
+        """The content of a folder; None: nothing of Horovod's."""
         folder = local_path(path)
         metadata = folder / "metadata"
         parts = sorted(metadata.glob("part-*")) if metadata.is_dir() else [metadata]

@@ -55,7 +55,7 @@ def public_path(kind: type) -> str:
 
 
 class Manifest:
-    """What `write_manifest` has written.
+    """The content that `write_manifest` has written.
 
     Attributes:
         folder: that it is in.

@@ -12,10 +12,10 @@ Identity = dict[str, list[str]]
 
 
 def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
-    """What does not depend on the framework.
+    """The parameters that do not depend on the framework.
 
-    Not among them are those that a run may be resumed with: more epochs, patience, another number of ranks. The seed is
-    not, either: a run resumes with the seed of its checkpoint.
+    Those that may change in a resumed run are not among them: more epochs, patience, another number of ranks. The seed
+    is not, either: a run resumes with the seed of its checkpoint.
 
     Args:
         checksums: [fields] of all ranks' rows.

@@ -315,7 +315,7 @@ def _holder(fields: dict[str, Any]) -> str:
 
 
 def _this_process() -> dict[str, Any]:
-    """Whose fence it is, also in the process that writes for it."""
+    """Identifies this process as the owner of a fence, also for the process that writes for it."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid), "place": _place()}
 

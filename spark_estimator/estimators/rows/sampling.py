@@ -62,7 +62,7 @@ class Columns:
 
     @property
     def reading(self) -> Preparation:
-        """What is done where the columns are read."""
+        """The preparation where the columns are read."""
         return self.preparation if self.kept is None else self.kept
 
     @property
@@ -275,7 +275,7 @@ class FileSource(_Untransformed):
 
 
 class TransformedSource(Source):
-    """What a transformation makes of another source's first rows. It is called once, by the constructor."""
+    """Another source's first rows, transformed. The constructor calls the transformation once."""
 
     def __init__(self, inner: _Untransformed, preparation: Preparation) -> None:
         transformation = preparation.transformation

@@ -22,7 +22,7 @@ from spark_estimator.estimators.rows.sampling import RowSample
 
 @dataclass(frozen=True)
 class Fields:
-    """What the ranks' batches are made of.
+    """The fields of the ranks' batches.
 
     Attributes:
         outputs: [labels] values a row that the model returns.
@@ -230,7 +230,7 @@ def _field(
         dtype,
         shape,
         padding if any(number is not None for number in padding) else (),
-        # What is filled up may hold numbers that are no bytes.
+        # Padding may be numbers that are no bytes.
         readables[0].kept if len(readables) == 1 and padding == (None,) else "",
     )
 

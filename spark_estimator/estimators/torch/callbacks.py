@@ -47,7 +47,7 @@ class TorchCallbacks:
         self._callbacks = callbacks
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """What each returned; None where it does not have the method."""
+        """The result of each; None if it lacks the method."""
         result = [getattr(callback, method, None) for callback in self._callbacks]
         return [None if item is None else item(*args) for item in result]
 

@@ -236,7 +236,7 @@ def _is_of_classes(loss: Any) -> bool:
 
 
 def _class_weights(loss: Any, label: torch.Tensor) -> float:
-    """What the loss of a batch divides by."""
+    """The divisor of the loss of a batch."""
     counted = label != loss.ignore_index
     if loss.weight is None:
         return float(counted.sum())

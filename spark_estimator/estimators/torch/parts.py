@@ -69,7 +69,7 @@ def _constructed(make: Callable[..., Any], model: nn.Module) -> Any:
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
-    """What the ranks train with, and the labels' names.
+    """The parts for the ranks, and the labels' names.
 
     Args:
         value: gives a parameter by its name.

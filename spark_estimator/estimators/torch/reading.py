@@ -20,7 +20,7 @@ class RefusedObjectsError(DataError):
 
 
 def read(file: Path, known: Sequence[Any] = (), *, trust: bool = False) -> Any:
-    """What ``torch.save`` has written.
+    """Reads a file of ``torch.save``.
 
     Args:
         known: classes and functions that it may name, besides those that PyTorch itself allows.

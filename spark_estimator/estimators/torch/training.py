@@ -179,7 +179,7 @@ class _Training:
             self._optimizer.synchronize()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: Horovod's `model` and `optimizer`, and the scheduler."""
+        """The content of a checkpoint: Horovod's `model` and `optimizer`, and the scheduler."""
         scheduler = self._parts.scheduler
         return {
             "model": self.model.state_dict(),
@@ -188,7 +188,7 @@ class _Training:
         }
 
     def packed(self, best: dict[str, Any] | None) -> bytes:
-        """What the driver gets: the model's numbers and, if it is wanted and fits, the optimizer's state.
+        """The state for the driver: the model's weights and, if requested and if it fits, the optimizer's state.
 
         Args:
             best: the numbers of the best epoch; None: those of the last.

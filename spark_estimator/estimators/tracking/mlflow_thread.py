@@ -97,7 +97,7 @@ class MlflowThread:
         return True
 
     def outstanding(self) -> list[str]:
-        """What the calls do that are not over yet; none twice."""
+        """The descriptions of unfinished calls; none twice."""
         with self._changed:
             return list(dict.fromkeys(call.what for call in self._calls))
 

@@ -40,7 +40,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 @dataclass(frozen=True)
 class MlflowOptions:
-    """What to log where.
+    """What to log, and the place of it.
 
     Attributes:
         experiment_name: of the run, which is created if it is not there; None: the parent run's experiment, or the one

@@ -129,7 +129,7 @@ class TrackedRun:
         self._thread.close()
 
     def rank_tracking(self) -> RankTracking:
-        """What the ranks do for the run."""
+        """The ranks' part of the run."""
         import mlflow
 
         sampled, seconds = self._options.log_system_metrics, None

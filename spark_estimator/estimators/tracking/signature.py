@@ -1,4 +1,4 @@
-"""What MLflow has to know of a model's columns: types of features and predictions, and a few rows as an example."""
+"""MLflow's signature of a model's columns: types of features and predictions, and a few rows as an example."""
 
 from __future__ import annotations
 

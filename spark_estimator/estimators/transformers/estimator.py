@@ -40,7 +40,7 @@ _TRIED_ROWS = 2
 
 @dataclass(frozen=True)
 class _Texts:
-    """What `fit` has found out before it plans the rows."""
+    """The facts that `fit` has before it plans the rows."""
 
     task: TextTask
     source: Pretrained

@@ -51,7 +51,7 @@ class Tokenising:
 
     @property
     def columns(self) -> list[str]:
-        """What is read."""
+        """The columns to read."""
         return [name for name in (self.task.text, self.task.label, self.marker) if name is not None]
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
