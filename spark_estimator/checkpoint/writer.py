@@ -105,12 +105,13 @@ class Writer:
         began = time.monotonic()
         error, raised, path, size = "", "", "", 0
         try:
-            with mmap.mmap(self._slots[number], 0, access=mmap.ACCESS_READ) as memory, memoryview(memory) as view:
-                job = json.loads(bytes(view[slot.job[0] : slot.job[0] + slot.job[1]]))
-                table = json.loads(bytes(view[job["table"][0] : sum(job["table"])]))
-                path, size = job["path"], job["end"]
-                act = _ACTIONS[job["kind"]]
-                size = act(self, slot.ticket, job, table, view)
+            # Not closed here: the frames of an error have views of it, and closing would hide that error.
+            view = memoryview(mmap.mmap(self._slots[number], 0, access=mmap.ACCESS_READ))
+            job = json.loads(bytes(view[slot.job[0] : slot.job[0] + slot.job[1]]))
+            table = json.loads(bytes(view[job["table"][0] : sum(job["table"])]))
+            path, size = job["path"], job["end"]
+            act = _ACTIONS[job["kind"]]
+            size = act(self, slot.ticket, job, table, view)
         except GivenUpError as given_up:
             error = str(given_up)
         except Exception as failure:  # its class depends on the store
