@@ -44,7 +44,10 @@ class Folder:
         match = _NAME.fullmatch(name)
         if match is None:
             return None
-        moment = datetime.strptime(match["time"], _TIME).replace(tzinfo=timezone.utc)
+        try:
+            moment = datetime.strptime(match["time"], _TIME).replace(tzinfo=timezone.utc)
+        except ValueError:
+            return None
         return Folder(int(match["step"]), int(moment.timestamp()), match["group"])
 
 

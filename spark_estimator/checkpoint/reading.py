@@ -16,6 +16,9 @@ from spark_estimator.checkpoint.state import nested
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore, Store
 
+# An attribute of MS-DOS in a zip file.
+_IS_FOLDER = 0x10
+
 
 def complete_steps(folder: str | Store) -> list[int]:
     """The steps whose checkpoints in a folder are complete, in ascending order.
@@ -125,9 +128,11 @@ def _unpacked(content: bytes, name: str, extent: Extent) -> Any:
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 broken = archive.testzip()
-            flaw = "" if broken is None else "its checksum is another"
-        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-            flaw = str(error)
+                # torch leaves the memory of such an entry as it is.
+                folder = any(info.external_attr & _IS_FOLDER for info in archive.infolist())
+            flaw = "its checksum is another" if broken is not None else "an entry is a folder" if folder else ""
+        except Exception as error:  # a damaged archive raises any error
+            flaw = f"{type(error).__name__}: {error}"
     if flaw:
         raise DataError(f"{name} is damaged: {flaw}.")
     try:
