@@ -58,6 +58,8 @@ def restore(
     rank_state = pieces.pop((own_key, ()), None)
     values = _exchanged(shares, pieces, rank) if ranks > 1 else _joined(shares[0], pieces)
     for name, value in objects.items():
+        if name not in by_name:  # it has no state
+            continue
         load_into(value, nested([(saved.path[1:], values[saved.key]) for saved in by_name[name]]))
     _restore_own(rank_state, objects, local, saved_ranks, ranks, rank)
     return int(values["step"])
@@ -103,7 +105,7 @@ def _check(path: str, by_name: Mapping[str, Sequence[Saved]], objects: Mapping[s
     for name, value in objects.items():
         if not isinstance(value, torch.nn.Module):
             continue
-        kept = {".".join(map(str, saved.path[1:])): saved.shape for saved in by_name[name]}
+        kept = {".".join(map(str, saved.path[1:])): saved.shape for saved in by_name.get(name, ())}
         present = {key: tuple(item.shape) for key, item in value.state_dict().items() if isinstance(item, torch.Tensor)}
         for key in sorted(kept.keys() | present.keys()):
             here, there = present.get(key), kept.get(key)
