@@ -25,7 +25,7 @@ class Objects:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Any, bytes]] = {}
-        self._checked: set[str] = set()
+        self._checked: set[tuple[str, type]] = set()
 
     def packed(self, entries: Sequence[StateEntry], rank_state: Mapping[str, Any], rank: int) -> list[Packed]:
         """The content of this rank's part: its own values, and on rank 0 those of all.
@@ -45,7 +45,7 @@ class Objects:
         if known is not None and type(known[0]) is type(value) and known[0] == value:
             return known[1]
         content = packed(value)
-        if key not in self._checked:
+        if (key, type(value)) not in self._checked:
             try:
                 torch.load(io.BytesIO(content), weights_only=True)
             except Exception as error:  # of pickle, or of the objects themselves
@@ -53,7 +53,7 @@ class Objects:
                     f"the state's {key} is a {type(value).__qualname__} that cannot be read back without running code "
                     f"({str(error).splitlines()[0]}): have its state_dict() return plain values and tensors."
                 ) from error
-            self._checked.add(key)
+            self._checked.add((key, type(value)))
         if isinstance(value, _SIMPLE):
             self._known[key] = value, content
         return content
