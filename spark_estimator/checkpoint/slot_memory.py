@@ -41,7 +41,8 @@ class SlotMemory:
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if size <= self._size:
             return False
-        os.ftruncate(self.descriptor, size)
+        if size > os.fstat(self.descriptor).st_size:  # `put` may have made more room
+            os.ftruncate(self.descriptor, size)
         self._map, self._size = mmap.mmap(self.descriptor, size), size
         return True
 

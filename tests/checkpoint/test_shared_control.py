@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_estimator.checkpoint.shared_control import BYTES, CopySlot, SharedControl, SlotState
-from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
+from spark_estimator.checkpoint.slot_memory import new_descriptor
 
 
 @pytest.fixture
@@ -65,16 +65,3 @@ def test_another_thread_waits_for_the_lock(descriptor: int) -> None:
         assert not inside.wait(0.05)
     thread.join()
     assert inside.is_set()
-
-
-def test_memory_grows_and_keeps_what_is_behind_the_view() -> None:
-    slot = SlotMemory(new_descriptor("test", 0))
-    assert slot.make_room(10)
-    slot.populate()
-    slot.view[:4] = b"abcd"
-    slot.put(5000, b"behind")
-    assert not slot.make_room(4096)
-    assert os.pread(slot.descriptor, 6, 5000) == b"behind"
-    assert slot.make_room(9000)
-    assert (slot.view[:4], slot.view[5000:5006]) == (b"abcd", b"behind")
-    slot.close()
