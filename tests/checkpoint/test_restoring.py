@@ -15,7 +15,6 @@ from spark_estimator.checkpoint.reading import store_of
 from spark_estimator.checkpoint.restoring import restore, shared
 from spark_estimator.errors import DataError
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 

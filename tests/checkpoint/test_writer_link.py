@@ -1,0 +1,107 @@
+"""A rank's end of its writer: slots, reports, and a writer that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from spark_estimator.checkpoint.shared_control import SlotState
+from spark_estimator.checkpoint.writer_link import Report, WriterLink
+from spark_estimator.store import Store
+
+MOST = timedelta(seconds=60)
+
+
+def write(path: str, content: bytes) -> None:
+    if Path(path).name == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path(path).write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WriterLink]:
+    link = WriterLink(Store.create(str(tmp_path_factory.mktemp("store"))), write)
+    yield link
+    link.close(MOST)
+
+
+@pytest.fixture
+def link(shared: WriterLink) -> WriterLink:
+    """All slots are free."""
+    with shared.control.locked():
+        assert shared.control.in_state(SlotState.FREE) == [0, 1]
+    return shared
+
+
+def fill(link: WriterLink, number: int, path: Path, content: bytes = b"content") -> tuple[int, int]:
+    table = b'{"holes": []}'
+    values = {"kind": "file", "path": str(path), "end": len(content), "table": (len(content), len(table))}
+    job = json.dumps(values).encode()
+    link.slots[number].put(0, content + table + job)
+    return len(content) + len(table), len(job)
+
+
+def next_report(link: WriterLink) -> Report:
+    reports: list[Report] = []
+    while not reports:
+        reports = link.reports(MOST)
+    (report,) = reports
+    return report
+
+
+def test_a_copy_is_written_and_reported_once(link: WriterLink, tmp_path: Path) -> None:
+    number, replaced = link.free_slot(replaces=SlotState.GO)
+    assert replaced is None
+    link.submit(number, 4, fill(link, number, tmp_path / "a"), now=True)
+    report = next_report(link)
+    assert (report.ticket, report.path, report.error, report.bytes) == (4, str(tmp_path / "a"), "", 7)
+    assert (tmp_path / "a").read_bytes().startswith(b"content")
+    assert link.reports() == [] and link.control.completed == 4
+
+
+def test_a_copy_on_standby_waits_and_may_be_replaced(link: WriterLink, tmp_path: Path) -> None:
+    assert not link.begin_standby()
+    number, _ = link.free_slot(replaces=SlotState.STANDBY)
+    link.submit(number, 5, fill(link, number, tmp_path / "old"), now=False)
+    again, replaced = link.free_slot(replaces=SlotState.STANDBY)
+    assert (again, replaced) == (number, 5)
+    link.submit(again, 6, fill(link, again, tmp_path / "new"), now=False)
+    assert link.control.in_state(SlotState.STANDBY) == [again] and not link.control.is_busy
+    assert link.begin_standby()
+    assert next_report(link).ticket == 6
+    assert (tmp_path / "new").exists() and not (tmp_path / "old").exists()
+
+
+def test_failures_are_counted(link: WriterLink) -> None:
+    before = link.control.failed
+    link.note_failure(before + 3)
+    link.note_failure(before + 1)
+    assert link.control.failed == before + 3
+    link.give_up(before + 2)
+    assert link.control.given_up == before + 2
+
+
+@pytest.mark.slow
+def test_a_writer_that_dies_is_started_again(link: WriterLink, tmp_path: Path) -> None:
+    before = link.pid
+    number, _ = link.free_slot(replaces=SlotState.GO)
+    link.submit(number, 70, fill(link, number, tmp_path / "deadly"), now=True)
+    lost = next_report(link)
+    assert lost.ticket == 70 and lost.error.startswith("the writer's process ended with signal 9; another one")
+    assert link.pid != before and link.control.failed == 70 and not link.control.is_busy
+    number, _ = link.free_slot(replaces=SlotState.GO)
+    link.submit(number, 71, fill(link, number, tmp_path / "b"), now=True)
+    assert next_report(link).ticket == 71
+
+
+@pytest.mark.slow
+def test_a_writer_that_dies_without_work_is_noted(link: WriterLink) -> None:
+    os.kill(link.pid, signal.SIGKILL)
+    report = next_report(link)
+    assert (report.ticket, report.error) == (-1, "") and "signal 9; another one was started" in report.note
