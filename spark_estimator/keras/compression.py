@@ -72,7 +72,7 @@ class Compression:
 
 
 def checked_compression(compression: Any) -> Any:
-    """What was passed as ``compression=``; for None, the environment's choice.
+    """The value of ``compression=``; for None, the environment's choice.
 
     Raises:
         ValueError: it lacks ``compress`` or ``decompress``.

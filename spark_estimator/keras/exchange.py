@@ -97,7 +97,7 @@ class KerasExchange:
         self._agreed = weakref.ref(engine)
 
     def statement(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> tuple[list[str], str]:
-        """What `check_identical` compares, and what that is about."""
+        """The lines that `check_identical` compares, and the name of what they describe."""
         return self._lines(variables, exchanged), f"the variables of optimizer {self.label!r}"
 
     def digest(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> str:

@@ -17,14 +17,14 @@ _PUBLIC_NAMES = ("_keras_api_names", "_keras_api_names_v1")
 
 
 class CallableList(list[Any]):
-    """A list that also gives itself when it is called: ``optimizer.variables`` and ``optimizer.variables()``."""
+    """A list that also returns itself when it is called: ``optimizer.variables`` and ``optimizer.variables()``."""
 
     def __call__(self) -> CallableList:
         return self
 
 
 def namespace_of(base: Any, exchange: KerasExchange) -> dict[str, Any]:
-    """What a wrapped optimizer's class has over that which it had.
+    """The attributes that a wrapped optimizer's class adds to its former one.
 
     Args:
         base: the class that it had.

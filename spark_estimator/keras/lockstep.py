@@ -23,7 +23,7 @@ _log = logger(__name__)
 
 
 class KerasLockstep:
-    """What one rank has done in the epoch that runs, until all ranks have met at its end.
+    """One rank's counts in the running epoch, until the ranks' exchange at its end.
 
     Args:
         history: the `History` of ``fit``, which Keras calls after the user's callbacks; it calls this from now on.

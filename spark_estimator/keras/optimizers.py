@@ -1,4 +1,4 @@
-"""What the binding asks of an optimizer of either Keras: its variables, its learning rate, the optimizer inside of it.
+"""The binding's view of an optimizer of either Keras: its variables, its learning rate, the optimizer inside of it.
 
 Keras 2 has two kinds: ``tf_keras.optimizers.Adam`` and ``tf_keras.optimizers.legacy.Adam``, which makes its variables
 at its first step.

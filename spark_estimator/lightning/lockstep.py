@@ -36,7 +36,7 @@ def lengths_of_all_ranks(loader: object) -> Lengths:
 
 
 def even(loader: Any, lengths: Lengths) -> Any:
-    """A loader of the training that gives as many batches on all ranks; the same one if they are equally many.
+    """A training loader with the same number of batches on all ranks; the original one if they are equal.
 
     Args:
         loader: this rank's.

@@ -109,7 +109,7 @@ def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _renamed(name: str, value: Any) -> tuple[str, bool | None]:
-    """What one of `_RENAMED` is called today, and its value there; None where that is Lightning's own choice."""
+    """Today's name of one of `_RENAMED`, and its value there; None if that is Lightning's own choice."""
     if name == "resume_from_checkpoint" and value is not None:
         raise ValueError(f"Trainer({name}={value!r}): pass it to fit() instead: fit(module, ckpt_path={str(value)!r}).")
     if name == "checkpoint_callback" and value is not None:

@@ -213,7 +213,7 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     def _check_devices(self) -> None:
         devices: list[torch.device] = self.parallel_devices or []
-        # What devices="auto" is on a GPU, too: there the rank takes its own.
+        # devices="auto" also passes all GPUs: there the rank takes its own.
         all_visible = devices and devices[0].type == "cuda" and len(devices) == torch.cuda.device_count()
         if len(devices) > 1 and not all_visible:
             raise ValueError(
@@ -326,7 +326,7 @@ class HorovodMethods(HorovodCollectives, _Base):
             self._lockstep = None
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """A loader for training that gives equally many batches on all ranks; others as they are. Collective.
+        """A training loader with the same number of batches on all ranks; other loaders unchanged. Collective.
 
         Raises:
             ValueError: on all ranks, when some of them have no batch at all, and the module does not allow that.
@@ -439,7 +439,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         return [config.scheduler for config in self.lr_scheduler_configs]
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What the file holds, on all ranks; those that do not see it get it from rank 0. Collective."""
+        """The content of the file, on all ranks; those that do not see it get it from rank 0. Collective."""
         load: Callable[..., dict[str, Any]] = super().load_checkpoint
         if self.is_alone:
             return load(checkpoint_path, *args, **kwargs)

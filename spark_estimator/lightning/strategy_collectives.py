@@ -1,4 +1,4 @@
-"""What Lightning asks of ranks together: reduce, gather, broadcast, wait, decide alike."""
+"""Lightning's collectives: reduce, gather, broadcast, wait, decide together."""
 
 from __future__ import annotations
 

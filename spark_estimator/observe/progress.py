@@ -34,7 +34,7 @@ _descriptor: int | None = None
 
 @dataclass(frozen=True)
 class Progress:
-    """What one rank has done so far.
+    """One rank's progress.
 
     Attributes:
         at: when, in seconds on its host's clock.

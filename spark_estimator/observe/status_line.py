@@ -40,7 +40,7 @@ _ERASE = "\r\x1b[2K"
 
 
 class ProgressDisplay(enum.Enum):
-    """Where the progress of a job is shown."""
+    """Where a job's progress is displayed."""
 
     OFF = "nowhere"
     ON_SCREEN = "on a terminal or in a notebook"
@@ -48,7 +48,7 @@ class ProgressDisplay(enum.Enum):
 
 
 class Screen(Protocol):
-    """Where the line can be drawn, again and again in its own place.
+    """A screen on which the line can be redrawn in place.
 
     Attributes:
         interval: seconds between two drawings, at least.
@@ -145,7 +145,7 @@ class Log:
 
 
 def screen(display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> Screen | None:
-    """Where progress can be shown; None: nowhere, because of `display`, the settings, or because there is no screen."""
+    """The screen for progress; None: nowhere, because of `display`, the settings, or because there is no screen."""
     if display is ProgressDisplay.OFF or not Settings.read().status_line:
         return None
     front_end = None if os.environ.get("CI") else _front_end()

@@ -216,7 +216,7 @@ def _note_ends(trace: _Trace) -> None:
     best = np.array(together, np.bool_)
     if best.any():
         numbers, times = numbers[best], times[best]
-    # np.unique gives the first of equals.
+    # np.unique returns the first of equals.
     trace.sequences, last = np.unique(numbers[::-1], return_index=True)
     trace.ends = times[::-1][last]
 

@@ -280,7 +280,7 @@ def accept(
 
 @dataclass(frozen=True)
 class _Half:
-    """What one end contributes to a handshake: its flags and its share, which is fresh."""
+    """One end's contribution to a handshake: its flags and its share, which is new each time."""
 
     flags: int
     share: bytes

@@ -81,12 +81,12 @@ class Opener:
 
 
 def sealing(session: Session | None) -> Callable[[bytes], bytes]:
-    """What makes the bytes to send of data; the data itself without a session."""
+    """Returns the bytes to send for `data`; without a session, the data itself."""
     return bytes if session is None else Sealer(session).seal
 
 
 def opening(session: Session | None) -> Callable[[bytes], bytes]:
-    """What makes data of received bytes, as `Opener.open`; these bytes themselves without a session."""
+    """Returns the data of received bytes, as `Opener.open`; without a session, these bytes themselves."""
     return bytes if session is None else Opener(session).open
 
 

@@ -45,7 +45,7 @@ class Policy(Enum):
 
 @dataclass(frozen=True)
 class Session:
-    """What a handshake has agreed on, seen from one end.
+    """The secrets of a handshake, from the view of one end.
 
     Attributes:
         cipher: of both directions.

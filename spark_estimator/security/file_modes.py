@@ -1,4 +1,4 @@
-"""Who may read what this package writes: files are the user's own (0600, folders 0700), or also their folder's group's.
+"""Permissions of this package's files: the user's own (0600, folders 0700), or also for their folder's group.
 
 A folder with the set-group-ID bit (``chmod g+s``) is a team's: new files and folders in it get its group's permissions.
 What exists keeps its permissions, also when its content is replaced. The process's umask has no part in it.

@@ -1,4 +1,4 @@
-"""Where a training keeps what outlives it: Horovod's `Store`, on any file system that fsspec or this machine has."""
+"""The store of a training's files: Horovod's `Store`, on any file system that fsspec or this machine has."""
 
 from spark_estimator.store.dbfs import DBFSLocalStore
 from spark_estimator.store.filesystem import (

@@ -17,7 +17,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def sealed(stream: io.BytesIO) -> bytes:
-    """What the stream holds, and a line with its digest at the end; ``torch.load`` reads over that."""
+    """The stream's content, and a line with its digest at the end; ``torch.load`` reads over that."""
     with stream.getbuffer() as view:
         line = seal_of(view)
     stream.seek(0, io.SEEK_END)
@@ -31,7 +31,7 @@ def seal_of(content: bytes | memoryview) -> bytes:
 
 
 def unsealed(content: bytes) -> bytes:
-    """What was sealed, without the line."""
+    """The content that was sealed, without the line."""
     return content[:-_LINE_BYTES]
 
 

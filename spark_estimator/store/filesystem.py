@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 class Store:
-    """Where data, checkpoints and logs of trainings are kept. `Store.create` chooses the kind by the path.
+    """The folders of data, checkpoints and logs of trainings. `Store.create` chooses the kind by the path.
 
     A store of one's own subclasses this, or better `FilesystemStore`.
     """

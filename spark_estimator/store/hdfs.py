@@ -14,7 +14,7 @@ from spark_estimator.store.filesystem import FilesystemStore, register_kind
 from spark_estimator.store.hadoop import default_filesystem
 
 _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*):(?://(?P<authority>[^/]*))?(?P<path>/.*)?")
-# What libhdfs serves; other file systems are fsspec's own.
+# The file systems that libhdfs serves; other file systems are fsspec's own.
 _BY_LIBHDFS = ("hdfs://", "viewfs://")
 
 

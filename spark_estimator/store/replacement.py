@@ -37,7 +37,7 @@ _IMMOVABLE = (errno.EXDEV, errno.EBUSY)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 # How often other writers may interfere.
 _TRIES = 100
-# Where the file system has no locks, a leftover is younger than its writer can be old.
+# Without locks in the file system: the age from which a partial file's writer has certainly ended.
 _ABANDONED_AFTER = timedelta(days=1)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -61,5 +61,5 @@ class Compression:
 
 
 def checked_compressor(compression: Any, kind: str) -> Any:
-    """What was passed as ``compression=``. Raises ValueError when it cannot compress a tensor."""
+    """The value of ``compression=``. Raises ValueError when it cannot compress a tensor."""
     return check_compressor(compression, kind=where(kind))

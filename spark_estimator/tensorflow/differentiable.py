@@ -94,7 +94,7 @@ def _of_allreduce(
 
 
 def _refused(incoming: Sequence[Any], text: str) -> list[Any]:
-    """Where there is no gradient: an error, in a graph when it runs.
+    """The error of a collective without a gradient; in a graph it is raised when the graph runs.
 
     TensorFlow builds the gradients of all results of a function that is called under a tape, also of those that are not
     differentiated: their incoming gradients are zero, and so are the outgoing ones.

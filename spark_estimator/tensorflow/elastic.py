@@ -73,7 +73,7 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
 
 
 def failure_of(error: Exception) -> HorovodInternalError | None:
-    """What a collective raised in a graph, from what TensorFlow made of it; None when it was no collective."""
+    """The error of a collective in a graph, from TensorFlow's error; None if it was not a collective."""
     text = str(error)
     for kind in _FAILURES:
         _before, separator, after = text.partition(f"{kind.__name__}: ")
@@ -108,7 +108,7 @@ class TensorFlowState(ObjectState):
 
     @property
     def variables(self) -> list[Any]:
-        """What the state keeps."""
+        """The values that the state keeps."""
         return list(self._passed_variables)
 
     def _variables(self) -> Sequence[Any]:

@@ -42,7 +42,7 @@ _KINDS: tuple[tuple[type[Exception], Any, Status], ...] = (
 
 @contextlib.contextmanager
 def as_tensorflow_raises() -> Iterator[None]:
-    """What is raised in it is raised as an error of TensorFlow's, too."""
+    """Errors inside of it are raised as TensorFlow's errors, too."""
     try:
         yield
     except tuple(kind for kind, _, _ in _KINDS) as error:
@@ -66,7 +66,7 @@ def both(error: Exception, of_tensorflow: Any = None) -> Exception:
 
 
 def status_of(error: BaseException) -> Status:
-    """What a node returns that failed so, by which ``native/tensorflow`` chooses TensorFlow's error."""
+    """The status of a failed node, by which ``native/tensorflow`` chooses TensorFlow's error."""
     return next((status for kind, _, status in _KINDS if isinstance(error, kind)), Status.INTERNAL)
 
 

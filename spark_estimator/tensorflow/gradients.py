@@ -1,4 +1,4 @@
-"""What the tape and the optimizers have in common: reducing a list of gradients over the ranks."""
+"""Reduces a list of gradients over the ranks, for the tape and the optimizers."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def exchange_of(
     process_set: ProcessSet,
     scale_local_gradients: bool,
 ) -> GradientOptions:
-    """How gradients are reduced, from what a user gives. Raises ValueError for what cannot be."""
+    """The settings of a reduction, from the user's arguments. Raises ValueError for impossible ones."""
     try:
         operation = ReduceOp(op)
     except ValueError:

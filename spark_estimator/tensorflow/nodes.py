@@ -91,7 +91,7 @@ def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any])
     _warn_of_copies(tensors)
     if tf.executing_eagerly():
         request = None if naming.name is None else f"{naming.kind}.{naming.name}"
-        # One without dimensions gives a number. Others give their own memory, which is only read.
+        # One without dimensions returns a number. Others give their own memory, which is only read.
         values = [numpy.asarray(tensor.__array__()) for tensor in tensors]
         with as_tensorflow_raises():
             return [tf.convert_to_tensor(array) for array in works.on_arrays(collective, request, values)]
@@ -263,7 +263,7 @@ def _run_independently(graph: Any, *nodes: Any) -> None:
 def _node(
     collective: GraphCollective, request: str, by_node_name: bool, tensors: Sequence[Any], graph: Any
 ) -> list[Any]:
-    """Puts a node into a graph, and gives its results."""
+    """Puts a node into a graph, and returns its results."""
     op = collective.op
     attributes: dict[str, Any] = {
         "request": request,

@@ -1,4 +1,4 @@
-"""What a graph asks about the job when it runs, not when it is built: in an elastic job the answers change; `join`."""
+"""Queries of a graph on the job when it runs, not when it is built: in an elastic job the answers change; `join`."""
 
 from __future__ import annotations
 

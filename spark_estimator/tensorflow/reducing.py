@@ -197,7 +197,7 @@ def grouped_reducescatter(
 
 
 def _is_empty(tensors: object) -> bool:
-    """Whether it is a group without members, which Horovod gives back as it is. All ranks have the same group."""
+    """Whether it is a group without members, which Horovod returns unchanged. All ranks have the same group."""
     return isinstance(tensors, (list, tuple)) and not tensors
 
 

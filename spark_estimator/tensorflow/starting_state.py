@@ -50,7 +50,7 @@ def broadcast_variables(
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `broadcast_variables`, but gives the root's values.
+    """As `broadcast_variables`, but returns the root's values.
 
     Args:
         variables, root_rank, process_set: as there.

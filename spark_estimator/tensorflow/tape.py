@@ -14,7 +14,7 @@ from spark_estimator.tensorflow.gradients import GradientOptions, exchange_of, s
 
 
 class _DistributedMethods:
-    """What a distributed tape has over the class of the tape that it was made of."""
+    """The methods that a distributed tape adds to the class of the original tape."""
 
     _exchange: GradientOptions
     _local: set[int]
@@ -69,7 +69,7 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape whose ``gradient()`` gives gradients that are reduced over all ranks; made before or after it recorded.
+    """A tape whose ``gradient()`` returns gradients that are reduced over all ranks; made before or after it recorded.
 
     Args:
         gradtape: the tape; it stays as it is.

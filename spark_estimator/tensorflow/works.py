@@ -1,4 +1,4 @@
-"""What each op of ``native/tensorflow`` does: on arrays, eagerly, and on a node's memory when a graph runs.
+"""The work of each op of ``native/tensorflow``: on arrays, eagerly, and on a node's memory when a graph runs.
 
 A node's attributes describe all that it does, and TensorFlow knows the ops as soon as this package is imported: a
 graph that was saved means the same in every process that loads it, with any number of ranks.
@@ -66,7 +66,7 @@ class GraphCollective(NamedTuple):
 
 
 def on_arrays(collective: GraphCollective, request: str | None, values: Sequence[Array]) -> list[Array]:
-    """Runs a collective on arrays, and gives new ones. Collective.
+    """Runs a collective on arrays, and returns new ones. Collective.
 
     Args:
         collective: what to do.

@@ -32,7 +32,7 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class HostOrder:
-    """What an agent receives with the `JobSpec`.
+    """The data that an agent receives with the `JobSpec`.
 
     Attributes:
         name: how the launcher calls this host.

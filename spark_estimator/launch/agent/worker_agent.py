@@ -44,7 +44,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Program:
-    """What the workers of an agent run, and where.
+    """The program of an agent's workers, and their place.
 
     Attributes:
         job: with the environment that the workers get.
@@ -62,7 +62,7 @@ class Program:
 
 
 def hello() -> dict[str, Any]:
-    """Who this agent is, in the frame that every version of it sends alike."""
+    """This agent's identity, in the frame that is the same in every version."""
     # "client address, client port, server address, server port"
     way = os.environ.get("SSH_CONNECTION", "").split()
     return {
@@ -119,7 +119,7 @@ class WorkerAgent(ABC):
 
     @abstractmethod
     def hand_over(self, number: int, outcome: Outcome) -> None:
-        """Reports to the launcher how a worker has ended, and gives it its value."""
+        """Reports to the launcher how a worker has ended, and sends its value."""
 
     def completed(self, rendezvous: Rendezvous) -> Rendezvous:
         """A rendezvous as the worker needs it: here as the launcher has sent it."""

@@ -140,7 +140,7 @@ def cooldown_of(seconds: Sequence[float] | None) -> Cooldown | None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What reads the command line."""
+    """The parser of the command line."""
     argument_parser = argparse.ArgumentParser(
         prog="horovodrun",
         usage="horovodrun -np NUM_PROC [flags] command...",

@@ -118,7 +118,7 @@ def run_command(
     output = Path(options.output_filename) if options and options.output_filename else None
     variables = environment if hosts else _with_own_python(environment)
     try:
-        # Where there are several hosts, each finds out its own share of cores.
+        # With several hosts, each host computes its own share of cores.
         for_workers = variables if hosts else worker_environment(os.environ, variables, host_share(size))
         encrypted = requires_encryption()
     except (ValueError, EncryptionUnavailableError) as error:
@@ -170,7 +170,7 @@ def run_command(
 
 
 def build_report() -> str:
-    """What ``--check-build`` prints, in Horovod's form."""
+    """The text of ``--check-build``, in Horovod's form."""
 
     def mark(present: bool, name: str) -> str:
         return f"    [{'X' if present else ' '}] {name}"

@@ -200,5 +200,5 @@ def _history(number: int, attempts: int, earlier: list[JobFailedError]) -> str:
 
 
 def _story(error: JobFailedError) -> str:
-    """Who failed, where and why, in one line."""
+    """The failed rank, its host and the reason, in one line."""
     return str(error).split("\n", 1)[0][:_MAX_STORY_CHARACTERS].rstrip(".")

@@ -83,7 +83,7 @@ _OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON",
 
 @dataclass(frozen=True)
 class Choice:
-    """What a worker finds under one variable.
+    """One variable of a worker's environment.
 
     Attributes:
         variable: its name.
@@ -186,7 +186,7 @@ def path_with_own_python(path: str) -> str:
 
 
 def choices(environ: Mapping[str, str], share: Decision) -> list[Choice]:
-    """What a worker gets that would otherwise start in `environ`, a line for each variable that was thought about."""
+    """The choices for a worker that would otherwise start in `environ`, one for each considered variable."""
     switches = {name: environ.get(name, "") for name in (_THREADS_SWITCH, _MALLOC_SWITCH)}
     settings = Settings.read(switches)
     if settings.worker_threads is not None:
@@ -232,7 +232,7 @@ def _malloc(environ: Mapping[str, str], *, keep: bool) -> list[Choice]:
         reason = "LD_PRELOAD brings another malloc"
     else:
         return [
-            # What the user tunes elsewhere in glibc stays as it is.
+            # The user's other tunables of glibc are kept.
             _left(environ, name, "") if environ.get(name) else Choice(name, value, "default")
             for name, value in variables.items()
         ]
@@ -253,7 +253,7 @@ def _glibc() -> tuple[int, ...] | None:
 
 
 def recorded(environ: Mapping[str, str]) -> list[Choice]:
-    """What the launcher of this process has found and chosen for it; empty where there was none."""
+    """The choices of this process's launcher for it; empty if there was no launcher."""
     text = environ.get(WORKER_CHOICES_VARIABLE) or "[]"
     with suppress(ValueError, TypeError):  # it may have been written by hand
         return [

@@ -30,7 +30,7 @@ _LISTED = re.compile(r"^GPU (\d+): .*\(UUID: ([\w-]+)\)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class TaskGpus:
-    """What one Spark task has of GPUs.
+    """The GPUs of one Spark task.
 
     Attributes:
         names: of those that Spark gave it, as CUDA knows them.
@@ -63,7 +63,7 @@ class Pinning:
 
 
 def look(addresses: Sequence[str], environ: Mapping[str, str]) -> TaskGpus:
-    """What the task in this process has. Asks ``nvidia-smi``, where there is one.
+    """The GPUs of the task in this process. Calls ``nvidia-smi`` if it exists.
 
     Args:
         addresses: of the GPUs that Spark gave to it.

@@ -64,7 +64,7 @@ class JobOptions:
 
     @property
     def progress_display(self) -> ProgressDisplay:
-        """Where progress is shown."""
+        """Where progress is displayed."""
         if self.progress is not None:
             return self.progress
         return ProgressDisplay.ON_SCREEN if self.verbose >= 1 else ProgressDisplay.OFF

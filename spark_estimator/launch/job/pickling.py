@@ -183,7 +183,7 @@ def _sentence(path: list[_Step]) -> str:
 
 
 def _parts(whole: Any) -> Iterator[_Step]:
-    """What pickling `whole` would take along, each with how it hangs on: a verb phrase, or ``.name`` or ``[key]``."""
+    """The values that pickling `whole` includes, each with its relation: a verb phrase, or ``.name`` or ``[key]``."""
     if isinstance(whole, types.FunctionType):
         yield from _parts_of_function(whole)
     elif isinstance(whole, types.MethodType):

@@ -33,7 +33,7 @@ class ResultRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RankManifest:
-    """What one rank's supervisor reports at its end.
+    """The report of one rank's supervisor at its end.
 
     Attributes:
         bytes, sha256: of the value that this rank sent; 0 and '' for none.

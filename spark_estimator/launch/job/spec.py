@@ -29,7 +29,7 @@ _PRELOADABLE = ("torch", "tensorflow")
 
 @dataclass(frozen=True)
 class ChannelAddress:
-    """Where the driver listens for its supervisors, and the token with which they show that they belong to the job.
+    """The address of the driver for its supervisors, and the token that proves that they belong to the job.
 
     The token is sent with the task, as the function does. It opens the driver channel (facts, lines, messages, failure
     reports) but not the ring: the ring's key is made of the token and of what every task draws when it starts.
@@ -139,7 +139,7 @@ def requires_encryption() -> bool:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What one supervisor sends to all others before ranks exist. Partitions number the supervisors from 0.
+    """The facts that one supervisor sends to all others before ranks exist. Partitions number the supervisors from 0.
 
     Attributes:
         gpus: what its task has of them.
@@ -174,7 +174,7 @@ class TaskFacts:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What one worker receives through its stdin, with the payload behind it.
+    """The description that one worker receives through its stdin, before the payload.
 
     Attributes:
         function, command, all_results: as in `JobSpec`.

@@ -43,7 +43,7 @@ def refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 
 def differences(driver: Mapping[str, str], everyone: Sequence[tuple[str, Mapping[str, str]]]) -> str:
-    """What differs between driver and executors, in one line; '' for nothing.
+    """The differences between driver and executors, in one line; '' for none.
 
     Args:
         everyone: [tasks] (host, versions) of each.

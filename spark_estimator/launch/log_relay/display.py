@@ -1,4 +1,4 @@
-"""Where the ranks' lines are shown: on this process's streams, on others, and in files of each rank."""
+"""Displays the ranks' lines: on this process's streams, on others, and in files of each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_estimator.security import file_modes
 
 
 class TextStream(Protocol):
-    """What lines can be written to; ``flush()`` is called where there is one."""
+    """A target of lines; its ``flush()`` is called if it has one."""
 
     def write(self, text: str, /) -> Any: ...
 

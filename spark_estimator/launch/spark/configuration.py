@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 GPUS_PER_TASK = "spark.task.resource.gpu.amount"
 GPUS_PER_EXECUTOR = "spark.executor.resource.gpu.amount"
 LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
-# What SQL's SET answers for a setting that is not set.
+# The answer of SQL's SET for a setting that is not set.
 UNDEFINED = "<undefined>"
 
 
@@ -55,7 +55,7 @@ class Configuration:
 
     @property
     def master(self) -> str:
-        """Where the session runs: ``local[2]``, ``spark://...``; '' if it is unknown."""
+        """The master of the session: ``local[2]``, ``spark://...``; '' if it is unknown."""
         return self.get("spark.master") or ""
 
     @property

@@ -64,7 +64,7 @@ def uses_barrier(conf: Configuration) -> bool:
 
 
 def ceiling(conf: Configuration, size: int) -> Ceiling | None:
-    """What keeps a session from ever having `size` slots at once, by its settings; None: nothing that they show."""
+    """The setting that keeps a session from ever having `size` slots at once; None: nothing that they show."""
     slots = _slots_per_executor(conf)
     if not slots:
         return None

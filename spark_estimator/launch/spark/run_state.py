@@ -23,7 +23,7 @@ class RunState(enum.Enum):
 
 
 class RunEvent(enum.Enum):
-    """What can happen to such a run."""
+    """The events of such a run."""
 
     #: The launcher stops the ranks.
     STOP = enum.auto()

@@ -119,7 +119,7 @@ def _new_session(size: int) -> SparkSession:
         builder = (
             builder.master(master)
             .config("spark.ui.showConsoleProgress", "false")
-            # What Spark would otherwise wait for ten minutes is refused within seconds.
+            # Spark would wait ten minutes for slots that do not exist; here such a job is refused within seconds.
             .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
             .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "3")
         )

@@ -157,7 +157,7 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
 
 
 def most_slots(spark: SparkSession, size: int) -> Ceiling | None:
-    """What keeps a session whose executors come on demand from having `size` slots; None: no known limit."""
+    """The reason why a session with dynamic allocation cannot have `size` slots; None: no known limit."""
     limit = ceiling(Configuration(spark), size)
     # Executors that are there already need not be asked for.
     return None if limit is None or (count_slots(spark).count or 0) >= size else limit
@@ -302,7 +302,7 @@ def _slots_by_scheduler(spark: SparkSession) -> int | None:
 
 
 def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool) -> str:
-    """What to do for `size` slots, without a full stop; `remote`: who started the session has not set its master."""
+    """The remedy to get `size` slots, without a full stop; `remote`: who started the session has not set its master."""
     if slots.by_gpus:
         name = GPUS_PER_RANK if needs_profile(conf) else GPUS_PER_TASK
         return f"Start the session with more executors that have GPUs, or let ranks share them with a smaller {name}"

@@ -195,7 +195,7 @@ class _Run:
         return self._verdict()
 
     def _frame_of(self, task: StageTask) -> Any:
-        """What runs the task once it is collected."""
+        """The frame that runs the task once it is collected."""
         with unlogged():
             profile = profile_of(self._spark)
             return rank_stage(self._frame, task, SCHEMA, barrier=self._barrier, profile=profile)

@@ -1,4 +1,4 @@
-"""What Spark runs in each task of a job's stage: the supervisor of one worker."""
+"""The task of a job's stage on Spark: it runs the supervisor of one worker."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def unstarted(error: SetupError) -> Outcome:
 
 @dataclass(frozen=True)
 class StageTask:
-    """What Spark calls in each task of the stage.
+    """The function that Spark calls in each task of the stage.
 
     Attributes:
         job: what is run.
@@ -146,7 +146,7 @@ class StageTask:
         return outcome
 
     def _endpoint(self, address: str) -> Endpoint:
-        """Where this task's rank will listen."""
+        """The sockets of this task's rank."""
         refused = refusal(self.job.versions, own_versions())
         if refused:
             raise SetupError(failures.ENVIRONMENT, refused)
@@ -190,7 +190,7 @@ class StageTask:
         return pinned
 
     def _tell_of(self, everyone: list[TaskFacts], pinned: Pinning, relay: TaskRelay) -> None:
-        """What the person at the driver should know before the ranks begin."""
+        """Reports notices on the job at the driver before the ranks begin."""
         differing = differences(self.job.versions, [(task.host, task.versions) for task in everyone])
         for text in filter(None, (differing, pinned.notice)):
             relay.log(0, f"spark_estimator: {text}")

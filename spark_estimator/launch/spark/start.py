@@ -29,7 +29,7 @@ _log = logger(__name__)
 
 
 class TaskReports:
-    """What Spark reports of one job's tasks: a classic session's status tracker, or Spark Connect's progress reports.
+    """Spark's reports on one job's tasks: a classic session's status tracker, or Spark Connect's progress reports.
 
     Args:
         tag: of the job.
@@ -246,7 +246,7 @@ class StartMonitor:
             self.report(self._waiting(seconds))
 
     def hindrance(self) -> str:
-        """What Spark waits for, a sentence; '' when it does not wait, had too little time, or does not report it."""
+        """A sentence on what Spark waits for; '' if it does not wait, had too little time, or does not report it."""
         if self._all_started() or (self.barrier and self.reports.started() != 0):
             return ""
         if self.reports.others() == [] and (count_slots(self.spark).count or 0) >= self.size:

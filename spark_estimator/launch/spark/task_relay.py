@@ -147,7 +147,7 @@ class TaskRelay:
         return self._channel is not None and self._channel.send(kind, **fields)
 
     def _keep(self, rank: int, stream: str, text: str) -> None:
-        """Where the driver does not listen."""
+        """Keeps a line for a driver that does not listen."""
         self._rank = rank
         for line in self._kept.take(rank, stream, text):
             self._note_line(rank, *line)

@@ -96,7 +96,7 @@ class SshOptions:
 
 
 def agent_command(host: str, options: SshOptions) -> list[str]:
-    """What starts the agent of `host`. Nothing in it is secret."""
+    """The command that starts the agent of `host`. Nothing in it is secret."""
     settings = options.settings
     signs = f"{settings.heartbeat_seconds:g} {settings.silence_seconds:g}"
     remote = f"{shlex.quote(options.python)} -c {shlex.quote(_PROGRAM)} {signs}"
@@ -113,7 +113,7 @@ def agent_command(host: str, options: SshOptions) -> list[str]:
 
 
 def remedy(host: str, message: str, options: SshOptions) -> str:
-    """What to do about the last line that ssh, or a program on the other host, has printed; '' when unknown."""
+    """The remedy for the last line that ssh, or a program on the other host, has printed; '' if unknown."""
     for pattern, text in _REMEDIES.items():
         if re.search(pattern, message):
             return text.format(host=host, python=options.python)

@@ -44,7 +44,7 @@ def find_hosts(
     terms: Terms | None = None,
     cooldown: Cooldown | None = None,
 ) -> Where:
-    """Where a job runs. A script is asked, and too few slots of an elastic job's are waited for.
+    """The hosts of a job. Runs a script, and waits for the slots of an elastic job.
 
     Args:
         size: number of ranks.

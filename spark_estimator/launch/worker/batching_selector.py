@@ -14,7 +14,7 @@ _SECONDS = 0.04
 
 
 class RestingSelector(selectors.DefaultSelector):
-    """What is registered may be left alone with `rest`; all others are looked at as ever."""
+    """Registered streams may be paused with `rest`; all others are polled as usual."""
 
     def __init__(self) -> None:
         super().__init__()

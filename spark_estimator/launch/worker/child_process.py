@@ -1,4 +1,4 @@
-"""What the operating system reports on a child process: its end, its exit status, and its peak of memory."""
+"""Reads the operating system's facts on a child process: its end, its exit status, and its peak of memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
 
 
 class MemoryBaseline(NamedTuple):
-    """What a child's end is compared with; taken before the child is started.
+    """The memory before a child's start, with which its peak at the end is compared.
 
     Attributes:
         peak_bytes: the most memory that this process has taken so far.
@@ -122,7 +122,7 @@ def describe_end(exit_code: int) -> str:
 
 
 def describe_kill(exit_code: int, peak_bytes: int, before: MemoryBaseline) -> str:
-    """What a signal that ended a child may mean: "was killed by ...", and for SIGKILL its memory, if known."""
+    """The meaning of a signal that ended a child: "was killed by ...", and for SIGKILL its memory, if known."""
     text = f"was killed by {describe_end(exit_code)}"
     if exit_code != -signal.SIGKILL:
         return text

@@ -25,7 +25,7 @@ class FrozenWatch:
     def is_frozen(self, pid: int) -> bool:
         """Whether the process has been stopped each time for the limit. Call it every `INTERVAL`."""
         now = time.monotonic()
-        # Who has not looked for long was stopped, too: then the time does not count.
+        # If this process has not checked for long, it was stopped, too: then the time does not count.
         paused = now - self._looked > 3 * INTERVAL.total_seconds()
         self._looked = now
         if not self.limit or not _is_stopped(pid):

@@ -1,4 +1,4 @@
-"""What other threads ask of a supervisor's thread, and the pipe that wakes it."""
+"""Requests of other threads to a supervisor's thread, and the pipe that wakes it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SupervisorRequests:
         return self._renamed.wait(_RENAMING.total_seconds())
 
     def take(self) -> SupervisorRequest:
-        """What was asked for; a stop is repeated each time. Call `confirm_rank` when the rank has changed."""
+        """The pending request; a stop is repeated each time. Call `confirm_rank` when the rank has changed."""
         os.read(self._read, 4096)
         with self._lock:
             rank, self._rank = self._rank, None

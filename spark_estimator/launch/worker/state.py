@@ -29,7 +29,7 @@ class WorkerState(enum.Enum):
 
 
 class WorkerEvent(enum.Enum):
-    """What can happen to a worker."""
+    """The events of a worker."""
 
     #: Its process was started.
     START = enum.auto()
@@ -59,7 +59,7 @@ TRANSITIONS = {
     (WorkerState.FAILED, WorkerEvent.FAIL): WorkerState.FAILED,
     (WorkerState.FAILED, WorkerEvent.STOP): WorkerState.FAILED,
     (WorkerState.FAILED, WorkerEvent.END): WorkerState.ENDED,
-    # What a worker reports until the signal reaches it is no longer its failure.
+    # A worker's reports until the signal reaches it are no longer its failure.
     (WorkerState.STOPPED, WorkerEvent.BEGIN): WorkerState.STOPPED,
     (WorkerState.STOPPED, WorkerEvent.FAIL): WorkerState.STOPPED,
     (WorkerState.STOPPED, WorkerEvent.STOP): WorkerState.STOPPED,

@@ -58,7 +58,7 @@ def bind_to_parent(parent: int) -> None:
 
 
 def input_of(spec: WorkerSpec, payload: bytes) -> list[bytes]:
-    """What the supervisor writes to a worker's stdin, in pieces: the spec with its length, and the payload."""
+    """The bytes for a worker's stdin, in pieces: the spec with its length, and the payload."""
     text = spec.to_json().encode()
     return [_LENGTH.pack(len(text)) + text, payload]
 
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--preload", default="")
     options = parser.parse_args()
     bind_to_parent(options.parent)
-    # What Spark or a shell may have set to "ignore" would be inherited.
+    # Signals that Spark or a shell has set to "ignore" would be inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.set_inheritable(options.result_fd, False)
@@ -252,7 +252,7 @@ def _fail(
     *,
     exit_code: int | None = None,
 ) -> int:
-    """Sends a report and gives the exit status for it."""
+    """Sends a report and returns the exit status for it."""
     report = FailureReport(
         rank=spec.rendezvous.rank,
         host=socket.gethostname(),

@@ -109,7 +109,7 @@ class WorkerProcess:
         return child_process.has_ended(self.pid)
 
     def set_input(self, pieces: Sequence[bytes]) -> None:
-        """What `feed` writes."""
+        """The bytes that `feed` writes."""
         self._input = [memoryview(piece) for piece in pieces if piece]
 
     def feed(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a worker reports on its result pipe, and the outcome that follows from that and from its exit."""
+"""Collects a worker's reports on its result pipe, and makes the outcome from them and from its exit."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class WorkerReport:
             message = child_process.describe_kill(status, peak_bytes, self._memory_before)
             return self._failure_of(failures.KILLED, message, exit_code=status)
         if self._job.command:
-            # Where ranks wait for one that has not failed, their errors name it.
+            # If ranks wait for one that has not failed, their errors name it.
             error = self._output.python_error
             message = f"ended with {end}: {error}" if error else f"ended with {end}"
             report = self._failure_of(failures.EXITED, message, exit_code=exit_code)

@@ -38,7 +38,7 @@ NO_DEVICE = -1
 
 
 class TensorLocation(NamedTuple):
-    """Where tensors are worked on.
+    """The place where tensors are processed.
 
     Attributes:
         device: that of their wire forms.
@@ -76,7 +76,7 @@ IN_HOST_MEMORY = TensorLocation(HOST, NO_DEVICE, NO_DEVICE)
 
 
 def location_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> TensorLocation:
-    """Where tensors that are sent in one request are worked on.
+    """The place where the tensors of one request are processed.
 
     Args:
         tensors: as the user gave them; what is no tensor is not looked at.
@@ -184,7 +184,7 @@ def gathered(
     kind: str,
     forms: Sequence[tuple[torch.dtype, tuple[int, ...]]] | None = None,
 ) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Waits for an allgather or alltoall and gives, for each tensor, all ranks' rows and how many each rank gave.
+    """Waits for an allgather or alltoall and returns, for each tensor, all ranks' rows and the number of each rank.
 
     Raises as `await_outputs` does.
 

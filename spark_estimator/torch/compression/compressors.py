@@ -100,7 +100,7 @@ class FP32Compressor(_TensorCompressor):
 
 
 def checked_compression(compression: object) -> object:
-    """What was passed as ``compression=``, ready for one optimizer.
+    """The value of ``compression=``, ready for one optimizer.
 
     Raises:
         ValueError: it is neither a `BucketCompression` nor has it ``compress`` and ``decompress``.
@@ -115,7 +115,7 @@ def checked_compression(compression: object) -> object:
 
 
 def checked_compressor(compression: object, kind: str) -> Any:
-    """What was passed as ``compression=`` to one collective. Raises ValueError when it cannot compress a tensor."""
+    """The value of ``compression=`` of one collective. Raises ValueError when it cannot compress a tensor."""
     if isinstance(compression, BucketCompression):
         return compression  # which checks its use itself
     try:

@@ -23,7 +23,7 @@ from spark_estimator.torch.optimizer.slot import Slot
 
 
 class Residue:
-    """What is remembered of one parameter between exchanges.
+    """The stored state of one parameter between exchanges.
 
     Attributes:
         steps: exchanges that it has taken part in; the same on all ranks.
@@ -53,7 +53,7 @@ class Residues:
         self._residues = WeakTensorKeyDictionary()
 
     def residue(self, slot: Slot, engine: Engine) -> Residue:
-        """What is remembered of a slot's parameter; nothing when its type, shape or order have changed."""
+        """The stored state of a slot's parameter; empty if its type, shape or order have changed."""
         if self._engine is None or self._engine() is not engine:
             self._engine = weakref.ref(engine)
             self._residues = WeakTensorKeyDictionary()
@@ -93,7 +93,7 @@ class Part:
         self.total: torch.Tensor | None = None
 
     def take(self) -> torch.Tensor:
-        """Notes the gradient and gives gradient + residue, [rows, columns], in the gradient's own memory if it fits."""
+        """Notes the gradient; returns gradient + residue, [rows, columns], in the gradient's own memory if it fits."""
         slot = self.slot
         gradient = slot.take()
         device = slot.param.device

@@ -53,7 +53,7 @@ _log = logger(__name__)
 
 
 class RecoveryState(enum.Enum):
-    """Where a rank is: COMMITTED to AGREED in ``optimizer.step()``, and back in ``commit()``; LOST until `synced`."""
+    """A rank: COMMITTED to AGREED in ``optimizer.step()``, and back in ``commit()``; LOST until `synced`."""
 
     FRESH = "no round has begun on this process"
     COMMITTED = "parameters and attributes are those of the last commit"
@@ -86,7 +86,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where the job continues; the same on all ranks.
+    """The step at which the job continues; the same on all ranks.
 
     Attributes:
         root: the rank whose parameters and attributes count.
@@ -102,7 +102,7 @@ class Resumption:
 
 
 def resumption(facts: Sequence[Facts]) -> Resumption:
-    """Where to continue.
+    """The step at which to continue.
 
     Args:
         facts: [ranks] of the new round.
@@ -131,7 +131,7 @@ def ring_target(rank: int, size: int, host_ranks: int) -> int:
 
 @dataclass
 class StepKeeper:
-    """What one rank keeps for the recovery within a step.
+    """One rank's data for the recovery within a step.
 
     Attributes:
         models: whose buffers the rank alone has.

@@ -85,7 +85,7 @@ class Fragment:
             self._wires = [torch.empty(anchor.shape, dtype=anchor.dtype) for anchor in self.anchors]
         for wire, anchor, param in zip(self._wires, self.anchors, self.params, strict=True):
             wire.copy_(anchor - param)
-        # A rank that has joined gives zeros, also here.
+        # A rank that has joined contributes zeros, also here.
         wires = [*self._wires, torch.ones(1)]
         tensors = [described(wire) for wire in wires]
         residues = self._residues([tensor[2:] for tensor in tensors])

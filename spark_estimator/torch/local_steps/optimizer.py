@@ -106,7 +106,7 @@ def LocalSGD(
 
 @dataclass
 class _LocalSteps:
-    """What wrapping has added to an optimizer.
+    """The state that wrapping adds to an optimizer.
 
     Attributes:
         rounds: its exchanges; None on a rank outside of the process set.
@@ -120,7 +120,7 @@ class _LocalSteps:
 
 
 class LocalStepsMethods(torch.optim.Optimizer):
-    """What `DiLoCo` and `LocalSGD` add to the user's optimizer class."""
+    """The methods that `DiLoCo` and `LocalSGD` add to the user's optimizer class."""
 
     _local_steps: _LocalSteps
 

@@ -18,7 +18,7 @@ from spark_estimator.torch.local_steps.schedule import ExchangeSchedule, fragmen
 
 
 class Rounds:
-    """What one optimizer exchanges, and when.
+    """The exchanges of one optimizer, and their times.
 
     Args:
         optimizer: whose parameters.
@@ -116,7 +116,7 @@ class Rounds:
         self._engine = None
 
     def state(self) -> dict[str, Any] | None:
-        """What `load` takes: anchors and momenta by parameter, and outer steps; None before the first step."""
+        """The state for `load`: anchors and momenta by parameter, and outer steps; None before the first step."""
         if not self.fragments:
             return self._loaded
         return {

@@ -30,7 +30,7 @@ TAKES_SCALE = "_step_supports_amp_scaling"
 
 
 class AdasumStep:
-    """What ``DistributedOptimizer(op=Adasum)`` does around a step. Collective in `after_step` only.
+    """The work of ``DistributedOptimizer(op=Adasum)`` around a step. Collective in `after_step` only.
 
     Gradients of any number of backward passes add up where autograd puts them; ranks need not make equally many.
 
@@ -80,7 +80,7 @@ class AdasumStep:
             delattr(optimizer, TAKES_SCALE)
 
     def evaluate(self, closure: Callable[[], Any], *, synchronize: bool) -> Any:
-        """What a step's closure gives; its gradients stay this rank's own."""
+        """The result of a step's closure; its gradients stay this rank's own."""
         self._evaluating = True  # it will call zero_grad
         try:
             return closure()
@@ -123,7 +123,7 @@ class AdasumStep:
 
     @torch.no_grad()
     def _unscale(self) -> None:
-        """What a GradScaler leaves to the optimizer whose step it calls."""
+        """Unscales the gradients, which a GradScaler leaves to the optimizer whose step it calls."""
         optimizer: Any = self._optimizer()
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is None:  # no GradScaler

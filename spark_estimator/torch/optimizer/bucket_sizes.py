@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gradient:
-    """What planning needs to know of one parameter's gradient, and what all ranks must know alike.
+    """The facts on one parameter's gradient that planning needs, and that must be equal on all ranks.
 
     Attributes:
         name: of the parameter.
@@ -34,7 +34,7 @@ class Gradient:
 
     @property
     def companions(self) -> tuple[str, bool]:
-        """What is the same for those that can be sent together."""
+        """The key of gradients that can be sent together."""
         return self.wire_dtype, self.on_gpu
 
 

@@ -162,7 +162,7 @@ class GradientExchange:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """What was exchanged has been used: the next exchange is the next step's."""
+        """The averages have been used: the next exchange is the next step's."""
         self._progress.begin_step()
         newer = [exchange._membership for exchange in self._newer()]
         self._membership.exchanges_of_newer = {membership.name: membership.exchanges for membership in newer}
@@ -174,7 +174,7 @@ class GradientExchange:
     after_step = begin_step
 
     def evaluate(self, closure: Callable[[], Any], *, synchronize: bool) -> Any:
-        """What a step's closure gives, with gradients that are averages afterwards, if that is wanted. Collective."""
+        """The result of a step's closure, with averaged gradients afterwards, if requested. Collective."""
         self.begin_step()
         loss = closure()
         if synchronize:

@@ -276,7 +276,7 @@ class InnerPass:
                 return True
             passes += frame.f_code in _BACKWARD
             frame = frame.f_back
-        # What has a hook leaves no trace on the stack but the passes, one in the other.
+        # For a node with a hook, the stack only shows the passes, one in the other.
         return self._function is None and passes > 1
 
 

@@ -16,7 +16,7 @@ _NOT_THE_USERS = frozenset({"spark_estimator", "torch"})
 
 
 class Synchronization(Enum):
-    """Who sees to it that the gradients of the coming step are averages."""
+    """Which call averages the gradients of the next step."""
 
     BY_STEP = "step() does."
     CALLED = "The user's call of synchronize() has."

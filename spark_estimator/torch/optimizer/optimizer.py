@@ -61,7 +61,7 @@ class _Distributed:
     shards: ShardedState | None = None
 
     def after_a_step_that_raised(self) -> None:
-        """What a step that raised has left in the optimizer's groups is put right."""
+        """Repairs the optimizer's groups after a step that raised."""
         if self.shards is not None:
             self.shards.restore()
 
@@ -176,7 +176,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
 
 
 class DistributedMethods(HorovodNames, torch.optim.Optimizer):
-    """What wrapping adds to the user's optimizer class. Horovod's names."""
+    """The methods that wrapping adds to the user's optimizer class. Horovod's names."""
 
     _distributed: _Distributed
 

@@ -88,7 +88,7 @@ class _Piece:
 
 
 class ShardedState:
-    """What a sharded optimizer does around its own step. Collective in `enter`, `leave` and `consolidate`.
+    """The work of a sharded optimizer around its own step. Collective in `enter`, `leave` and `consolidate`.
 
     Args:
         optimizer: whose groups and state.
@@ -221,7 +221,7 @@ class ShardedState:
         )
 
     def _request_name(self) -> str:
-        """What this optimizer's requests are called: numbered as it is made, and at its first one in a later job."""
+        """The name of this optimizer's requests: numbered when it is made, and at its first request in a later job."""
         engine = context.engine(self._process_set)
         if self._named_by is None or self._named_by() is not engine:
             self._named_by = weakref.ref(engine)

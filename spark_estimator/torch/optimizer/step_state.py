@@ -20,7 +20,7 @@ from spark_estimator.errors import SparkEstimatorError
 
 
 class StepState(Enum):
-    """Where a step is."""
+    """The state of a step."""
 
     IDLE = "No backward pass is running, and the gradients of this step have not been exchanged."
     BACKWARD = "A backward pass is running; autograd reports its end, or drops the report if the pass raises."
@@ -32,7 +32,7 @@ class StepState(Enum):
 
 
 class StepEvent(Enum):
-    """What changes the state."""
+    """The events that change the state."""
 
     BEGIN = "A backward pass has reached its first parameter."
     SUSPEND = "A backward inside another one has ended."
@@ -112,7 +112,7 @@ EXCHANGED = frozenset({StepState.AVERAGED, StepState.AVERAGED_INSIDE})
 
 
 class PassKind(Enum):
-    """What a backward pass is to its step."""
+    """The role of a backward pass in its step."""
 
     EARLIER = "More passes of the step follow."
     LAST = "The gradients are exchanged when it ends."
@@ -184,7 +184,7 @@ class StepProgress:
             )
 
     def next_pass(self) -> PassKind:
-        """What a pass that begins now is to its step."""
+        """The role of a pass that begins now in its step."""
         if self.accumulating:
             return PassKind.UNCOUNTED
         return PassKind.LAST if self.passes + 1 == self.passes_per_step else PassKind.EARLIER

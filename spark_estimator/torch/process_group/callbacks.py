@@ -67,7 +67,7 @@ def watch_futures(before_wait: Callable[[], None]) -> None:
     Args:
         before_wait: called whenever a thread is about to wait for a future that is not done.
     """
-    kind: Any = torch._C.Future  # what `then` gives, and what torch.futures.Future is made of
+    kind: Any = torch._C.Future  # the result of `then`, and the base of torch.futures.Future
     add, then, wait = kind.add_done_callback, kind.then, kind.wait
 
     @functools.wraps(then)

@@ -37,7 +37,7 @@ Rendezvous = Iterator[tuple[Store, int, int]]
 
 
 class JobGroups:
-    """What the process groups of one membership share. All ranks of the job make it together.
+    """The common state of the process groups of one membership. All ranks of the job make it together.
 
     Attributes:
         engine: of the job.
@@ -187,7 +187,7 @@ _current: JobGroups | None = None
 
 
 def _of_this_job() -> JobGroups:
-    """What the present membership's groups share; joins the job if that has not been done."""
+    """The common state of the present membership's groups; joins the job if necessary."""
     global _current
     context.init()
     engine = context.engine()
@@ -200,7 +200,7 @@ def _of_this_job() -> JobGroups:
 
 
 def create(options: Any, _backend_options: object = None) -> EngineGroup:
-    """What torch calls for ``init_process_group("spark_estimator")``.
+    """Called by torch for ``init_process_group("spark_estimator")``.
 
     Args:
         options: torch's ``_DistributedBackendOptions``: store, group_rank, group_size, timeout, global_ranks_in_group.
@@ -232,7 +232,7 @@ def _prepared(arguments: dict[str, Any]) -> Iterator[None]:
 
 
 def _of_another_backend(backend: str | None) -> str:
-    """What is wrong with the backend that a new group was to have; '' for nothing."""
+    """What is wrong with the requested backend of a new group; '' for nothing."""
     if backend is None or BACKEND_NAME in BackendConfig(Backend(backend)).get_device_backend_map().values():
         return ""
     return (

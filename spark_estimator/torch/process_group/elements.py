@@ -219,7 +219,7 @@ def listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]
 
 
 def nested(tensors: Sequence[Any]) -> list[list[torch.Tensor]]:
-    """A list of lists, where torch's callers may give the one list that is in it."""
+    """A list of lists; torch's callers may pass its single list instead."""
     return [list(tensors)] if tensors and isinstance(tensors[0], torch.Tensor) else [list(row) for row in tensors]
 
 

@@ -94,7 +94,7 @@ class IssuingGroup(ProcessGroup):
             raise RuntimeError(f"{BACKEND_NAME} takes tensors in host memory, not on {device}.")
         return self
 
-    # What torch asks a backend before it uses what only NCCL has.
+    # Torch checks these before it uses features that only NCCL has.
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
@@ -110,11 +110,11 @@ class IssuingGroup(ProcessGroup):
         return self._name
 
     def setGroupDesc(self, text: str) -> None:
-        """What the group is for."""
+        """The purpose of the group."""
         self._desc = text
 
     def getGroupDesc(self) -> str:
-        """What the group is for; ``'default_pg'``, ``'undefined'`` or the argument of ``new_group``."""
+        """The purpose of the group: ``'default_pg'``, ``'undefined'`` or the argument of ``new_group``."""
         return self._desc
 
     def name(self) -> str:
@@ -179,7 +179,7 @@ class IssuingGroup(ProcessGroup):
         return self._checked(what, "root", getattr(opts, "rootRank", opts))
 
     def _peer(self, what: str, rank: int) -> int:
-        """What the job calls a rank of the group. Raises ValueError when it is none."""
+        """The job's number of a rank of the group. Raises ValueError if it is not a rank."""
         return self._engine.ranks[self._checked(what, "other end", rank)]
 
     def _checked(self, what: str, role: str, rank: int) -> int:

@@ -205,7 +205,7 @@ class Mailbox:
         return f"rank {rank}" if self.links is None else self.links.name(rank)
 
     def _advice(self, key: Key, rank: int | None, ranks: Sequence[int]) -> str:
-        """What is known while a receive waits: lost ranks, other messages that arrived, possible causes."""
+        """The facts while a receive waits: lost ranks, other messages that arrived, possible causes."""
         senders = [sender for sender in ranks if sender != self._rank] if rank is None else [rank]
         with self._lock:
             lost = [sender for sender in senders if sender in self._lost]

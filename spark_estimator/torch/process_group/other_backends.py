@@ -1,4 +1,4 @@
-"""What a job does about torch's own backends, whose connections this package can't authenticate: gloo and NCCL."""
+"""Handles torch's own backends, whose connections this package can't authenticate: gloo and NCCL."""
 
 from __future__ import annotations
 

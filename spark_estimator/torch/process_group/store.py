@@ -155,7 +155,7 @@ class JobStore(Store):
         self._ask_and_wait(b"wait", keys, self.timeout if timeout is None else timeout)
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number, which begins as 0, and gives the sum."""
+        """Adds to a number, which begins as 0, and returns the sum."""
         return int(self._ask(b"add", _bytes(key), b"%d" % amount)[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:

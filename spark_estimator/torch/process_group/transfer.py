@@ -24,7 +24,7 @@ _WAIT_SLICE_SECONDS = 0.1  # so that Python handles Ctrl-C
 
 
 class TensorSpec(NamedTuple):
-    """What a message's tensor is.
+    """The type and shape of a message's tensor.
 
     Attributes:
         dtype: torch's name of its element type, as ``'float32'``.

@@ -30,7 +30,7 @@ _SWEEP = timedelta(milliseconds=20)
 _thread = threading.local()
 
 
-# What the engine advises where a caller may give a name; torch's cannot.
+# The engine's advice for calls that may have a name; torch's cannot.
 _ADVICE = (
     "Calls without a name meet in the order in which each rank makes them: make the same ones in the same order on all "
     "ranks, or give them names.",
@@ -65,7 +65,7 @@ def about_to_block() -> None:
 
 
 class Awaited(Protocol):
-    """What a work waits for; ``collectives.handle.Handle`` is one."""
+    """The request that a work waits for; ``collectives.handle.Handle`` is one."""
 
     def wait(self, timeout: timedelta | None = None) -> None:
         """Returns when it is done; raises its error, or TimeoutError."""

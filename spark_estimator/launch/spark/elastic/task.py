@@ -1,4 +1,4 @@
-"""What Spark runs for each process of an elastic job: a separate task, in which a host agent of one rank runs.
+"""The Spark task of one process of an elastic job: it runs a host agent of one rank.
 
 The task connects to the driver, which then orders when its worker starts, becomes a rank and ends (``agent.link``).
 The task itself, sent by Spark, contains what the worker runs and in which environment: no order on the connection
@@ -40,7 +40,7 @@ from spark_estimator.security.encrypted_stream import tunnel
 
 @dataclass(frozen=True)
 class ElasticTask:
-    """What Spark calls in the one task of such a job.
+    """The function that Spark calls in the one task of such a job.
 
     Attributes:
         job: what is run; it has a channel.

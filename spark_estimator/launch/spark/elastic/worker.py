@@ -35,7 +35,7 @@ _SPARK_SAYS = timedelta(seconds=0.5)
 
 
 class SparkJobs(Protocol):
-    """What a worker asks of its job. Called in any thread."""
+    """The calls of a worker to its job, in any thread."""
 
     def new_task(self) -> SparkTask:
         """A task that may connect."""
