@@ -286,18 +286,19 @@ class HorovodMethods(HorovodCollectives, _Base):
     def on_validation_start(self) -> None:
         """The same; and ranks that step alone exchange their parameters."""
         self._metrics.adopt(self.lightning_module)
-        self._come_together()
+        self.synchronize_parameters()
 
     def on_train_end(self) -> None:
         """Ranks that step alone exchange their parameters."""
-        self._come_together()
+        self.synchronize_parameters()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """As Lightning's, for a checkpoint of all ranks; ranks that step alone exchange their parameters first."""
-        self._come_together()
+        self.synchronize_parameters()
         return dict(super().lightning_module_state_dict())
 
-    def _come_together(self) -> None:
+    def synchronize_parameters(self) -> None:
+        """Gives ranks that step alone the same parameters. Collective; no effect with sync='allreduce'."""
         for optimizer in self.optimizers:
             if isinstance(optimizer, LocalStepsMethods):
                 optimizer.synchronize()

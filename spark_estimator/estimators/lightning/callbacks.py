@@ -37,6 +37,7 @@ class EpochSums:
         end: (trainer) after each one, when all of Lightning's own hooks have run.
         restore: (trainer) before the first one, when model and optimizers are there.
         multiplied: the factor of every loss.
+        joint: weight losses by the rank's rows, so that the mean of all ranks' gradients is that of the joint batch.
         stop_on_nan: as in `estimators.lightning.parts.LightningParts`.
         meter: counts the steps, for the display at the driver.
     """
@@ -50,6 +51,7 @@ class EpochSums:
         end: Callable[[Any], None],
         restore: Callable[[Any], None],
         multiplied: int = 1,
+        joint: bool = True,
         stop_on_nan: bool = False,
         meter: TrainingMeter | None = None,
     ) -> None:
@@ -63,6 +65,7 @@ class EpochSums:
         self._end = end
         self._restore = restore
         self._multiplied = multiplied
+        self._joint = joint
         self._stop_on_nan = stop_on_nan
         self._meter = TrainingMeter(0) if meter is None else meter
         # The first two of `_sums` as Python's numbers, which are cheaper to read in each step.
@@ -105,7 +108,8 @@ class EpochSums:
         self.seen.add(part)
         loader = self._loaders[part]
         self.counted = _rows_in(batch) if loader is None else loader.counted(number)
-        self.factor = float(self._multiplied) if loader is None else loader.factor(number) * self._multiplied
+        joint = 1.0 if loader is None or not self._joint else loader.factor(number)
+        self.factor = joint * self._multiplied
 
     def step_ended(self, part: str, output: Any) -> None:
         """Counts what a step has returned."""
@@ -183,11 +187,11 @@ def callback_of(flavour: str, watch: EpochSums) -> Any:
     return Telling()
 
 
-def strategy_of(flavour: str, watch: EpochSums, compression: Any, *, scale_lr: bool, verbose: int) -> Any:
+def strategy_of(flavour: str, watch: EpochSums, verbose: int, **options: Any) -> Any:
     """The strategy "horovod", whose losses are multiplied by `watch.factor`, and reported to `watch` unscaled.
 
     Args:
-        compression, scale_lr: as for the strategy. Rates of a checkpoint are changed to those of this number of ranks.
+        options: of the strategy. Rates of a checkpoint are changed to those of this number of ranks.
         verbose: 0: what the log has of rates is not for the driver.
     """
     base: Any = strategy_class(flavour)
@@ -216,7 +220,7 @@ def strategy_of(flavour: str, watch: EpochSums, compression: Any, *, scale_lr: b
             else:
                 super().log_rates(line)
 
-    return Weighing(compression=compression, scale_lr=scale_lr)
+    return Weighing(**options)
 
 
 def _count(batches: float) -> int:

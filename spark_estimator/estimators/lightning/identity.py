@@ -29,7 +29,7 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
     if parts.plain is not None:
         of_torch = torch_identity.identity_of(replace(spec, framework=parts.plain), checksums)
         # A line only where checkpoints of earlier releases are of another training.
-        plain_rate = [] if parts.scale_lr else ["scale_lr=False"]
+        plain_rate = [] if parts.scale_lr or parts.steps_locally else ["scale_lr=False"]
         return {**of_torch, "trainer_args": steering + plain_rate}
     chosen = dict(getattr(parts.model, "hparams", {}))
     return {
@@ -43,6 +43,7 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
         "steps": [
             f"gradient_compression={name_of(parts.compression)}",
             f"data_module={name_of(getattr(parts.data_module, 'kind', parts.data_module))}",
+            *([f"sync={parts.sync}, inner_steps={parts.inner_steps}"] if parts.steps_locally else []),
         ],
         "trainer_args": steering + ["scale_lr=True"] * parts.scale_lr,
     }

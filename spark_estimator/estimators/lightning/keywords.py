@@ -40,6 +40,8 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
     trainer_args: Param[dict[str, Any] | None]
     scale_lr: Param[bool]
     terminate_on_nan: Param[bool]
+    sync: Param[str]
+    inner_steps: Param[int]
     profiler: Param[Any]
 
     @by_keyword
@@ -105,6 +107,8 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         trainer_args: dict[str, Any] | None = None,
         scale_lr: bool = True,
         terminate_on_nan: bool = False,
+        sync: str = "allreduce",
+        inner_steps: int = 32,
         profiler: Any = None,
     ) -> None:
         super().__init__(**self._call_keywords)
@@ -172,6 +176,8 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         trainer_args: dict[str, Any] | None = None,
         scale_lr: bool = True,
         terminate_on_nan: bool = False,
+        sync: str = "allreduce",
+        inner_steps: int = 32,
         profiler: Any = None,
     ) -> Self:
         """Sets any of the parameters. Returns self."""
@@ -284,11 +290,15 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.trainer_args)
 
     def setScaleLr(self, value: bool) -> Self:
-        """Sets scale_lr: multiply the learning rate by the number of processes, as Horovod does. Returns self."""
+        """Sets scale_lr: multiply the learning rate by the number of processes, as Horovod does; no effect unless
+        sync is 'allreduce'. Returns self.
+        """
         return self._set(scale_lr=value)
 
     def getScaleLr(self) -> bool:
-        """scale_lr: multiply the learning rate by the number of processes, as Horovod does."""
+        """scale_lr: multiply the learning rate by the number of processes, as Horovod does; no effect unless sync is
+        'allreduce'.
+        """
         return self._get(self.scale_lr)
 
     def setTerminateOnNan(self, value: bool) -> Self:
@@ -300,6 +310,30 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
     def getTerminateOnNan(self) -> bool:
         """terminate_on_nan: stop at the first batch whose loss is not finite, instead of at the end of the epoch."""
         return self._get(self.terminate_on_nan)
+
+    def setSync(self, value: str) -> Self:
+        """Sets sync: what the processes exchange: 'allreduce': the gradients of each step; 'local_sgd' and 'diloco':
+        parameters, every inner_steps steps, as spark_estimator.torch.LocalSGD and DiLoCo do, with the learning
+        rate of one process. Returns self.
+        """
+        return self._set(sync=value)
+
+    def getSync(self) -> str:
+        """sync: what the processes exchange: 'allreduce': the gradients of each step; 'local_sgd' and 'diloco':
+        parameters, every inner_steps steps, as spark_estimator.torch.LocalSGD and DiLoCo do, with the learning
+        rate of one process.
+        """
+        return self._get(self.sync)
+
+    def setInnerSteps(self, value: int) -> Self:
+        """Sets inner_steps: with sync='local_sgd' or 'diloco': the number of steps between two exchanges. Returns
+        self.
+        """
+        return self._set(inner_steps=value)
+
+    def getInnerSteps(self) -> int:
+        """inner_steps: with sync='local_sgd' or 'diloco': the number of steps between two exchanges."""
+        return self._get(self.inner_steps)
 
     def setProfiler(self, value: Any) -> Self:
         """Sets profiler: a Lightning profiler, or its name. Returns self."""

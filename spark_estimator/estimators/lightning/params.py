@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_estimator.estimators import checks, params
 from spark_estimator.estimators.params import Row
-from spark_estimator.estimators.torch.params import LOSS_CONSTRUCTORS, TYPES, typed
+from spark_estimator.estimators.torch.params import LOCAL_STEPS, LOSS_CONSTRUCTORS, TYPES, typed
 
 ESTIMATOR = (
     *typed(params.SHARED, TYPES),
@@ -39,7 +39,7 @@ ESTIMATOR = (
         "scale_lr",
         True,
         checks.truth,
-        "multiply the learning rate by the number of processes, as Horovod does",
+        "multiply the learning rate by the number of processes, as Horovod does; no effect unless sync is 'allreduce'",
         "bool",
     ),
     Row(
@@ -49,6 +49,7 @@ ESTIMATOR = (
         "stop at the first batch whose loss is not finite, instead of at the end of the epoch",
         "bool",
     ),
+    *LOCAL_STEPS,
     Row("profiler", None, checks.anything, "a Lightning profiler, or its name"),
 )
 

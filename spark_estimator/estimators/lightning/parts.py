@@ -16,6 +16,7 @@ from spark_estimator.estimators.checks import labels_of, listed
 from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
+from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.lightning.flavours import FLAVOURS, preferred
 
 #: Arguments of a Trainer that the job itself decides -> why.
@@ -54,7 +55,8 @@ class LightningParts:
         trainer_args: replace the estimator's own arguments of the Trainer.
         compression: of gradients; None: none.
         label_shapes: [labels] of a batch, with -1 for its rows; None: as the columns have them.
-        scale_lr: whether the learning rate is multiplied by the number of ranks.
+        scale_lr: whether the learning rate is multiplied by the number of ranks; False where each steps alone.
+        sync, inner_steps: what the ranks exchange, as `TorchParts` has it.
         stop_on_nan: a batch whose loss is no finite number ends the training; False: an epoch does.
     """
 
@@ -71,6 +73,13 @@ class LightningParts:
     label_shapes: Sequence[Sequence[int]] | None = None
     scale_lr: bool = True
     stop_on_nan: bool = False
+    sync: str = "allreduce"
+    inner_steps: int = 32
+
+    @property
+    def steps_locally(self) -> bool:
+        """Whether each rank steps by its own gradients."""
+        return self.sync != "allreduce"
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
@@ -103,6 +112,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     else:
         labels = labels_of(value)
         _check_of_module(model, value)
+    check_exchange(value("gradient_compression"), value("sync"))
     package = importlib.import_module(flavour)
     for callback in value("callbacks"):
         if not isinstance(callback, package.Callback):
@@ -133,8 +143,10 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
             trainer_args=arguments,
             compression=value("gradient_compression"),
             label_shapes=value("label_shapes"),
-            scale_lr=value("scale_lr"),
+            scale_lr=value("scale_lr") and value("sync") == "allreduce",
             stop_on_nan=value("terminate_on_nan"),
+            sync=value("sync"),
+            inner_steps=value("inner_steps"),
         ),
         labels,
     )
@@ -148,9 +160,8 @@ def flavour_of(item: Any) -> str | None:
 
 def _of_torch(name: str, value: Callable[[str], Any]) -> Any:
     """The parameters as `torch_parts` asks for them: those that Lightning's estimator does not have are left alone."""
-    fixed = {"callbacks": [], "sync": "allreduce", "inner_steps": 1}
-    if name in fixed:
-        return fixed[name]
+    if name == "callbacks":
+        return []
     absent = ("lr_scheduler", "learning_rate", "train_minibatch_fn", "mixed_precision")
     return None if name in absent else value(name)
 

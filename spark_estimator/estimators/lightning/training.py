@@ -31,6 +31,7 @@ from spark_estimator.estimators.persistence.checkpoint import (
 )
 from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of, record_epoch
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
+from spark_estimator.estimators.torch.exchange import local_options
 from spark_estimator.estimators.torch.rank_state import gathered
 from spark_estimator.estimators.torch.training import leaving_out, results_of
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
@@ -101,6 +102,7 @@ class _Training:
             restore=self._take_up,
             # As in TorchEstimator gradients of several batches are added up, of which Lightning makes means.
             multiplied=1 if plain is None else _accumulated(self._arguments),
+            joint=not parts.steps_locally,
             stop_on_nan=parts.stop_on_nan,
             meter=self._meter,
         )
@@ -130,13 +132,7 @@ class _Training:
         parts = self._parts
         trainer = self._package.Trainer(
             **self._arguments,
-            strategy=strategy_of(
-                parts.flavour,
-                self._watch,
-                parts.compression or hvd.Compression.none,
-                scale_lr=parts.scale_lr and parts.plain is None,
-                verbose=self._spec.verbose,
-            ),
+            strategy=strategy_of(parts.flavour, self._watch, self._spec.verbose, **self._exchange()),
             callbacks=[callback_of(parts.flavour, self._watch), *parts.callbacks],
         )
         if self._kept is not None:
@@ -149,6 +145,14 @@ class _Training:
             trainer.fit(self.module, datamodule=data_module() if isinstance(data_module, type) else data_module)
         else:
             trainer.fit(self.module, self._train, self._held)
+
+    def _exchange(self) -> dict[str, Any]:
+        """The strategy's arguments."""
+        parts = self._parts
+        if parts.steps_locally:
+            return {"sync": parts.sync, "sync_options": local_options(parts.compression, parts.inner_steps)}
+        compression = parts.compression or hvd.Compression.none
+        return {"compression": compression, "scale_lr": parts.scale_lr and parts.plain is None}
 
     def _has_ended(self, kept: Checkpoint) -> bool:
         """Whether a resumed run has already trained all of its epochs, or was ended early."""
@@ -176,6 +180,8 @@ class _Training:
 
     def _epoch_ended(self, trainer: Any) -> None:
         spec = self._spec
+        if spec.checkpoint_path is not None or spec.restore_best:  # a validation has done it already
+            trainer.strategy.synchronize_parameters()
         entry = self._entry(trainer)
         self._meter.end_epoch(averages_of(entry))
         self.progress.add(entry, lambda: copy.deepcopy(self._inside.state_dict()))

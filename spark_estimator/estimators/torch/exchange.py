@@ -10,14 +10,24 @@ import spark_estimator.torch as hvd
 from spark_estimator.estimators.torch.losses import TorchParts
 
 
-def check_exchange(parts: TorchParts) -> None:
+def check_exchange(compression: Any, sync: str) -> None:
     """Raises ValueError for a compression of gradients where none are sent."""
     allowed = (None, hvd.Compression.none, hvd.Compression.int8)
-    if parts.steps_locally and not any(parts.compression is choice for choice in allowed):
+    if sync != "allreduce" and not any(compression is choice for choice in allowed):
         raise ValueError(
-            f"gradient_compression={parts.compression!r} and sync={parts.sync!r} were both given: no gradients are "
+            f"gradient_compression={compression!r} and sync={sync!r} were both given: no gradients are "
             "sent. Use Compression.int8, Compression.none, or leave it out."
         )
+
+
+def local_options(compression: Any, inner_steps: int) -> dict[str, Any]:
+    """The keywords of `hvd.LocalSGD` and `hvd.DiLoCo` for an estimator's parameters."""
+    options: dict[str, Any] = {"inner_steps": inner_steps}
+    if compression is not None:
+        # A pickle of Compression.int8 is another object.
+        none = compression is hvd.Compression.none
+        options["compression"] = hvd.Compression.none if none else hvd.Compression.int8
+    return options
 
 
 def exchanging(parts: TorchParts, model: nn.Module, passes: int) -> Any:
@@ -35,10 +45,5 @@ def exchanging(parts: TorchParts, model: nn.Module, passes: int) -> Any:
             compression=parts.compression or hvd.Compression.none,
             backward_passes_per_step=passes,
         )
-    options: dict[str, Any] = {"inner_steps": parts.inner_steps}
-    if parts.compression is not None:
-        # A pickle of Compression.int8 is another object.
-        none = parts.compression is hvd.Compression.none
-        options["compression"] = hvd.Compression.none if none else hvd.Compression.int8
     wrap = hvd.DiLoCo if parts.sync == "diloco" else hvd.LocalSGD
-    return wrap(parts.optimizer, named, **options)
+    return wrap(parts.optimizer, named, **local_options(parts.compression, parts.inner_steps))

