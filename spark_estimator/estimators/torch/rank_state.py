@@ -1,8 +1,8 @@
 """The state that differs between the ranks of a training: a checkpoint has buffers, sums and generators of each rank.
 
-Parameters and the optimizer's state are the same on all ranks. Where ranks step alone, their inner optimizers differ, and
-all resume with rank 0's state. Buffers differ: each rank's batch normalization counts its own rows, and validation is
-done with them.
+Parameters and the optimizer's state are the same on all ranks. Where ranks step alone, inner optimizers differ, but
+all resume with rank 0's state. Buffers differ: each rank's batch normalization counts its own rows, and validation uses
+them.
 """
 
 from __future__ import annotations
