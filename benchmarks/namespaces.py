@@ -1,4 +1,4 @@
-"""Simulates several hosts on one machine: network namespaces joined by a bridge. Links can be cut and slowed.
+"""Simulates several hosts on one machine: network namespaces joined by a bridge. Links can be cut, slowed or lossy.
 
     with Network.open(hosts=2) as network:
         rendezvous = network.rendezvous(ranks_per_host=2)
@@ -6,8 +6,8 @@
             ...  # sockets opened here and processes started here belong to that host
         network.hosts[1].cut()
 
-Requires Linux, root, and iproute2's ``ip`` (``tc`` for `Host.limit`). The namespaces have no names: the kernel removes
-each when this object is closed and its last process has ended.
+Requires Linux, root, and iproute2's ``ip``; for `Host.limit` its ``tc``, and for `Host.lose` nftables. The namespaces
+have no names: the kernel removes each when this object is closed and its last process has ended.
 """
 
 from __future__ import annotations
@@ -68,6 +68,18 @@ class Host:
     def mend(self) -> None:
         """Restores the traffic after `cut`."""
         _run(self._switch, "ip", "link", "set", self._port, "master", "bridge")
+
+    def lose(self, per_mille: int) -> None:
+        """Drops so many of 1000 packets that arrive at this host, at random; 0 restores the link."""
+        _run(self._namespace, "nft", "add table inet loss; delete table inet loss")
+        if per_mille:
+            rule = f"numgen random mod 1000 < {per_mille} drop"
+            hook = "{ type filter hook input priority 0; }"
+            _run(
+                self._namespace,
+                "nft",
+                f"add table inet loss; add chain inet loss in {hook}; add rule inet loss in {rule}",
+            )
 
     def limit(self, bits_per_second: int) -> None:
         """Limits the rate of the link in each direction. May be called again to change it."""
@@ -209,6 +221,6 @@ def _run(namespace: int, *command: str) -> None:
         with _entered(namespace):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise UnavailableError(f"{command[0]} was not found; install iproute2") from error
+        raise UnavailableError(f"{command[0]} was not found; install iproute2 (nft: nftables)") from error
     if done.returncode != 0:
         raise UnavailableError(f"{' '.join(command)!r} failed: {done.stderr.strip()}")

@@ -23,6 +23,8 @@ sys.path.append(str(ROOT / "docker"))
 import spark_daemons  # noqa: E402
 from spark_daemons import SPARK_HOME, Daemon, Role  # noqa: E402
 
+from benchmarks.namespaces import Host  # noqa: E402
+
 DRIVERS = Path(__file__).parent / "drivers"
 MARKER = "SPARK_ESTIMATOR_TEST_MARKER"
 
@@ -67,15 +69,20 @@ def spark_home(folder: Path) -> Path:
     return home
 
 
-def _start(command: Sequence[str], log: Path, **env: str | None) -> Daemon:
-    """Starts a program as the leader of its own process group, in the folder of its log."""
-    return spark_daemons.start(command, log, environment(**{"SPARK_HOME": str(spark_home(log.parent)), **env}))
+def _start(command: Sequence[str], log: Path, host: Host | None = None, **env: str | None) -> Daemon:
+    """Starts a program as the leader of its own process group, in the folder of its log; on `host`, if given."""
+    variables = {"SPARK_HOME": str(spark_home(log.parent)), **env}
+    if host is None:
+        return spark_daemons.start(command, log, environment(**variables))
+    with host.entered():
+        variables["SPARK_LOCAL_IP"] = host.address
+        return spark_daemons.start([*host.named, *command], log, environment(**variables))
 
 
 @contextlib.contextmanager
-def daemon(role: Role, folder: Path, **env: str) -> Iterator[Daemon]:
+def daemon(role: Role, folder: Path, host: Host | None = None, **env: str) -> Iterator[Daemon]:
     """Runs a Spark daemon in its own process group until the end of the block."""
-    running = _start(role.command, folder / f"{role.name}.log", SPARK_DAEMON_MEMORY="600m", **env)
+    running = _start(role.command, folder / f"{role.name}.log", host, SPARK_DAEMON_MEMORY="600m", **env)
     try:
         yield running
     finally:
@@ -106,6 +113,21 @@ def standalone(folder: Path, addresses: Sequence[str] = ("127.0.0.1", "127.0.0.1
             work = folder / f"work{number}"
             role = spark_daemons.worker_role(f"worker{number}", address, work, more, host=own_address)
             workers.append(stack.enter_context(daemon(role, folder)))
+        for worker in workers:
+            worker.wait_for(role.ready)
+        yield address
+
+
+@contextlib.contextmanager
+def standalone_on(hosts: Sequence[Host], folder: Path) -> Iterator[str]:
+    """A master on the first host, and a worker of two cores on each. Yields the master's address."""
+    with contextlib.ExitStack() as stack:
+        role = spark_daemons.master_role(host=hosts[0].address)
+        address = stack.enter_context(daemon(role, folder, hosts[0])).wait_for(role.ready)[1]
+        workers = []
+        for host in hosts:
+            role = spark_daemons.worker_role(host.name, address, folder / f"work-{host.name}", host=host.address)
+            workers.append(stack.enter_context(daemon(role, folder, host)))
         for worker in workers:
             worker.wait_for(role.ready)
         yield address
@@ -178,10 +200,11 @@ def driver(
     folder: Path,
     env: Mapping[str, str | None] | None = None,
     python: str = sys.executable,
+    host: Host | None = None,
 ) -> Iterator[Driver]:
-    """Runs a driver program until the end of the block; remaining processes are then killed."""
+    """Runs a driver program, on `host` if given, until the end of the block; remaining processes are then killed."""
     log = folder / f"{Path(program).stem}-{time.monotonic_ns()}.log"
-    process = _start([python, "-u", str(DRIVERS / program), *arguments], log, **(env or {})).process
+    process = _start([python, "-u", str(DRIVERS / program), *arguments], log, host, **(env or {})).process
     try:
         yield Driver(process, log)
     finally:

@@ -124,8 +124,10 @@ def busy(spark, slots):
 def late_start(spark):
     """Jobs of two ranks while there is one slot, and while there is none."""
     results = {}
+    with busy(spark, 3):
+        pass  # brings all executors
     with busy(spark, 2):
-        results["one"] = error_of(lambda: spark_estimator.spark.run(len, ("",), num_proc=2, start_timeout=30))
+        results["one"] = error_of(lambda: spark_estimator.spark.run(len, ("",), num_proc=2, start_timeout=15))
         os.environ["HOROVOD_SPARK_START_TIMEOUT"] = "5"
         results["by variable"] = error_of(lambda: HorovodRunner(np=2).run(len, ""))
         del os.environ["HOROVOD_SPARK_START_TIMEOUT"]

@@ -110,7 +110,7 @@ def test_a_job_that_is_cancelled_says_so(results: dict[str, Any]) -> None:
 
 def test_a_start_waits_for_the_last_slot_as_long_as_it_may(results: dict[str, Any]) -> None:
     late = results["late start"]
-    assert late["one"].startswith("StartTimeoutError: Spark has started len() on 1 of 2 ranks within 30 seconds")
+    assert late["one"].startswith("StartTimeoutError: Spark has started len() on 1 of 2 ranks within 15 seconds")
     assert late["by variable"].startswith("StartTimeoutError: Spark has started len() on 1 of 2 ranks within 5 seconds")
     assert late["none"].startswith("StartTimeoutError: Spark has not started len() on any of 2 ranks within 5 seconds")
     assert (late["value"], late["starts"]) == (3.0, ["0", "1"]), "an executor that is lost before costs nothing"
