@@ -94,8 +94,10 @@ def expendable(
     """Which folders to remove after a checkpoint was completed.
 
     Args:
-        folders: all folders, the newest first. complete: those that are checkpoints. keep: the number of newest ones
-            that stay. keep_every: the first of each such period stays, too; None: no others.
+        folders: all folders, the newest first.
+        complete: those that are checkpoints.
+        keep: the number of newest ones that stay.
+        keep_every: the first of each such period stays, too; None: no others.
     """
     kept = [folder for folder in folders if folder in complete]
     stay = set(kept[:keep])

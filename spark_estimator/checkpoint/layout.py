@@ -40,7 +40,8 @@ class Placed:
     """A piece of this rank's part.
 
     Attributes:
-        entry: the number of its tensor. hole: the position of its data.
+        entry: the number of its tensor.
+        hole: the position of its data.
     """
 
     entry: int

@@ -134,8 +134,8 @@ class ProcessSets:
         """Registers the sets that were passed to ``init()``. All ranks call it, also those that passed none.
 
         Raises:
-            ValueError: on all ranks: a set is invalid, or exists already. MismatchError: on all ranks: the ranks passed
-                different sets.
+            ValueError: on all ranks: a set is invalid, or exists already.
+            MismatchError: on all ranks: the ranks passed different sets.
         """
         problem = next(filter(None, map(self._problem, static)), "")
         wish = {"init": [process_set.ranks for process_set in static]}

@@ -61,7 +61,8 @@ class Meeting:
     """One task's part in it.
 
     Args:
-        address: of the executor, as Spark reports it: host:port. key: common to all tasks.
+        address: of the executor, as Spark reports it: host:port.
+        key: common to all tasks.
         seconds: for each connection.
 
     Attributes:

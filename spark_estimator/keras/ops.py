@@ -50,7 +50,8 @@ def allreduce(
         average: deprecated; the older form of `op`: True is Average, False is Sum.
         prescale_factor, postscale_factor: factors before and after the reduction.
         op: ``hvd.Average`` (which None is), Sum, Min, Max, Product or Adasum.
-        compression: how it is sent. process_set: whose ranks take part.
+        compression: how it is sent.
+        process_set: whose ranks take part.
 
     Returns:
         On TensorFlow a tensor: of float32 and int32 for Python's numbers, as ``tf.constant`` makes of them. On other

@@ -20,7 +20,8 @@ def default_filesystem(path: str, extra_conf: Mapping[str, str]) -> str:
     """Hadoop's default file system as a URL without a path: ``hdfs://host:port``.
 
     Args:
-        path: for which it is needed, for messages. extra_conf: settings that override all files.
+        path: for which it is needed, for messages.
+        extra_conf: settings that override all files.
 
     Raises:
         PreflightError: nothing names one, or it is the local file system.

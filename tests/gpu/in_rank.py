@@ -31,7 +31,8 @@ class Note(NamedTuple):
         name: of the task.
         ended: False: it has begun.
         error: with its traceback; "": none.
-        lines: its output. way: the engine's description of how its tensors were sent; "": none from a GPU.
+        lines: its output.
+        way: the engine's description of how its tensors were sent; "": none from a GPU.
     """
 
     name: str

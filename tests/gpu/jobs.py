@@ -36,7 +36,9 @@ class Result(NamedTuple):
 
     Attributes:
         name: of the task.
-        state: see there. text: why it is not OK. lines: its output, on rank 0.
+        state: see there.
+        text: why it is not OK.
+        lines: its output, on rank 0.
     """
 
     name: str

@@ -108,7 +108,8 @@ def first_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> byt
     """The key of one job's desk, from the one that the user keeps for all jobs.
 
     Args:
-        secret: the user's key. identity: of the job.
+        secret: the user's key.
+        identity: of the job.
         source: of the secret, for messages.
 
     Raises:

@@ -73,8 +73,8 @@ class Buffers:
 
     Attributes:
         mixing: of the windows.
-        decoded_rows: rows of each row group that are decoded at a time. column_bytes: encoded bytes of each column that
-            are read at a time.
+        decoded_rows: rows of each row group that are decoded at a time.
+        column_bytes: encoded bytes of each column that are read at a time.
     """
 
     mixing: Mixing

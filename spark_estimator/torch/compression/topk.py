@@ -89,9 +89,10 @@ class _Chosen:
 
     Attributes:
         part: the parameter, with its residue.
-        count: how many of its elements are sent. whole: whether that is all of them.
-        indices: of those elements, in memory order; None when all are sent. left: what remains at these indices: what
-            rounding to the wire type has taken away.
+        count: how many of its elements are sent.
+        whole: whether that is all of them.
+        indices: of those elements, in memory order; None when all are sent.
+        left: what remains at these indices: what rounding to the wire type has taken away.
     """
 
     def __init__(self, part: Part, settings: TopK) -> None:

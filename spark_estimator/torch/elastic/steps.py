@@ -67,7 +67,8 @@ class Facts:
     """What a rank sends to the others when a round begins.
 
     Attributes:
-        state: of its step. step: of its last commit.
+        state: of its step.
+        step: of its last commit.
         rank, size: of the round before; -1: none.
         full: the step of its full copy; -1: none.
     """

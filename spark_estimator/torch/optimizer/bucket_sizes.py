@@ -17,8 +17,8 @@ class Gradient:
     Attributes:
         name: of the parameter.
         shape: of the parameter, and of its gradient.
-        order: strides of the dimensions that are longer than 1: the order in which its elements are sent. dtype: name
-            of the parameter's element type.
+        order: strides of the dimensions that are longer than 1: the order in which its elements are sent.
+        dtype: name of the parameter's element type.
         wire_dtype: name of the type in which it is sent; "" when only a custom compressor knows.
         wire_bytes: its size on the wire.
         on_gpu: whether it is sent from a GPU.

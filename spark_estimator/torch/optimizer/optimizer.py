@@ -109,7 +109,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         groups: which gradients are sent together: a number of nearly equal groups, or lists of parameters; by default
             groups of SPARK_ESTIMATOR_BUCKET_BYTES.
         sparse_as_dense: sparse gradients are sent as dense ones and returned as sparse ones; without it their rows are
-            sent. process_set: over whose ranks; a rank outside it steps by its own gradients.
+            sent.
+        process_set: over whose ranks; a rank outside it steps by its own gradients.
         shard_state: each rank holds the optimizer's state for its share of the parameters only (for Adam 8 bytes a
             parameter in the job instead of on each rank) and steps that share. For optimizers of ``torch.optim`` that
             treat each element separately (``sharded_state.ELEMENTWISE``) and their subclasses. Not in Horovod.
