@@ -70,7 +70,7 @@ class Host:
         _run(self._switch, "ip", "link", "set", self._port, "master", "bridge")
 
     def lose(self, per_mille: int) -> None:
-        """Drops so many of 1000 packets that arrive at this host, at random; 0 restores the link."""
+        """Drops `per_mille` of 1000 packets that arrive at this host, at random; 0 restores the link."""
         _run(self._namespace, "nft", "add table inet loss; delete table inet loss")
         if per_mille:
             rule = f"numgen random mod 1000 < {per_mille} drop"

@@ -2,8 +2,8 @@
 
 If the user's function is large, PySpark writes the task into a file that stays until the session ends, and Spark copies
 it to files of its executors; not over Spark Connect. At DEBUG py4j logs everything that it sends to Java, and Spark
-Connect's client everything that it sends to its server. Whole requests
-that this server itself logs are out of reach; see SECURITY.md.
+Connect's client everything that it sends to its server. This package cannot keep the token out of whole requests that
+this server itself logs; see SECURITY.md.
 """
 
 from __future__ import annotations
