@@ -78,8 +78,8 @@ cluster-demo:
 cluster-down:
 	@$(PYTHON) docker/cluster.py down
 
-# A selection runs all that it names.
-test: test-native
+# A selection runs all that it names, and nothing else.
+test: $(if $(TESTS),build,test-native)
 	$(call pytest,$(if $(TESTS),$(TESTS),-m "not slow"))
 
 test-all: test-native
