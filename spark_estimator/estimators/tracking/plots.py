@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection
 from typing import Any
 
 from spark_estimator.estimators.history import Epochs
@@ -17,11 +18,11 @@ def pictures_of(history: Epochs) -> dict[str, Any]:
 
     prefixes = [loss.removesuffix("loss") for loss in history.losses]
     names = dict.fromkeys(name for row in rows for name in row if name != "epoch")
-    pictures = {}
+    pictures: dict[str, Any] = {}
     for name in dict.fromkeys(_without(name, prefixes) for name in names):
         figure = Figure(figsize=(6, 4), layout="tight")
         history.plot(figure.subplots(), None if name == "loss" else [name])
-        pictures[f"plots/{_file_name(name)}.png"] = figure
+        pictures[_path(name, pictures)] = figure
     return pictures
 
 
@@ -31,5 +32,8 @@ def _without(name: str, prefixes: list[str]) -> str:
     return name[len(prefix) :] or name
 
 
-def _file_name(name: str) -> str:
-    return "".join(character if character.isalnum() or character in "-_. " else "_" for character in name)
+def _path(name: str, known: Collection[str]) -> str:
+    """Where a metric's picture is; none of those that are known."""
+    file = "".join(character if character.isalnum() or character in "-_. " else "_" for character in name)
+    paths = (f"plots/{file}{suffix}.png" for suffix in ("", *(f" {number}" for number in range(2, len(known) + 2))))
+    return next(path for path in paths if path not in known)
