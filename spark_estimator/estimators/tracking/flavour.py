@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MODEL_NAME = "model"
 _REQUIRED = ("pyspark", "pyarrow", "pandas", "numpy", "cloudpickle")
 _OF_FRAMEWORKS = ("torch", "lightning", "pytorch-lightning", "keras", "tensorflow", "jax", "tf-keras")
+_TEXT_MODELS = "spark_estimator.estimators.transformers."
 _OF_TEXTS = ("torch", "transformers", "peft", "safetensors")
 
 
@@ -83,8 +84,8 @@ def log_model(model: TableModel, features: Features, options: MlflowOptions) -> 
 
 def requirements_of(model: TableModel) -> list[str]:
     """The packages that a model needs where it is loaded, in the versions that are installed here."""
-    framework = type(model).__module__.split(".")[2]
-    names: Sequence[str] = _OF_TEXTS if framework == "transformers" else _OF_FRAMEWORKS
+    is_of_texts = any(kind.__module__.startswith(_TEXT_MODELS) for kind in type(model).__mro__)
+    names: Sequence[str] = _OF_TEXTS if is_of_texts else _OF_FRAMEWORKS
     loaded = [name for name in names if _is_loaded(name)]
     return [f"spark-estimator=={__version__}", *filter(None, map(_pinned, [*_REQUIRED, *loaded]))]
 
