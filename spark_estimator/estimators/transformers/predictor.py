@@ -75,9 +75,11 @@ class TextPredictor(Predictor):
         return self._struct(columns[0].to_pylist())
 
     def frame(self, features: Any) -> Any:
-        """See `Predictor.frame`. NaN in the column of texts is read as null."""
+        """See `Predictor.frame`. NaN and pandas.NA in the column of texts are read as null."""
+        import pandas
+
         values = [value.tolist() if hasattr(value, "tolist") else value for value in column_of(features, self.text)]
-        texts = [None if isinstance(value, float) else value for value in values]
+        texts = [None if isinstance(value, float) or value is pandas.NA else value for value in values]
         return self.as_frame(self._struct(texts), getattr(features, "index", None))
 
     def _struct(self, texts: Sequence[Any]) -> pyarrow.StructArray:
