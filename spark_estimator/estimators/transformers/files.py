@@ -37,7 +37,7 @@ def load(kind: type[_Model], path: str, base: str | None, *, trust: bool) -> _Mo
     for file in manifest.files:  # each is as it was written
         manifest.file(file)
     task, labels = manifest.params.get("task"), manifest.params.get("labels") or []
-    if task not in KINDS:
+    if not isinstance(task, str) or task not in KINDS:
         raise manifest.broken("params", f"has the task {task!r}")
     options: dict[str, Any] = {"num_labels": len(labels)} if labels else {}
     if manifest.has(_ADAPTER):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,8 +34,16 @@ def lora(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def not_negative(name: str, value: Any) -> float:
-    """A number that is 0 or more."""
-    return 0.0 if value == 0 and not isinstance(value, bool) else checks.positive(name, value) or 0.0
+    """A number that is 0 or more; None is 0."""
+    if value is None:
+        return 0.0
+    text = f"{name} must be a number, 0 or more; got {value!r}."
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(text)
+    number = float(value)
+    if not 0 <= number < float("inf"):
+        raise ValueError(text)
+    return number
 
 
 _TASK = Row(
