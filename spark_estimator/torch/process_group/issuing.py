@@ -131,9 +131,10 @@ class IssuingGroup(ProcessGroup):
             raise RuntimeError(
                 "new groups can only be created from the default group's ranks, not from another group's."
             )
-        # Torch does not pass the name of the requested backend, and would report the group as one of it.
-        caller = sys._getframe(1)
-        return self._more(ranks, backend=caller.f_locals.get("backend"), **options)
+        # PyTorch before 2.14 does not pass the name of the requested backend, and would report the group as one of it.
+        if "backend" not in options:
+            options["backend"] = sys._getframe(1).f_locals.get("backend")
+        return self._more(ranks, **options)
 
     @property
     def timeout(self) -> timedelta:

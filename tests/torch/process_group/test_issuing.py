@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -48,5 +50,22 @@ def test_a_group_reports_its_device(two_ranks: RankPool) -> None:
             assert group._get_backend(torch.device("cpu")).name() == "spark_estimator"
             with pytest.raises(RuntimeError, match="takes tensors in host memory, not on cuda"):
                 group._get_backend(torch.device("cuda"))
+
+    two_ranks.run(check)
+
+
+def test_a_new_group_gets_the_backend_that_torch_names(two_ranks: RankPool) -> None:
+    """PyTorch 2.14 passes it as an argument; older versions have it in a variable of the calling function."""
+
+    @in_group
+    def check(rank: int) -> None:
+        def new_group(backend: str, name: str, options: dict[str, Any]) -> dist.ProcessGroup | None:
+            return dist.group.WORLD.new_group([0, 1], group_name=name, **options)
+
+        for number, options in enumerate([{}, {"backend": "spark_estimator", "pg_options": None}]):
+            assert new_group("spark_estimator", f"10{number}", options).size() == 2
+        for options in [{}, {"backend": "gloo"}]:
+            with pytest.raises(ValueError, match="gloo"):
+                new_group("gloo", "200", options)
 
     two_ranks.run(check)
