@@ -69,6 +69,12 @@ def python_files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
+def native_files(*, tests: bool = False) -> list[Path]:
+    """The C++ sources; without `tests` those of the engine and its benchmarks only."""
+    paths = [path for path in sorted((ROOT / "native").rglob("*.[ch]*")) if path.suffix in (".cc", ".h")]
+    return [path for path in paths if tests or not {"tests", "fuzz"} & set(path.relative_to(ROOT).parts)]
+
+
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
@@ -114,12 +120,20 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
     yield first, " ".join(texts)
 
 
+# A string of C++, or (as the group) a comment; ``//`` on consecutive lines is one comment.
+_NATIVE = re.compile(r'"(?:[^"\\\n]|\\.)*"|(/\*.*?\*/|//[^\n]*(?:\n\s*//[^\n]*)*)', re.DOTALL)
+
+
 def native_comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yields (line, text) of each comment of C++; ``//`` on consecutive lines is one comment."""
-    pattern = r'"(?:[^"\\\n]|\\.)*"|(/\*.*?\*/|//[^\n]*(?:\n\s*//[^\n]*)*)'
-    for match in re.finditer(pattern, source, re.DOTALL):
+    """Yields (line, text) of each comment of C++."""
+    for match in _NATIVE.finditer(source):
         if match[1]:
             yield source.count("\n", 0, match.start()) + 1, re.sub(r"/\*|\*/|//+|\n\s*\*", " ", match[1])
+
+
+def native_code(source: str) -> str:
+    """C++ without strings and comments, with as many lines."""
+    return _NATIVE.sub(lambda match: "\n" * match[0].count("\n"), source)
 
 
 def idioms_of(text: str, pattern: re.Pattern[str] = _IN_TEXTS) -> list[str]:
@@ -145,6 +159,17 @@ def test_variables_have_names_that_say_what_they_are() -> None:
     assert not offences, "\n" + "\n".join(offences)
 
 
+def test_variables_of_the_engine_have_names_that_say_what_they_are() -> None:
+    name = re.compile(rf"\b({'|'.join(sorted(BANNED_NAMES))})_?\b")
+    offences = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in native_files()
+        for number, line in enumerate(native_code(path.read_text()).splitlines(), 1)
+        for match in name.finditer(line)
+    ]
+    assert not offences, "\n" + "\n".join(offences)
+
+
 def test_texts_have_no_banned_idioms() -> None:
     texts = [(path, *text) for path in python_files(*PRODUCT) for text in strings(tree_of(path))]
     assert not (offences := _offences(texts)), offences
@@ -161,15 +186,13 @@ def test_comments_and_docstrings_have_no_banned_idioms() -> None:
 
 def test_native_texts_have_no_banned_idioms() -> None:
     """String literals of the engine, which reach users in errors and log lines, and all comments."""
-    paths = [path for path in sorted((ROOT / "native").rglob("*.[ch]*")) if path.suffix in (".cc", ".h")]
     literals = [
         (path, number, literal)
-        for path in paths
-        if not {"tests", "fuzz"} & set(path.relative_to(ROOT).parts)
+        for path in native_files()
         for number, line in enumerate(path.read_text().splitlines(), 1)
         for literal in re.findall(r'"((?:[^"\\]|\\.)*)"', line.split("//")[0])
     ]
-    texts = [(path, *comment) for path in paths for comment in native_comments(path.read_text())]
+    texts = [(path, *comment) for path in native_files(tests=True) for comment in native_comments(path.read_text())]
     assert not (offences := _offences(literals) + _offences(texts, _IN_COMMENTS)), offences
 
 
@@ -207,6 +230,7 @@ def test_the_rule_for_native_comments() -> None:
         (2, ["goes on"]),
         (4, ["lies", "goes on"]),
     ]
+    assert native_code('f("one"); // own\nint one; /* a\nb */') == "f(); \nint one; \n"
 
 
 def test_the_rule_for_names() -> None:

@@ -135,12 +135,12 @@ static inline unsigned bench_expected(const bench_form* form, int rank, int size
 static inline void bench_write_anew(const bench_form* form) {
   const size_t item = bench_dtype_bytes[form->dtype];
   const size_t bytes = form->count * item;
-  char one[8];
+  char encoded[8];
   uint64_t word;
   size_t at;
   int slot;
-  for (at = 0; at < sizeof one; at += item) bench_encode(form->dtype, 1, one + at);
-  memcpy(&word, one, sizeof word);
+  for (at = 0; at < sizeof encoded; at += item) bench_encode(form->dtype, 1, encoded + at);
+  memcpy(&word, encoded, sizeof word);
   for (slot = 0; slot < form->batch; ++slot) {
     char* input = bench_input(form, slot);
     for (at = 0; at + sizeof word <= bytes; at += sizeof word) memcpy(input + at, &word, sizeof word);

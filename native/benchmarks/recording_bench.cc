@@ -78,8 +78,8 @@ int main(int argc, char** argv) {
     if (timeline.on()) timeline.Op(record);
   });
   timeline.Stop();
-  const double own = ProcessorSeconds(CLOCK_THREAD_CPUTIME_ID) - thread;
-  const double writer = ProcessorSeconds(CLOCK_PROCESS_CPUTIME_ID) - process - own;
+  const double caller = ProcessorSeconds(CLOCK_THREAD_CPUTIME_ID) - thread;
+  const double writer = ProcessorSeconds(CLOCK_PROCESS_CPUTIME_ID) - process - caller;
   const double written = writer * 1e9 / (kOpsAStep * kSteps);
   std::printf("timeline, on:    %.0f ns an op where it is recorded, %.0f ns an op for the writer\n", on, written);
   std::printf("                 a step of %d ops and %d ms: %.2f %% where both share a core\n", kOpsAStep,

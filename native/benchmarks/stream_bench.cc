@@ -113,8 +113,9 @@ std::vector<StreamSocket> Connect(const Options& options, int rank, int size) {
   UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  const sockaddr_in own = AddressOf(options, rank);
-  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&own), sizeof(own)) != 0) Die("cannot bind");
+  const sockaddr_in own_address = AddressOf(options, rank);
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&own_address), sizeof(own_address)) != 0)
+    Die("cannot bind");
   listen(listener.get(), size);
   for (int peer = 0; peer < rank; ++peer) {
     const sockaddr_in address = AddressOf(options, peer);
@@ -222,11 +223,11 @@ class Bench {
     const size_t share = count / static_cast<size_t>(size_);
     if (op.starts_with("allreduce")) return pattern(i) * all + ranks;
     if (op.starts_with("broadcast")) return pattern(i);
-    const size_t own = share * static_cast<size_t>(group_->rank());
-    if (op == "reducescatter") return pattern(own + i) * all + ranks;
+    const size_t offset = share * static_cast<size_t>(group_->rank());
+    if (op == "reducescatter") return pattern(offset + i) * all + ranks;
     if (share == 0) return -1;
     if (op == "allgather") return pattern(i % share) + static_cast<float>(i / share);
-    return pattern(own + i % share) + static_cast<float>(i / share);  // alltoall
+    return pattern(offset + i % share) + static_cast<float>(i / share);  // alltoall
   }
 
   void Verify(const std::string& op, size_t count) {

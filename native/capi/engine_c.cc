@@ -117,9 +117,9 @@ CudaStream StreamOf(void* stream) { return static_cast<CudaStream>(stream); }
 GpuPlace PlaceOf(const se_request& request) { return {request.device, StreamOf(request.stream)}; }
 
 // All descriptors are taken over before anything can fail, as the interface documents.
-void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig* own,
+void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig* settings,
                      std::vector<PeerConfig>* others) {
-  own->own_segment.Reset(config.own_segment_fd);
+  settings->own_segment.Reset(config.own_segment_fd);
   if (config.size < 2 || peers == nullptr) return;
   try {
     others->resize(static_cast<size_t>(config.size - 1));
@@ -137,36 +137,37 @@ void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig
   }
 }
 
-Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* own, std::vector<PeerConfig>* others) {
+Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* settings,
+                  std::vector<PeerConfig>* others) {
   if (config == nullptr || config->struct_bytes != sizeof(se_config)) return Invalid("se_config has a wrong size");
   if (config->size < 1 || config->rank < 0 || config->rank >= config->size) {
     return Invalid("rank " + std::to_string(config->rank) + " of " + std::to_string(config->size) + " cannot be");
   }
-  TakeDescriptors(*config, peers, own, others);
-  own->rank = config->rank;
-  own->size = config->size;
-  own->global_rank = config->global_rank;
-  own->process_set = config->process_set;
-  own->cores = std::max(1, config->cores);
-  own->overlap = config->overlap != 0;
-  own->affinity_core = config->affinity_core;
-  own->hierarchical = config->hierarchical;
-  own->cache_capacity = config->cache_capacity;
-  own->heartbeat_seconds = config->heartbeat_seconds;
-  own->silence_seconds = config->silence_seconds;
-  own->fusion_threshold_bytes = config->fusion_threshold_bytes;
-  own->start_timeout_seconds = config->start_timeout_seconds;
-  own->stall_warning_seconds = config->stall_warning_seconds;
-  own->stall_shutdown_seconds = config->stall_shutdown_seconds;
-  own->spin_microseconds = config->spin_microseconds;
-  own->name = config->name != nullptr ? config->name : "";
+  TakeDescriptors(*config, peers, settings, others);
+  settings->rank = config->rank;
+  settings->size = config->size;
+  settings->global_rank = config->global_rank;
+  settings->process_set = config->process_set;
+  settings->cores = std::max(1, config->cores);
+  settings->overlap = config->overlap != 0;
+  settings->affinity_core = config->affinity_core;
+  settings->hierarchical = config->hierarchical;
+  settings->cache_capacity = config->cache_capacity;
+  settings->heartbeat_seconds = config->heartbeat_seconds;
+  settings->silence_seconds = config->silence_seconds;
+  settings->fusion_threshold_bytes = config->fusion_threshold_bytes;
+  settings->start_timeout_seconds = config->start_timeout_seconds;
+  settings->stall_warning_seconds = config->stall_warning_seconds;
+  settings->stall_shutdown_seconds = config->stall_shutdown_seconds;
+  settings->spin_microseconds = config->spin_microseconds;
+  settings->name = config->name != nullptr ? config->name : "";
   if (config->gpu_operations < SE_GPU_AUTO || config->gpu_operations > SE_GPU_STAGED) {
     return Invalid("gpu_operations " + std::to_string(config->gpu_operations) + " cannot be");
   }
-  own->gpu_operations = config->gpu_operations;
-  own->ranks_on_host = config->ranks_on_host;
-  own->gpu_libraries.cuda = config->cuda_library != nullptr ? config->cuda_library : "";
-  own->gpu_libraries.nccl = config->nccl_library != nullptr ? config->nccl_library : "";
+  settings->gpu_operations = config->gpu_operations;
+  settings->ranks_on_host = config->ranks_on_host;
+  settings->gpu_libraries.cuda = config->cuda_library != nullptr ? config->cuda_library : "";
+  settings->gpu_libraries.nccl = config->nccl_library != nullptr ? config->nccl_library : "";
   if (config->size > 1 && peers == nullptr) return Invalid("a job of several ranks needs its peers");
   for (size_t i = 0; i < others->size(); ++i) {
     PeerConfig& peer = (*others)[i];
@@ -223,12 +224,12 @@ int32_t se_segment_create(int32_t local_size, int32_t* fd) {
 
 int32_t se_engine_create(const se_config* config, const se_peer* peers, se_engine** engine) {
   return Guarded([&]() -> Status {
-    EngineConfig own;
+    EngineConfig settings;
     std::vector<PeerConfig> others;
-    SE_RETURN_IF_ERROR(ReadConfig(config, peers, &own, &others));
+    SE_RETURN_IF_ERROR(ReadConfig(config, peers, &settings, &others));
     auto made = std::make_unique<se_engine>();
     made->generation = Generation();
-    SE_RETURN_IF_ERROR(Engine::Create(std::move(own), std::move(others), &made->engine));
+    SE_RETURN_IF_ERROR(Engine::Create(std::move(settings), std::move(others), &made->engine));
     *engine = made.release();
     return Status::Ok();
   });

@@ -54,17 +54,17 @@ std::string CudaVersionName(int version) {
 }
 
 Status CudaApi::Open(const std::string& path, CudaApi* api) {
-  CudaApi found;
-  Status status = SharedObject::Open(path, &found.library);
-  if (status.ok()) status = ResolveAll(&found);
-  if (status.ok()) status = found.Check(found.RuntimeGetVersion(&found.version), "cudaRuntimeGetVersion");
+  CudaApi opened;
+  Status status = SharedObject::Open(path, &opened.library);
+  if (status.ok()) status = ResolveAll(&opened);
+  if (status.ok()) status = opened.Check(opened.RuntimeGetVersion(&opened.version), "cudaRuntimeGetVersion");
   if (!status.ok()) return Status(status.code(), "no CUDA runtime: " + status.message() + "; " + kPackages);
-  if (found.version < kMinimumVersion) {
-    return Status(SE_SYSTEM_ERROR, "the CUDA runtime in " + found.library.path() + " is " +
-                                       CudaVersionName(found.version) + ", needed is " +
+  if (opened.version < kMinimumVersion) {
+    return Status(SE_SYSTEM_ERROR, "the CUDA runtime in " + opened.library.path() + " is " +
+                                       CudaVersionName(opened.version) + ", needed is " +
                                        CudaVersionName(kMinimumVersion) + " or newer; " + kPackages);
   }
-  *api = std::move(found);
+  *api = std::move(opened);
   return Status::Ok();
 }
 

@@ -115,8 +115,8 @@ Status GpuDevice::Allocate(size_t bytes, CudaStream stream, GpuMemory* memory) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto best = kept_.end();
-    for (auto one = kept_.begin(); one != kept_.end(); ++one) {
-      if (Suits(one->bytes, bytes) && (best == kept_.end() || one->bytes < best->bytes)) best = one;
+    for (auto block = kept_.begin(); block != kept_.end(); ++block) {
+      if (Suits(block->bytes, bytes) && (best == kept_.end() || block->bytes < best->bytes)) best = block;
     }
     if (best != kept_.end()) {
       piece = std::move(*best);

@@ -25,19 +25,19 @@ Status ResolveAll(DriverApi* api) {
 }  // namespace
 
 Status DriverApi::Open(const std::string& path, DriverApi* api) {
-  DriverApi found;
+  DriverApi opened;
   // By its name alone: the driver's library belongs to the machine, and each distribution and each container runtime
   // has it in another folder, which only the linker's cache knows. It gets no tensors, keys or addresses of peers from
   // here: it is asked for the UUID of a GPU. The CUDA runtime opens it by the same name.
-  Status status = SharedObject::Open(path.empty() ? "libcuda.so.1" : path, &found.library);
-  if (status.ok()) status = ResolveAll(&found);
-  if (status.ok()) status = found.Check(found.Init(0), "cuInit of " + found.library.path());
+  Status status = SharedObject::Open(path.empty() ? "libcuda.so.1" : path, &opened.library);
+  if (status.ok()) status = ResolveAll(&opened);
+  if (status.ok()) status = opened.Check(opened.Init(0), "cuInit of " + opened.library.path());
   if (!status.ok()) {
     return Status(status.code(), "no CUDA driver: " + status.message() +
                                      "; it comes with the NVIDIA driver (525 or newer, of CUDA 12) of the machine, not "
                                      "with a Python package; a container gets it by docker run --gpus all");
   }
-  *api = std::move(found);
+  *api = std::move(opened);
   return Status::Ok();
 }
 
@@ -54,16 +54,16 @@ Status DriverApi::Check(int code, const std::string& what) const {
 
 Status DeviceUuid(const DriverApi& driver, int device, std::string* uuid) {
   int handle = 0;
-  CudaUuid found;
+  CudaUuid value;
   const std::string what = "asking for the UUID of device " + std::to_string(device);
   SE_RETURN_IF_ERROR(driver.Check(driver.DeviceGet(&handle, device), what));
-  SE_RETURN_IF_ERROR(driver.Check(driver.DeviceGetUuid(&found, handle), what));
+  SE_RETURN_IF_ERROR(driver.Check(driver.DeviceGetUuid(&value, handle), what));
   constexpr const char* kDigits = "0123456789abcdef";
   std::string text;
-  for (size_t i = 0; i < found.bytes.size(); ++i) {
+  for (size_t i = 0; i < value.bytes.size(); ++i) {
     if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += kDigits[found.bytes[i] >> 4];
-    text += kDigits[found.bytes[i] & 15];
+    text += kDigits[value.bytes[i] >> 4];
+    text += kDigits[value.bytes[i] & 15];
   }
   *uuid = text;
   return Status::Ok();

@@ -45,21 +45,21 @@ std::string NcclVersionName(int version) {
 }
 
 Status NcclApi::Open(const std::string& path, NcclApi* api) {
-  NcclApi found;
-  Status status = SharedObject::Open(path, &found.library);
-  if (status.ok()) status = found.library.Resolve("ncclGetVersion", &found.GetVersion);
+  NcclApi opened;
+  Status status = SharedObject::Open(path, &opened.library);
+  if (status.ok()) status = opened.library.Resolve("ncclGetVersion", &opened.GetVersion);
   if (!status.ok()) return Status(status.code(), "no NCCL: " + status.message() + "; " + kPackages);
-  if (const int result = found.GetVersion(&found.version); result != kNcclSuccess) {
+  if (const int result = opened.GetVersion(&opened.version); result != kNcclSuccess) {
     return Status(SE_SYSTEM_ERROR,
-                  "ncclGetVersion of " + found.library.path() + " fails with result " + std::to_string(result));
+                  "ncclGetVersion of " + opened.library.path() + " fails with result " + std::to_string(result));
   }
   // Before any other check: an old version lacks functions, and their names would not explain the failure.
-  if (found.version < kMinimumVersion) {
-    return Status(SE_SYSTEM_ERROR, "the NCCL in " + found.library.path() + " is " + NcclVersionName(found.version) +
+  if (opened.version < kMinimumVersion) {
+    return Status(SE_SYSTEM_ERROR, "the NCCL in " + opened.library.path() + " is " + NcclVersionName(opened.version) +
                                        ", needed is " + NcclVersionName(kMinimumVersion) + " or newer; " + kPackages);
   }
-  SE_RETURN_IF_ERROR(ResolveAll(&found));
-  *api = std::move(found);
+  SE_RETURN_IF_ERROR(ResolveAll(&opened));
+  *api = std::move(opened);
   return Status::Ok();
 }
 

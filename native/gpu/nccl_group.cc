@@ -163,7 +163,7 @@ void NcclGroup::Abort(const Status& why) {
 }
 
 Status NcclGroup::Look(const std::string& what, bool* in_progress) {
-  Status found;
+  Status status;
   {
     const std::lock_guard<std::mutex> lock(comm_mutex_);
     if (!failure_.ok()) return failure_;
@@ -172,9 +172,9 @@ Status NcclGroup::Look(const std::string& what, bool* in_progress) {
     int result = nccl_.CommGetAsyncError(comm_, &state);
     if (result == kNcclSuccess) result = state;
     *in_progress = result == kNcclInProgress;
-    if (!NcclHasTaken(result)) found = Explained(what, result);
+    if (!NcclHasTaken(result)) status = Explained(what, result);
   }
-  return found.ok() ? found : Fail(found);
+  return status.ok() ? status : Fail(status);
 }
 
 Status NcclGroup::AwaitNccl(const std::string& what, Seconds limit) {

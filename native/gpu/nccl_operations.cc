@@ -113,7 +113,7 @@ Status NcclGroup::Reducescatter(std::span<const ScatterTensor> tensors, const Re
                                 CudaEvent done) {
   if (!Offers(SE_REDUCESCATTER, reduction)) return NotOffered(SE_REDUCESCATTER, reduction);
   const size_t element = DtypeBytes(reduction.dtype);
-  const auto own = static_cast<size_t>(options_.rank);
+  const auto own_rank = static_cast<size_t>(options_.rank);
   std::vector<ScatterTensor> filled;
   std::vector<size_t> totals;
   size_t nowhere = 0;
@@ -123,7 +123,7 @@ Status NcclGroup::Reducescatter(std::span<const ScatterTensor> tensors, const Re
     }
     const size_t total = std::accumulate(tensor.count_of.begin(), tensor.count_of.end(), size_t{0});
     if (total == 0) continue;
-    if (tensor.output == nullptr && tensor.input != nullptr && tensor.count_of[own] > 0) {
+    if (tensor.output == nullptr && tensor.input != nullptr && tensor.count_of[own_rank] > 0) {
       return Refused("a reducescatter has no output");
     }
     if (tensor.input == nullptr) nowhere += Aligned(total * element);
@@ -206,10 +206,10 @@ Status NcclGroup::Alltoall(const void* input, std::span<const size_t> send_bytes
 }
 
 Status NcclGroup::Barrier(CudaEvent ready, CudaEvent done) {
-  void* one = nullptr;
-  const auto prepare = [&] { return Scratch(1, &one); };
+  void* byte = nullptr;
+  const auto prepare = [&] { return Scratch(1, &byte); };
   return Run("barrier", ready, done, prepare,
-             [&](NcclComm comm) { return nccl_.AllReduce(one, one, 1, kNcclUint8, kNcclMax, comm, stream_); });
+             [&](NcclComm comm) { return nccl_.AllReduce(byte, byte, 1, kNcclUint8, kNcclMax, comm, stream_); });
 }
 
 Status NcclGroup::NotOffered(int32_t op, const Reduction& reduction) const {

@@ -57,10 +57,10 @@ Status ResolveAll(TensorflowApi* api) {
 }  // namespace
 
 Status TensorflowApi::Open(const std::string& path, TensorflowApi* api) {
-  TensorflowApi found;
-  SE_RETURN_IF_ERROR(SharedObject::Open(path, &found.library));
-  SE_RETURN_IF_ERROR(ResolveAll(&found));
-  *api = std::move(found);
+  TensorflowApi opened;
+  SE_RETURN_IF_ERROR(SharedObject::Open(path, &opened.library));
+  SE_RETURN_IF_ERROR(ResolveAll(&opened));
+  *api = std::move(opened);
   return Status::Ok();
 }
 

@@ -182,7 +182,7 @@ class Checkpointer:
         self._copying.wait()
         began = time.perf_counter()
         self._schedule.made()
-        self._tell(link.reports())
+        self._log_reports(link.reports())
         # Errors in the state are found before the collective, and all ranks get them.
         problem, entries, objects = "", [], []
         try:
@@ -195,7 +195,7 @@ class Checkpointer:
         if all_free:
             self._standby = _Standby(milliseconds)
         elif may_be_left_out and spent > _STANDBY_SHARE * (milliseconds - self._standby.since):
-            self._tell_replaced(self._steps, 0)
+            self._log_replaced(self._steps, 0)
             self._standby.is_left_out = True
             return False
         self._standby.is_left_out = False
@@ -203,7 +203,7 @@ class Checkpointer:
         assert staging is not None
         number, replaced = link.free_slot(replaces=SlotState.STANDBY)
         if replaced is not None:
-            self._tell_replaced(self._steps_of.pop(replaced, 0), self._steps)
+            self._log_replaced(self._steps_of.pop(replaced, 0), self._steps)
         self._last_seconds = max(milliseconds // 1000, self._last_seconds + 1)  # so that no two folders have one name
         folder = Folder(self._steps, self._last_seconds, self._group)
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
@@ -238,7 +238,7 @@ class Checkpointer:
         link = self._open()
         self._copying.wait()
         while True:
-            self._tell(link.reports(_ASKED_EVERY if link.control.is_busy else timedelta(0)))
+            self._log_reports(link.reports(_ASKED_EVERY if link.control.is_busy else timedelta(0)))
             states = self._states(link)
             if not states[:, 0].any() and not link.begin_standby():
                 completed = int(states[0, 2])
@@ -378,7 +378,7 @@ class Checkpointer:
                 )
         raise DataError("a rank could not write its part of a checkpoint; see its log.")
 
-    def _tell(self, reports: Sequence[Report]) -> None:
+    def _log_reports(self, reports: Sequence[Report]) -> None:
         """Logs what became of earlier copies."""
         for report in reports:
             who = f"rank {self._rank} (host {socket.gethostname()})"
@@ -393,7 +393,7 @@ class Checkpointer:
             else:
                 _log.info("%s: %s wrote %d bytes of %s in %.1f s", what, who, report.bytes, report.path, report.seconds)
 
-    def _tell_replaced(self, step: int, by: int) -> None:
+    def _log_replaced(self, step: int, by: int) -> None:
         """Logs that the state of a step is not written, as that of another one, or of a later one, is."""
         level = _log.debug if self._has_told or self._rank else _log.warning
         self._has_told = True
@@ -416,6 +416,6 @@ class Checkpointer:
         link, self._link = self._open(), None
         for hook in self._hooks:
             hook.remove()
-        self._tell(link.reports())
+        self._log_reports(link.reports())
         self._staging = None
         link.close(timeout)

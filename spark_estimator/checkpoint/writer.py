@@ -122,7 +122,7 @@ class Writer:
             done = {"failed": slot.ticket} if error else {"completed": slot.ticket}
             self._control.set_outcome(**done)
             self._control.set_slot(number, CopySlot(SlotState.FREE))
-        self._tell(ticket=slot.ticket, error=error, raised=raised, path=path, seconds=seconds, bytes=size)
+        self._send_report(ticket=slot.ticket, error=error, raised=raised, path=path, seconds=seconds, bytes=size)
 
     def _tried(self, act: Callable[[], int], ticket: int) -> int:
         """The result of `act`, which is called again if the store fails."""
@@ -134,7 +134,7 @@ class Writer:
             except Exception as error:
                 if self._is_orphan or len(self._control.in_state(SlotState.GO)):
                     raise
-                self._tell(ticket=ticket, again=f"{type(error).__name__}: {error}")
+                self._send_report(ticket=ticket, again=f"{type(error).__name__}: {error}")
                 until = time.monotonic() + pause
                 while (left := until - time.monotonic()) > 0:
                     self._check(ticket)
@@ -184,7 +184,7 @@ class Writer:
                 self._store.remove(posixpath.join(path, name))
             self._clean(job)
         except Exception as error:
-            self._tell(ticket=ticket, note=f"older checkpoints in {posixpath.dirname(path)} stay: {error}")
+            self._send_report(ticket=ticket, note=f"older checkpoints in {posixpath.dirname(path)} stay: {error}")
 
     def _await(self, ticket: int, path: str, names: set[str], grace: timedelta) -> None:
         """Returns when the folder has these files."""
@@ -240,7 +240,7 @@ class Writer:
             with contextlib.suppress(BlockingIOError):
                 self._is_orphan = not os.read(self._wake, 4096)
 
-    def _tell(self, **values: Any) -> None:
+    def _send_report(self, **values: Any) -> None:
         # A rank that does not read its reports is not waited for.
         with contextlib.suppress(OSError):
             os.write(self._report, json.dumps(values).encode() + b"\n")

@@ -280,7 +280,7 @@ class Engine:
             self.gpu_device = device
         return self.gpu_device == device
 
-    def tell_way_of_gpu_tensors(self) -> None:
+    def log_gpu_path(self) -> None:
         """Logs, once, how GPU tensors are sent and why; as a warning where the user did not ask for this."""
         if self._gpu_path_logged:
             return

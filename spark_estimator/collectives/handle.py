@@ -238,7 +238,7 @@ class Handle:
                 # The GPU may be at work yet: the tensors stay, and so does the native handle, for `await_on`.
                 self._status = status
                 self._engine.pending.pop(self._number, None)
-                self._engine.tell_way_of_gpu_tensors()
+                self._engine.log_gpu_path()
                 return
             keep, self._keep = self._keep, None
             self._status = status

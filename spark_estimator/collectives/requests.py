@@ -161,7 +161,7 @@ def run(
         if call.device is not None and call.op not in GATHERING:
             handle.await_on(stream)
     elif call.device is not None:
-        engine.tell_way_of_gpu_tensors()
+        engine.log_gpu_path()
     if repeats:
         if type(known) is not Plan:
             known = Plan(engine, call, forms) if known == (call, forms) else (call, forms)

@@ -59,7 +59,7 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str =
         while True:
             try:
                 if why is not None:
-                    _tell_why(why)
+                    _note_reason(why)
                     reset()
                     state.on_reset()
                 if not skip_sync:
@@ -112,7 +112,7 @@ def _keep_ranks() -> None:
         link.keeps_ranks = True
 
 
-def _tell_why(error: Exception) -> None:
+def _note_reason(error: Exception) -> None:
     """Stores what ended this round, for this process's next request to the launcher."""
     link = launcher_link.link()
     if link is not None:

@@ -109,7 +109,7 @@ class ProgressReporter:
         self._descriptor = descriptor
         self._look = look
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="spark_estimator progress", daemon=True)
+        self._thread = threading.Thread(target=self._report_until_stopped, name="spark_estimator progress", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -118,7 +118,7 @@ class ProgressReporter:
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
 
-    def _tell(self) -> None:
+    def _report_until_stopped(self) -> None:
         while not self._stopped.wait(INTERVAL_SECONDS):
             try:
                 calls, waiting, waits_in = self._look()

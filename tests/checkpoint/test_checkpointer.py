@@ -159,7 +159,7 @@ def test_a_store_that_fails_is_tried_again(tmp_path: Path, lines: pytest.LogCapt
     while not any("is tried again" in record.message for record in lines.records):
         training.step()
         checkpointer.step()
-        checkpointer._tell(checkpointer._open().reports(timedelta(seconds=1)))
+        checkpointer._log_reports(checkpointer._open().reports(timedelta(seconds=1)))
     (tmp_path / "broken").unlink()
     assert checkpointer.close() == 1
     assert "No space left" in lines.text
@@ -182,7 +182,7 @@ def test_an_error_ends_training_if_that_is_asked_for(tmp_path: Path) -> None:
         os.kill(checkpointer.writer_pid, signal.SIGKILL)
         with pytest.raises(DataError, match=r"step 0 was not written.*signal 9"):
             while True:
-                checkpointer._tell(checkpointer._open().reports(timedelta(seconds=5)))
+                checkpointer._log_reports(checkpointer._open().reports(timedelta(seconds=5)))
                 checkpointer.step()
                 checkpointer.save()
 
@@ -197,7 +197,7 @@ def test_a_writer_that_was_killed_is_started_again(tmp_path: Path, lines: pytest
     os.kill(first, signal.SIGKILL)
     (tmp_path / "closed").unlink()
     while checkpointer.writer_pid == first:
-        checkpointer._tell(checkpointer._open().reports(timedelta(seconds=5)))
+        checkpointer._log_reports(checkpointer._open().reports(timedelta(seconds=5)))
     training.step()
     checkpointer.step()
     checkpointer.save()

@@ -104,7 +104,7 @@ def failing(rank: int, folder: str) -> tuple[int | None, list[int]]:
             pid = checkpointer.writer_pid
             os.kill(pid, signal.SIGKILL)
             while checkpointer.writer_pid == pid:
-                checkpointer._tell(checkpointer._open().reports(timedelta(seconds=5)))
+                checkpointer._log_reports(checkpointer._open().reports(timedelta(seconds=5)))
             os.unlink(f"{folder}/closed")
         barrier()
         assert checkpointer.wait() is None

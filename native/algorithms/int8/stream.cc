@@ -92,15 +92,15 @@ class Direct {
         pieces_(pieces),
         prescale_(prescale),
         factor_(factor),
-        own_(ShareOf(group.rank())),
-        reduced_(own_.begin),
+        own_share_(ShareOf(group.rank())),
+        reduced_(own_share_.begin),
         peers_(static_cast<size_t>(group.size() - 1)) {
     for (size_t i = 0; i < peers_.size(); ++i) {
       Peer& peer = peers_[i];
       peer.rank = (group.rank() + 1 + static_cast<int>(i)) % group.size();
       peer.share = ShareOf(peer.rank);
       peer.input = peer.result = peer.share.begin;
-      peer.spread = own_.begin;
+      peer.spread = own_share_.begin;
     }
   }
 
@@ -112,7 +112,7 @@ class Direct {
         SE_RETURN_IF_ERROR(SendSome(peer, &progress));
         SE_RETURN_IF_ERROR(ReceiveSome(peer, &progress));
       }
-      if (reduced_ < own_.end && AllHere()) {
+      if (reduced_ < own_share_.end && AllHere()) {
         ReducePiece();
         progress = true;
       }
@@ -144,14 +144,15 @@ class Direct {
   Status Allocate() {
     const size_t piece = pieces_.largest_bytes();
     uint8_t* scratch = nullptr;
-    SE_RETURN_IF_ERROR(group_.Scratch(piece * 2 * peers_.size() + pieces_.bytes(own_.begin, own_.end), &scratch));
+    SE_RETURN_IF_ERROR(
+        group_.Scratch(piece * 2 * peers_.size() + pieces_.bytes(own_share_.begin, own_share_.end), &scratch));
     for (Peer& peer : peers_) {
       peer.sending = scratch;
       peer.receiving = scratch + piece;
       scratch += 2 * piece;
     }
     size_t at = 0;
-    for (size_t i = own_.begin; i < own_.end; ++i) {
+    for (size_t i = own_share_.begin; i < own_share_.end; ++i) {
       results_.push_back(scratch + at);
       at += pieces_.bytes(i);
     }
@@ -161,7 +162,7 @@ class Direct {
   // What was added up is handed back to a peer behind what it is to add up itself.
   bool HasToSend(const Peer& peer) const { return peer.input < peer.share.end || peer.spread < reduced_; }
   bool HasToReceive(const Peer& peer) const {
-    return reduced_ < own_.end ? !IsHere(peer) : peer.result < peer.share.end;
+    return reduced_ < own_share_.end ? !IsHere(peer) : peer.result < peer.share.end;
   }
   bool IsHere(const Peer& peer) const { return peer.received == pieces_.bytes(reduced_); }
   bool AllHere() const {
@@ -171,9 +172,9 @@ class Direct {
     return true;
   }
   bool Done() const {
-    if (reduced_ < own_.end) return false;
+    if (reduced_ < own_share_.end) return false;
     for (const Peer& peer : peers_) {
-      if (peer.input < peer.share.end || peer.spread < own_.end || peer.result < peer.share.end) return false;
+      if (peer.input < peer.share.end || peer.spread < own_share_.end || peer.result < peer.share.end) return false;
     }
     return true;
   }
@@ -186,7 +187,7 @@ class Direct {
       peer.encoded = true;
       *progress = true;
     }
-    const uint8_t* from = input ? peer.sending : results_[peer.spread - own_.begin];
+    const uint8_t* from = input ? peer.sending : results_[peer.spread - own_share_.begin];
     const size_t bytes = pieces_.bytes(input ? peer.input : peer.spread);
     size_t moved = 0;
     SE_RETURN_IF_ERROR(group_.TrySend(peer.rank, from + peer.sent, bytes - peer.sent, &moved));
@@ -205,7 +206,7 @@ class Direct {
 
   Status ReceiveSome(Peer& peer, bool* progress) {
     if (!HasToReceive(peer)) return Status::Ok();
-    const bool input = reduced_ < own_.end;
+    const bool input = reduced_ < own_share_.end;
     const size_t bytes = pieces_.bytes(input ? reduced_ : peer.result);
     size_t moved = 0;
     SE_RETURN_IF_ERROR(group_.TryReceive(peer.rank, peer.receiving + peer.received, bytes - peer.received, &moved));
@@ -220,7 +221,7 @@ class Direct {
   void ReducePiece() {
     sources_.clear();  // the next rank's first: an owner adds up alone, so any order that stays the same will do
     for (const Peer& peer : peers_) sources_.push_back(peer.receiving);
-    pieces_.Reduce(reduced_, prescale_, sources_, factor_, results_[reduced_ - own_.begin]);
+    pieces_.Reduce(reduced_, prescale_, sources_, factor_, results_[reduced_ - own_share_.begin]);
     for (Peer& peer : peers_) peer.received = 0;
     ++reduced_;
   }
@@ -239,7 +240,7 @@ class Direct {
   const Int8Pieces& pieces_;
   const float prescale_;
   const float factor_;
-  const Share own_;
+  const Share own_share_;
   size_t reduced_;  // the piece of the own share that is being collected
   std::vector<Peer> peers_;
   std::vector<uint8_t*> results_;  // of the own share, by piece, until all peers have them

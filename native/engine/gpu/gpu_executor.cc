@@ -110,11 +110,11 @@ std::string GpuExecutor::Describe() const {
 Status GpuExecutor::Meet() {
   auto nccl = std::make_unique<NcclApi>();
   const auto size = static_cast<size_t>(options_.size);
-  GpuFacts own = LookAtGpu(device(), options_.libraries, options_.size, nccl.get());
-  own.operations = options_.operations;
-  own.ranks_on_host = options_.ranks_on_host;
+  GpuFacts own_facts = LookAtGpu(device(), options_.libraries, options_.size, nccl.get());
+  own_facts.operations = options_.operations;
+  own_facts.ranks_on_host = options_.ranks_on_host;
   std::vector<GpuFacts> facts(size);
-  SE_RETURN_IF_ERROR(Exchange(&own, sizeof(own), facts.data()));
+  SE_RETURN_IF_ERROR(Exchange(&own_facts, sizeof(own_facts), facts.data()));
   std::vector<std::string> names;
   for (int rank = 0; rank < options_.size; ++rank) names.push_back(host_.liveness->NameOf(rank));
   GpuDecision decision;

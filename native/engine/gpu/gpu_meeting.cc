@@ -87,11 +87,11 @@ GpuFacts LookAtGpu(const std::shared_ptr<GpuDevice>& device, const GpuLibraries&
   Put(device->Identity(), &facts.gpu);
   Put(device->Board(), &facts.board);
   if (size == 1) return facts;
-  const Status found = NcclApi::Open(libraries.nccl, nccl);
-  if (found.ok()) {
+  const Status opened = NcclApi::Open(libraries.nccl, nccl);
+  if (opened.ok()) {
     facts.nccl_version = nccl->version;
   } else {
-    Put(found.message(), &facts.nccl_trouble);
+    Put(opened.message(), &facts.nccl_trouble);
   }
   return facts;
 }
@@ -133,15 +133,15 @@ Status Decide(const std::vector<GpuFacts>& facts, const std::vector<std::string>
 
 Status ShareNcclId(const NcclApi& nccl, const GpuDevice& device, int rank, int size, const HostExchange& exchange,
                    NcclUniqueId* id) {
-  NcclAnswer own;
+  NcclAnswer answer;
   if (rank == 0) {
     const CudaDeviceScope scope(device.cuda(), device.number());
-    const Status made = NcclGroup::MakeId(nccl, &own.id);
-    own.code = made.code();
-    Put(made.message(), &own.trouble);
+    const Status made = NcclGroup::MakeId(nccl, &answer.id);
+    answer.code = made.code();
+    Put(made.message(), &answer.trouble);
   }
   std::vector<NcclAnswer> answers(static_cast<size_t>(size));
-  SE_RETURN_IF_ERROR(exchange(&own, sizeof(own), answers.data()));
+  SE_RETURN_IF_ERROR(exchange(&answer, sizeof(answer), answers.data()));
   *id = answers[0].id;
   if (answers[0].code == SE_OK) return Status::Ok();
   return Status(static_cast<se_status>(answers[0].code), Get(answers[0].trouble));

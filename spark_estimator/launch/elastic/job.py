@@ -145,10 +145,10 @@ class ElasticJob:
         self._start(number, _NO_RANK)
         self._planner.started(number)
         process = self._processes[number]
-        threading.Thread(target=self._let_wait, args=(process,), daemon=True).start()
+        threading.Thread(target=self._send_waiting, args=(process,), daemon=True).start()
         return process.host
 
-    def _let_wait(self, process: Process) -> None:
+    def _send_waiting(self, process: Process) -> None:
         """Makes a newcomer, once it has started, wait for its rank."""
         process.started.wait()
         if process.facts is not None:
@@ -243,10 +243,10 @@ class ElasticJob:
             self._begin(decision.processes)
         elif isinstance(decision, Announce):
             for number in decision.processes:
-                self._tell(number, {"kind": UPDATED})
+                self._send(number, {"kind": UPDATED})
         elif isinstance(decision, Dissolve):
             for number in decision.processes:
-                self._tell(number, {"kind": OVER})
+                self._send(number, {"kind": OVER})
         elif isinstance(decision, Start):
             started = [self._start_newcomer() for _ in range(decision.count)]
             where = ", ".join(dict.fromkeys(filter(None, started)))
@@ -285,9 +285,9 @@ class ElasticJob:
         for rank, number in enumerate(numbers):
             self._processes[number].become(rank)
             coming = Rendezvous(job_id, key, rank, peers, -1, -1, encrypted=self._encrypted)
-            self._tell(number, {"kind": ROUND, "rendezvous": coming.to_json()})
+            self._send(number, {"kind": ROUND, "rendezvous": coming.to_json()})
 
-    def _tell(self, number: int, frame: Mapping[str, Any]) -> None:
+    def _send(self, number: int, frame: Mapping[str, Any]) -> None:
         try:
             self._processes[number].link.send(frame)
         except TimeoutError:

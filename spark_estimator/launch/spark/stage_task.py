@@ -130,7 +130,7 @@ class StageTask:
             meeting.close()
             relay.placed(rendezvous.rank, supervisor.pid)
             if rendezvous.rank == 0:  # one reports for all
-                self._tell_of(everyone, pinned, relay)
+                self._log_notices(everyone, pinned, relay)
             outcome = supervisor.run(spec, self.job.payload if self.payload is None else self.payload.value)
         except BaseException:
             supervisor.discard()
@@ -189,7 +189,7 @@ class StageTask:
             return replace(pinned, variables={name: text for name, text in pinned.variables.items() if name != ORDER})
         return pinned
 
-    def _tell_of(self, everyone: list[TaskFacts], pinned: Pinning, relay: TaskRelay) -> None:
+    def _log_notices(self, everyone: list[TaskFacts], pinned: Pinning, relay: TaskRelay) -> None:
         """Reports notices on the job at the driver before the ranks begin."""
         differing = differences(self.job.versions, [(task.host, task.versions) for task in everyone])
         for text in filter(None, (differing, pinned.notice)):

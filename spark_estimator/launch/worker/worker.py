@@ -107,7 +107,7 @@ def main() -> None:
         sys.exit(run_command(spec, pipe))
     forget_malloc(os.environ)  # a command, in its turn, needs it: there the rank is the command's process
     status = run_function(spec, sys.stdin.buffer, pipe)
-    _tell_of_lingering_threads(spec)
+    _report_lingering_threads(spec)
     sys.exit(status)
 
 
@@ -221,7 +221,7 @@ def _close_stdin() -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # the old one has read ahead
 
 
-def _tell_of_lingering_threads(spec: WorkerSpec) -> None:
+def _report_lingering_threads(spec: WorkerSpec) -> None:
     """Reports after a while which of the user's threads prevent this process from ending."""
     lingering = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
     lingering.remove(threading.main_thread().name)
