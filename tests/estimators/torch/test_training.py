@@ -106,3 +106,24 @@ def test_one_rank_trains_as_a_loop_of_torch_does(tmp_path: Path) -> None:
     endless = parts(losses=[lambda output, label: output.mean() / 0])
     with pytest.raises(DataError, match="the loss of epoch 1 was"):
         train(spec_of(source=source, framework=endless))
+
+
+@pytest.mark.usefixtures("alone")
+def test_rows_within_limits_that_are_dropped_may_have_a_loss_that_ignores_labels(tmp_path: Path) -> None:
+    """CrossEntropyLoss reads the labels alone before the training."""
+    labels = [None if row % 5 == 0 else row % 2 for row in range(20)]
+    table = pyarrow.table({"x": [[float(row), 1.0, -1.0] for row in range(20)], "y": labels})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
+    source = FileRows(files_at(str(tmp_path / "rows.parquet")), Preparation(("x", "y"), nulls="drop"))
+    changed = {"labels": (Field(("y",), ("c1",), (1,), "int64", ()),), "epochs": 1, "source": source, "shuffle": False}
+
+    def trained(**more: object) -> object:
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        framework = TorchParts(net, optimizer, [nn.CrossEntropyLoss()], loss_weights=[1.0], metrics=[[]])
+        result = train(spec_of(**changed, framework=framework, **more))
+        assert result is not None and result.rows == (16, 0)
+        return result.history
+
+    assert trained(limits=RowLimits(cache_bytes=80, buffer_bytes=100)) == trained()
