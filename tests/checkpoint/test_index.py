@@ -9,19 +9,9 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.checkpoint.index import index_of
-from spark_estimator.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
+from spark_estimator.checkpoint.metadata_text import Note, metadata_text
 from spark_estimator.errors import DataError
-
-
-def note(rank: int, *pieces: SavedPiece, objects: tuple[SavedObject, ...] = (), structure: str = "s") -> Note:
-    return Note(rank, f"__{rank}_0.distcp", 9000, structure, pieces, objects)
-
-
-def rows(first: int, count: int, *, whole: int = 5) -> SavedPiece:
-    return SavedPiece("m.w", ("m", "w"), "float32", (whole, 2), (first, 0), (count, 2), 64, 1577)
-
-
-NUMBER = SavedObject("n", ("n",), 2048, 1261)
+from tests.checkpoint.test_metadata_text import NUMBER, note, rows
 
 
 def test_pieces_of_all_ranks_make_one_tensor() -> None:

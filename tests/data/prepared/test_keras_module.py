@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from spark_estimator.data.prepared.keras_module import PetastormDataModule
-
-ROWS = 12
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    table = pyarrow.table({"x": [float(n) for n in range(ROWS)], "y": list(range(ROWS))})
-    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    return str(tmp_path)
+from tests.data.prepared.conftest import ROWS
 
 
 def kept(reader: Any, batch_size: int, is_batch_reader: bool, shuffle: bool, cache: bool) -> Any:

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 
 from spark_estimator.data.petastorm import TransformSpec, make_batch_reader
 from spark_estimator.data.prepared import loaders
 from spark_estimator.errors import DataError
-
-ROWS = 12
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    table = pyarrow.table({"x": [float(n) for n in range(ROWS)], "y": list(range(ROWS))})
-    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    return str(tmp_path)
-
-
-def values(batches: Any, count: int) -> list[float]:
-    return [value for batch in itertools.islice(iter(batches), count) for value in batch["x"].tolist()]
+from tests.data.prepared.conftest import ROWS, values
 
 
 @pytest.mark.parametrize("kind", [loaders.PytorchDataLoader, loaders.PytorchAsyncDataLoader])
