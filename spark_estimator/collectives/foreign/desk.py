@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from spark_estimator.collectives.foreign.frames import FRAME_SECONDS, encoded, receive, send
@@ -63,8 +64,8 @@ class Waiting(Protocol):
     def check(self) -> None:
         """Called all the time."""
 
-    def unanswered(self) -> None:
-        """Called while no desk has answered."""
+    def unanswered(self, *, noticed: bool) -> None:
+        """Called while no desk has answered; `noticed`: whether there is a notice of one."""
 
 
 class _Interval:
@@ -249,7 +250,8 @@ def visit(
         if notice is not None and sock is not None:
             with sock:
                 return at_desk(sock, notice.key, rank, visitor, deadline, one_host=one_host, waiting=waiting)
-        interval.run(None if waiting is None else waiting.unanswered)
+        if waiting is not None:
+            interval.run(partial(waiting.unanswered, noticed=notice is not None))
         if time.monotonic() > deadline:
             what = "left no notice" if notice is None else f"did not answer at {_listed(notice.places)}"
             raise PeerLostError(

@@ -162,12 +162,9 @@ def _finder(
     began = time.monotonic()
 
     def find() -> Notice | None:
-        late = time.monotonic() - began > _SAME_PLACE_SECONDS
-        notices = [each.find() for each in (boards if late else boards[:1])]
-        # An answer at any of them ends the search; each notice has its own key, so they can't be joined into one.
-        turn = int((time.monotonic() - began) / _SAME_PLACE_SECONDS)
-        there = [notice for notice in notices if notice is not None]
-        return there[turn % len(there)] if there else None
+        turn = int((time.monotonic() - began) / _SAME_PLACE_SECONDS)  # 0: only where rank 0 should leave it
+        notices = [notice for each in (boards if turn else boards[:1]) if (notice := each.find()) is not None]
+        return notices[turn % len(notices)] if notices else None
 
     return find
 

@@ -18,6 +18,21 @@ from spark_estimator.errors import PeerLostError
 
 # The launcher may still be about to start some of them.
 _CERTAIN_SECONDS = 2.0
+# How the names of such processes begin. Others, such as a container's, may have one rank among their children only.
+# PyTorch gives its agent's process the name pt_elastic.
+_NAMES = (
+    "mpirun",
+    "mpiexec",
+    "orterun",
+    "orted",
+    "prte",
+    "hydra_",
+    "pmi_proxy",
+    "torchrun",
+    "pt_",
+    "accelerate",
+    "python",
+)
 # It runs as root, so that the user can't read its environment.
 _SLURM = "slurmstepd"
 
@@ -68,12 +83,14 @@ def _launcher(job: ForeignJob) -> int | None:
         pid = status[2]
         if pid < 1:
             return None
-        environ = _environ(pid)
-        if environ is None:
-            status = _status(pid)
-            return pid if status is not None and status[0] == _SLURM else None
-        if _rank_in(pid, job) is None:
+        status, environ = _status(pid), _environ(pid)
+        name = "" if status is None else status[0]
+        if name == _SLURM:
             return pid
+        if environ is None:
+            return None
+        if _rank_in(pid, job) is None:
+            return pid if name.startswith(_NAMES) else None
     return None
 
 

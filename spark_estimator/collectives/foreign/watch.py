@@ -13,8 +13,9 @@ from spark_estimator.collectives.foreign.notices import NoticeBoard
 from spark_estimator.collectives.foreign.siblings import Siblings
 from spark_estimator.errors import ForeignLauncherError
 
-# Processes of an earlier job may still be about to end.
+# Processes of an earlier job may still be about to end, and rank 0 about to leave its notice.
 _CERTAIN_SECONDS = 2.5
+_NO_NOTICE_SECONDS = 4.0
 # The first process of a rank gives up after the second, which would otherwise take its place.
 _FIRST_GIVES_UP_SECONDS = 3.5
 _SEEN_SECONDS = 1.0
@@ -55,12 +56,16 @@ class Watch:
         if self._siblings is not None:
             self._siblings.check()
 
-    def unanswered(self) -> None:
-        """Called while no desk has answered. Raises ForeignLauncherError if the ranks show that none will."""
+    def unanswered(self, *, noticed: bool) -> None:
+        """Called while no desk has answered. Raises ForeignLauncherError if the ranks show that none will.
+
+        Args:
+            noticed: whether there is a notice of a desk.
+        """
         self.check()
         self._check_own_rank()
-        process = self._holds(self._first)
-        if self._claimed and process:
+        process = self._holds(self._first, _NO_NOTICE_SECONDS)
+        if self._claimed and process and not noticed:
             raise ForeignLauncherError(
                 f"init(): this process is {self._job.process}, but rank {self._first} (process {process} on this host) "
                 "does not wait for it: its job is complete. Give all processes the same number of processes, and each "
@@ -95,17 +100,17 @@ class Watch:
             process = self._held(second)
         else:
             self._claims.claim(second)
-            process = self._holds(rank)
+            process = self._holds(rank, _CERTAIN_SECONDS)
         if process:
             raise ForeignLauncherError(
                 f"init(): this process is {self._job.process}, but process {process} on this host has the same "
                 f"number. Give each process a rank of its own. {self._advice()}"
             )
 
-    def _holds(self, rank: int) -> int:
-        """The process that has had a rank for some seconds; 0 if there is none."""
+    def _holds(self, rank: int, seconds: float) -> int:
+        """The process that has had a rank for so many seconds; 0 if there is none."""
         holder = self._look(rank)
-        return holder.process if holder.process and holder.last - holder.first > _CERTAIN_SECONDS else 0
+        return holder.process if holder.process and holder.last - holder.first > seconds else 0
 
     def _held(self, rank: int) -> int:
         """The process that has had a rank for a second, some seconds ago; 0 if there is none."""

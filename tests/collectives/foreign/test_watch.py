@@ -31,7 +31,7 @@ class Others(Claims):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_CERTAIN_SECONDS", "_SEEN_SECONDS", "_FIRST_GIVES_UP_SECONDS"):
+    for name in ("_CERTAIN_SECONDS", "_NO_NOTICE_SECONDS", "_SEEN_SECONDS", "_FIRST_GIVES_UP_SECONDS"):
         monkeypatch.setattr(module, name, 0.0)
 
 
@@ -46,17 +46,23 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_can_never_join_raises(tmp_path: Path, processes: dict[int, int], text: str) -> None:
     watch = Watch(RANK_1, Others(tmp_path, processes), 0, whole=True)
     watch.check()
-    watch.unanswered()  # seen once: it may be about to end
+    watch.unanswered(noticed=False)  # seen once: it may be about to end
     with pytest.raises(ForeignLauncherError, match=text):
-        watch.unanswered()
+        watch.unanswered(noticed=False)
+
+
+def test_a_rank_0_with_a_notice_may_be_slow(tmp_path: Path) -> None:
+    watch = Watch(RANK_1, Others(tmp_path, {0: 9}), 0, whole=True)
+    for _ in range(3):
+        watch.unanswered(noticed=True)
 
 
 def test_a_process_that_ends_in_time_changes_nothing(tmp_path: Path) -> None:
     others = Others(tmp_path, {1: 7})
     watch = Watch(RANK_1, others, 0, whole=True)
-    watch.unanswered()
+    watch.unanswered(noticed=False)
     others.processes = {1: 70}
-    watch.unanswered()
+    watch.unanswered(noticed=False)
     others.processes = {}
-    watch.unanswered()
-    watch.unanswered()
+    watch.unanswered(noticed=False)
+    watch.unanswered(noticed=False)
