@@ -108,7 +108,7 @@ class Watch:
             )
 
     def _holds(self, rank: int, seconds: float) -> int:
-        """The process that has had a rank for so many seconds; 0 if there is none."""
+        """The process that has had a rank for at least `seconds`; 0 if there is none."""
         holder = self._look(rank)
         return holder.process if holder.process and holder.last - holder.first > seconds else 0
 
