@@ -71,11 +71,12 @@ class Field:
         return self.stored or self.dtype
 
 
-def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0) -> Array:
+def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: str = "this rank's rows") -> Array:
     """The rows of one batch as a matrix.
 
     Args:
-        row: the number of the batch's first row, for messages.
+        row: the number of the batch's first row among those of `source`, for messages.
+        source: the rows that the batch belongs to, for messages.
 
     Returns:
         [rows, width] contiguous, of the field's `stored_dtype`. It may share the batch's memory.
@@ -88,7 +89,9 @@ def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0) -> Array:
     for column, same in itertools.groupby(field.columns):
         stop = position + len(list(same))
         padding = field.padding[position] if field.padding else None
-        wanted = _Wanted(field.names[position:stop], sum(field.widths[position:stop]), field.stored_dtype, padding)
+        wanted = _Wanted(
+            field.names[position:stop], sum(field.widths[position:stop]), field.stored_dtype, padding, source
+        )
         pieces.append(_values(batch.column(column), wanted, row))
         position = stop
     if len(pieces) == 1:
@@ -123,12 +126,14 @@ class _Wanted:
     Attributes:
         names: one; or those of the scalars that form one array.
         width, dtype, padding: of the array.
+        source: the rows that the column's values are from, for messages.
     """
 
     names: tuple[str, ...]
     width: int
     dtype: str
     padding: float | None
+    source: str
 
     @property
     def name(self) -> str:
@@ -149,7 +154,7 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
     """[rows, width] of one column."""
     rows, name, width = len(array), wanted.name, wanted.width
     if array.null_count:
-        raise _null(name, row + _first(array.is_null()))
+        raise _null(name, wanted, row + _first(array.is_null()))
     lengths: Array | None = None
     if is_list(array.type):
         result = pyarrow.compute.list_value_length(array)
@@ -161,9 +166,9 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
             position = _first(array.is_null())
             at = row + _row_of(position, width, lengths)
             raise (
-                _null(wanted.name_of(position), at)
+                _null(wanted.name_of(position), wanted, at)
                 if wanted.is_packed
-                else DataError(f"column {name!r} holds null inside of the array in row {at} of this rank's rows.")
+                else DataError(f"column {name!r} holds null inside of the array in row {at} of {wanted.source}.")
             )
     if pyarrow.types.is_boolean(array.type):
         array = array.cast(pyarrow.uint8())
@@ -175,10 +180,10 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
     return padded
 
 
-def _null(name: str, row: int) -> DataError:
+def _null(name: str, wanted: _Wanted, row: int) -> DataError:
     return DataError(
-        f"column {name!r} holds null in row {row} of this rank's rows. Fill or drop such rows (df.fillna, df.dropna), "
-        "or say nulls='drop' or a number where nulls is a parameter."
+        f"column {name!r} holds null in row {row} of {wanted.source}. Filter these rows (df.dropna) or fill them "
+        "(df.fillna); for an estimator, you can also set nulls='drop' or a number, such as nulls=0.0."
     )
 
 
@@ -191,11 +196,11 @@ def _check_lengths(lengths: Array, wanted: _Wanted, row: int) -> None:
     if wanted.padding is None:
         raise DataError(
             f"column {wanted.name!r} has {wanted.width} values in the first rows, but {lengths[at]} in row {row + at} "
-            "of this rank's rows. All rows need as many: padding=0 (or another number) fills shorter arrays up; or cut "
+            f"of {wanted.source}. All rows need as many: padding=0 (or another number) fills shorter arrays up; or cut "
             "them."
         )
     raise DataError(
-        f"column {wanted.name!r} has {lengths[at]} values in row {row + at} of this rank's rows, and its tensor has "
+        f"column {wanted.name!r} has {lengths[at]} values in row {row + at} of {wanted.source}, and its tensor has "
         f"room for {wanted.width}: padding fills shorter arrays up and cuts nothing off. Cut it (functions.slice), or "
         "train with a larger shape in input_shapes."
     )
@@ -213,7 +218,7 @@ def _converted(values: Array, wanted: _Wanted, row: int, lengths: Array | None) 
             at = int(wrong.argmax())
             raise DataError(
                 f"column {wanted.name_of(at)!r} holds whole numbers in the first rows, so its tensor is {dtype}; but "
-                f"row {row + _row_of(at, wanted.width, lengths)} of this rank's rows holds {values[at].item()!r}."
+                f"row {row + _row_of(at, wanted.width, lengths)} of {wanted.source} holds {values[at].item()!r}."
             )
         return converted
     converted = values.astype(dtype)
@@ -221,7 +226,7 @@ def _converted(values: Array, wanted: _Wanted, row: int, lengths: Array | None) 
         at = int((converted != values).argmax())
         raise DataError(
             f"column {wanted.name_of(at)!r} holds pixels, 0 to 255, in the first rows; row "
-            f"{row + _row_of(at, wanted.width, lengths)} of this rank's rows holds {values[at].item()!r}."
+            f"{row + _row_of(at, wanted.width, lengths)} of {wanted.source} holds {values[at].item()!r}."
         )
     return converted
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from spark_estimator.estimators.params import warn_caller
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
@@ -51,6 +52,25 @@ def check_restarts(backend: Any, max_restarts: int) -> None:
     backend_restarts = backend.max_restarts
     if backend_restarts not in (0, max_restarts):
         raise ValueError(f"max_restarts={max_restarts}, and {backend_restarts} of the backend: give one of them.")
+
+
+def warn_without_store(value: Callable[[str], Any]) -> None:
+    """Warns about parameters that have no effect, or less, because there is no store for checkpoints.
+
+    Args:
+        value: gives a parameter of the estimator by its name.
+    """
+    if value("store") is not None:
+        return
+    remedy = "Set store=Store.create('/path') to save checkpoints and to resume from them."
+    run_id, restarts = value("run_id"), value("max_restarts")
+    if run_id and not value("mlflow"):  # MLflow's run has the name
+        warn_caller(f"run_id={run_id!r} has no effect without store: nothing is saved. {remedy}")
+    if restarts:
+        warn_caller(
+            f"max_restarts={restarts} without store: a restarted training starts from the beginning, because no "
+            f"checkpoint is saved. {remedy}"
+        )
 
 
 def launched(

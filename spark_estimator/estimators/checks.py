@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
@@ -14,6 +15,20 @@ import numpy
 
 from spark_estimator.errors import PreflightError
 from spark_estimator.store import Store
+
+_REPR = reprlib.Repr()
+_REPR.maxother = _REPR.maxstring = _REPR.maxlong = 100
+
+
+def described(value: Any, arguments: str = "...") -> str:
+    """A value in a message: on one line and short; for a class, the hint to pass an instance.
+
+    Args:
+        arguments: of the class's constructor, for the hint.
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}; pass an instance: {value.__name__}({arguments})"
+    return " ".join(_REPR.repr(value).split())
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -28,7 +43,7 @@ def _items(name: str, value: Any, kind: str) -> list[Any]:
         TypeError: it can't, or is a string; the text has `kind`, what it should be.
     """
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise TypeError(f"{name} must be {kind}; got {value!r}.")
+        raise TypeError(f"{name} must be {kind}; got {described(value)}.")
     return list(value)
 
 
@@ -44,7 +59,7 @@ def whole(least: int) -> Callable[[str, Any], int | None]:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{name} must be an integer; got {value!r} ({type(value).__name__}).")
+            raise TypeError(f"{name} must be an integer; got {described(value)} ({type(value).__name__}).")
         if value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}.")
         return int(value)
@@ -55,14 +70,14 @@ def whole(least: int) -> Callable[[str, Any], int | None]:
 def truth(name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, (bool, int, numpy.bool_)) or value not in (0, 1):
-        raise TypeError(f"{name} must be True or False; got {value!r}.")
+        raise TypeError(f"{name} must be True or False; got {described(value)}.")
     return bool(value)
 
 
 def text(name: str, value: Any) -> str | None:
     """Text, or None."""
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{name} must be a string; got {value!r} ({type(value).__name__}).")
+        raise TypeError(f"{name} must be a string; got {described(value)} ({type(value).__name__}).")
     return value
 
 
@@ -88,7 +103,7 @@ def weights(name: str, value: Any) -> list[float] | None:
         return None
     items = _items(name, value, "a list of numbers")
     if not all(_is_number(item) for item in items):
-        raise TypeError(f"{name} must be a list of numbers; got {value!r}.")
+        raise TypeError(f"{name} must be a list of numbers; got {described(value)}.")
     return [float(item) for item in items]
 
 
@@ -114,9 +129,11 @@ def share_or_column(name: str, value: Any) -> float | str | None:
     if value is None or isinstance(value, str):
         return value
     if not _is_number(value):
-        raise ValueError(f"{name} must be a fraction of the rows or a column name; got {value!r}.")
+        raise ValueError(f"{name} must be a fraction of the rows or a column name; got {described(value)}.")
     if not 0 <= value < 1:
-        raise ValueError(f"{name} must be at least 0 and less than 1, as a fraction of the rows; got {value!r}.")
+        raise ValueError(
+            f"{name} must be at least 0 and less than 1, as a fraction of the rows; got {described(value)}."
+        )
     return float(value)
 
 
@@ -126,7 +143,7 @@ def null_policy(name: str, value: Any) -> str | float:
         return str(value)
     if _is_number(value):
         return float(value)
-    raise ValueError(f"{name} must be 'error', 'drop' or a number that replaces nulls; got {value!r}.")
+    raise ValueError(f"{name} must be 'error', 'drop' or a number that replaces nulls; got {described(value)}.")
 
 
 def paddings(name: str, value: Any) -> float | dict[str, float] | None:
@@ -137,7 +154,8 @@ def paddings(name: str, value: Any) -> float | dict[str, float] | None:
     for column, item in by_column.items():
         if not isinstance(column, str) or not _is_number(item):
             raise TypeError(
-                f"{name} must be a number that pads shorter arrays, or a dict with one per column; got {value!r}."
+                f"{name} must be a number that pads shorter arrays, or a dict with one per column; got "
+                f"{described(value)}."
             )
     return {column: float(entry) for column, entry in by_column.items()} if isinstance(value, dict) else float(value)
 
@@ -145,7 +163,7 @@ def paddings(name: str, value: Any) -> float | dict[str, float] | None:
 def function(name: str, value: Any) -> Any:
     """Checks that a value is callable, or None."""
     if value is not None and not callable(value):
-        raise TypeError(f"{name} must be a function; got {value!r}.")
+        raise TypeError(f"{name} must be a function; got {described(value)}.")
     return value
 
 
@@ -154,7 +172,7 @@ def functions(name: str, value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not all(isinstance(item, str) and callable(of) for item, of in value.items()):
-        raise TypeError(f"{name} must be a dict from columns to functions; got {value!r}.")
+        raise TypeError(f"{name} must be a dict from columns to functions; got {described(value)}.")
     return dict(value) or None
 
 
@@ -181,16 +199,16 @@ def positive(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if not _is_number(value):
-        raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
+        raise TypeError(f"{name} must be a number; got {described(value)} ({type(value).__name__}).")
     if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be greater than 0; got {value!r}.")
+        raise ValueError(f"{name} must be greater than 0; got {described(value)}.")
     return float(value)
 
 
 def precision(name: str, value: Any) -> str | None:
     """'bf16', or None."""
     if value not in (None, "bf16"):
-        raise ValueError(f"{name} must be 'bf16' or None (float16 would need loss scaling); got {value!r}.")
+        raise ValueError(f"{name} must be 'bf16' or None (float16 would need loss scaling); got {described(value)}.")
     return None if value is None else "bf16"
 
 
@@ -199,7 +217,7 @@ def one_of(*known: str) -> Callable[[str, Any], str]:
 
     def check(name: str, value: Any) -> str:
         if value not in known:
-            raise ValueError(f"{name} must be one of {known}; got {value!r}.")
+            raise ValueError(f"{name} must be one of {known}; got {described(value)}.")
         return str(value)
 
     return check
@@ -217,7 +235,7 @@ def objects(name: str, value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value):
-        raise TypeError(f"{name} must be a dict with string keys; got {value!r}.")
+        raise TypeError(f"{name} must be a dict with string keys; got {described(value)}.")
     return dict(value)
 
 
@@ -248,7 +266,9 @@ def stored(name: str, value: Any) -> Any:
     if value is None or isinstance(value, Store):
         return value
     if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a Store or its path, for example Store.create('/path'); got {value!r}.")
+        raise TypeError(
+            f"{name} must be a Store or its path, for example Store.create('/path'); got {described(value)}."
+        )
     return Store.create(os.fspath(value))
 
 
@@ -256,7 +276,7 @@ def training_backend(name: str, value: Any) -> Any:
     """Checks that a value is a backend, or None."""
     if value is not None and not all(callable(getattr(value, method, None)) for method in ("run", "num_processes")):
         raise TypeError(
-            f"{name} must be a SparkBackend, or another Backend with run() and num_processes(); got {value!r}."
+            f"{name} must be a SparkBackend, or another Backend with run() and num_processes(); got {described(value)}."
         )
     return value
 

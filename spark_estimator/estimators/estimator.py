@@ -203,6 +203,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         if not takes_rows and isinstance(value("store"), FilesystemStore):
             store = value("store")
         checks.spark_frame("fit()", dataset)
+        backends.warn_without_store(value)
         check_connect(dataset.sparkSession)
         model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
         plan = plan_frame(

@@ -493,9 +493,9 @@ class TableParams(Params):
 
 
 def warn_caller(text: str) -> None:
-    """Warns at the line outside of this package that led here: constructors are called through several functions."""
+    """Warns at the line outside of this package and of Spark that led here, through several functions of both."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("spark_estimator."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("spark_estimator.", "pyspark.")):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 

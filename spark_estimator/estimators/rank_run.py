@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives import arrays, context, objects
+from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.data.rank.function_rows import FunctionRows
 from spark_estimator.data.rank.rank_rows import balanced
@@ -25,6 +27,8 @@ from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe import progress
 from spark_estimator.observe.training_meter import TrainingMeter
 from spark_estimator.observe.training_records import StepRecorder, send_record
+
+_SCANNED_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -148,18 +152,63 @@ def averages_of(entry: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def check_loss(loss: float, epoch: int, *, multiplied: bool = True) -> None:
-    """Ends a training whose numbers are lost.
+def check_loss(
+    loss: float, epoch: int, rows: EpochRows | None = None, fields: Sequence[Field] = (), *, multiplied: bool = True
+) -> None:
+    """Ends a training whose loss is not finite. With `rows` it is a collective if the loss is not finite.
 
     Args:
+        loss: with `rows`, the same on all ranks.
         epoch: from 0.
+        rows: of the training; their first value that is not finite is in the error.
+        fields: of the rows.
         multiplied: the learning rate is, with the number of ranks.
 
     Raises:
         DataError: the loss is not finite.
     """
-    if not math.isfinite(loss):
+    if math.isfinite(loss):
+        return
+    start = f"the loss of epoch {epoch + 1} was {loss}: "
+    lower = "lower the learning rate" + (", which is multiplied with the number of processes." if multiplied else ".")
+    if rows is None:
         raise DataError(
-            f"the loss of epoch {epoch + 1} was {loss}: a column holds NaN, infinity or huge numbers, or the learning "
-            "rate is too high" + (" (it is multiplied with the number of processes)." if multiplied else ".")
+            f"{start}a column contains NaN, infinity or huge numbers, or the learning rate is too high: {lower}"
         )
+    texts = objects.allgather_object(_not_finite(rows, fields), name="values that are not finite")
+    raise DataError(
+        start + next(filter(None, texts), f"all values of the columns are finite. Scale huge numbers, or {lower}")
+    )
+
+
+def _not_finite(rows: EpochRows, fields: Sequence[Field]) -> str:
+    """Names the first column of this rank with NaN or infinity, the row and the remedy; empty without one."""
+    first_rows: dict[str, tuple[int, float]] = {}
+    counts: Counter[str] = Counter()
+    start = 0
+    for batch in rows.batches(_SCANNED_ROWS):
+        for field, matrix in zip(fields, batch.matrices, strict=True):
+            if matrix.dtype.kind != "f" or numpy.isfinite(matrix[: batch.rows]).all():
+                continue
+            names = [name for name, width in zip(field.names, field.widths, strict=True) for _ in range(width)]
+            values = matrix[: batch.rows].reshape(batch.rows, len(names))
+            wrong = ~numpy.isfinite(values)
+            for name in dict.fromkeys(names):
+                of_column = wrong & (numpy.array(names) == name)
+                if of_column.any():
+                    row, place = (int(number) for number in numpy.argwhere(of_column)[0])
+                    first_rows.setdefault(name, (start + row, values[row, place].item()))
+                    counts[name] += int(of_column.any(axis=1).sum())
+        start += batch.rows
+    if not first_rows:
+        return ""
+    name, (row, value) = min(first_rows.items(), key=lambda item: item[1][0])
+    others = f" ({counts[name]} rows of the column have NaN or infinity)" if counts[name] > 1 else ""
+    remedy = "filter such rows of the DataFrame, or replace the value"
+    widths = {name: width for field in fields for name, width in zip(field.names, field.widths, strict=True)}
+    if math.isnan(value) and widths[name] == 1:  # "drop" leaves NaN in arrays
+        remedy = "set nulls='drop', which drops rows with null or NaN, or replace the value (df.fillna)"
+    return (
+        f"column {name!r} contains {value} in row {row} of the rows of rank {context.rank()}, counted from 0{others}: "
+        f"{remedy}."
+    )

@@ -177,7 +177,7 @@ def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
         batch = together.toArrow().combine_chunks().to_batches()[0]
         return [matrix_of(batch, field, 100).tolist() for field in fields]
 
-    with pytest.raises(DataError, match=r"column 'd' holds null in row 101 of this rank's rows\. Fill or drop"):
+    with pytest.raises(DataError, match=r"column 'd' holds null in row 101 of this rank's rows\. Filter these rows"):
         matrices("error")
     with pytest.raises(DataError, match=r"column 'm' holds whole numbers in the first rows.* row 101 .* holds 18\.25"):
         matrices(15.0)

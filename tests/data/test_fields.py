@@ -91,3 +91,10 @@ def test_all_kinds_of_lists() -> None:
     small = pyarrow.int8()
     assert all(map(is_list, (pyarrow.list_(small), pyarrow.large_list(small), pyarrow.list_(small, 3))))
     assert not is_list(small) and not is_list(pyarrow.struct([("a", small)]))
+
+
+def test_an_error_names_the_rows_and_the_remedy() -> None:
+    with pytest.raises(DataError) as caught:
+        matrix_of(batch(c2=[1, None]), LABEL, source="the first 2 rows")
+    assert str(caught.value).startswith("column 'label' holds null in row 1 of the first 2 rows. Filter these rows ")
+    assert "set nulls='drop' or a number, such as nulls=0.0." in str(caught.value)

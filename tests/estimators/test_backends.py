@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import torch
 from spark_estimator import TorchEstimator
 from spark_estimator.env import ATTEMPT_VARIABLE
 from spark_estimator.errors import JobTimeoutError, PreflightError, StartTimeoutError
+from spark_estimator.estimators import backends
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.spark import Backend, LocalBackend, SparkBackend
 from spark_estimator.store import Store
@@ -227,3 +229,17 @@ def test_one_fit_at_a_time_trains_a_run(line: DataFrame, estimator: Make, tmp_pa
         estimator(num_proc=None, backend=Second(), store=store, run_id="mine").fit(line)
     assert len(errors) == 1
     assert os.listdir(tmp_path / "runs" / "mine") == []
+
+
+def test_parameters_that_need_a_store_warn_without_one() -> None:
+    parameters: dict[str, object] = {"store": None, "run_id": "a", "max_restarts": 1, "mlflow": None}
+    with pytest.warns(UserWarning) as caught:
+        backends.warn_without_store(parameters.get)
+    texts = [str(warning.message) for warning in caught]
+    assert texts[0].startswith("run_id='a' has no effect without store: nothing is saved. Set store=Store.create(")
+    assert texts[1].startswith("max_restarts=1 without store: a restarted training starts from the beginning")
+    assert [warning.filename for warning in caught] == [__file__] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backends.warn_without_store({**parameters, "store": "/path"}.get)
+        backends.warn_without_store({**parameters, "max_restarts": 0, "mlflow": True}.get)

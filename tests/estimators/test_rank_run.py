@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from spark_estimator.collectives import context
+from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.rank_rows import RankRows
@@ -65,9 +66,25 @@ def test_rows_are_read_and_a_share_is_left_out(tmp_path: Path) -> None:
 def test_a_loss_that_is_lost_ends_the_training(loss: float) -> None:
     with pytest.raises(DataError, match=rf"the loss of epoch 3 was {loss}.*multiplied with the number of processes"):
         check_loss(loss, 2)
-    with pytest.raises(DataError, match=r"learning rate is too high\.\n"):
+    with pytest.raises(DataError, match=r"too high: lower the learning rate\.\n"):
         check_loss(loss, 2, multiplied=False)
     check_loss(1e300, 2)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_lost_loss_names_the_column_and_the_row() -> None:
+    fields = (Field(("a", "b"), ("c0", "c1"), (2, 1), "float32", (3,)), Field(("y",), ("c2",), (1,), "int64", ()))
+    features = numpy.zeros((6000, 3), numpy.float32)
+    rows = RankRows(([features], [numpy.zeros((6000, 1), numpy.int64)]), numpy.arange(6000), (6000,))
+    with pytest.raises(DataError, match=r"was nan: all values of the columns are finite\. .*lower the learning rate"):
+        check_loss(math.nan, 0, rows, fields)
+    features[5000, 2] = features[5001, 2] = math.nan
+    features[5002, 0] = math.inf
+    with pytest.raises(DataError, match=r"column 'b' contains nan in row 5000 .* \(2 rows .*set nulls='drop'"):
+        check_loss(math.nan, 0, rows, fields[:2])
+    features[5000:5002] = 0
+    with pytest.raises(DataError, match=r"column 'a' contains inf in row 5002 .* counted from 0: filter such rows"):
+        check_loss(math.inf, 0, rows, fields)
 
 
 def test_losses_come_first_in_what_the_display_shows() -> None:

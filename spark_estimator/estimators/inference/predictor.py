@@ -108,12 +108,12 @@ class Predictor(ABC):
     def _results(self, batch: pyarrow.RecordBatch) -> list[Array]:
         """[outputs] each [rows, width]."""
         if not self.decoders:
-            return self.outputs_for([matrix_of(batch, field) for field in self.inputs])
+            return self.outputs_for([matrix_of(batch, field, source="a batch of rows") for field in self.inputs])
         # Images are many times larger than their bytes: those of a few rows are held at a time.
         parts = []
         for start in range(0, max(1, batch.num_rows), self.batch_size):
             rows = decoded(batch.slice(start, self.batch_size), self.decoders)
-            parts.append(self.outputs_for([matrix_of(rows, field) for field in self.inputs]))
+            parts.append(self.outputs_for([matrix_of(rows, field, source="a batch of rows") for field in self.inputs]))
         return [numpy.concatenate(pieces) for pieces in zip(*parts, strict=True)]
 
     def outputs_for(self, matrices: Sequence[Array]) -> list[Array]:
@@ -239,7 +239,7 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
             kind = column.type.value_type if is_list(column.type) else column.type
             if _is_text(kind):
                 raise DataError(f"column {name!r} is of type {kind_of(kind)}, {remedy(kind_of(kind))}")
-        return [matrix_of(batch, field) for field in inputs]
+        return [matrix_of(batch, field, source="a batch of rows") for field in inputs]
     array_likes = list(features) if isinstance(features, (list, tuple)) and len(inputs) > 1 else [features]
     if len(array_likes) != len(inputs):
         raise DataError(f"{len(array_likes)} arrays were given for {len(inputs)} inputs.")

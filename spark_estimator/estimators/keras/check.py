@@ -20,7 +20,7 @@ from spark_estimator.estimators.keras.arrays import (
 )
 from spark_estimator.estimators.keras.objects import Recipe, loaded, opened, rng_state_kept
 from spark_estimator.estimators.keras.spec import KerasParts
-from spark_estimator.estimators.rows.shapes import Fields, class_error, not_finite, shown
+from spark_estimator.estimators.rows.shapes import Fields, class_error, first_rows_name, not_finite, shown
 from spark_estimator.keras.importing import backend, keras_of
 
 
@@ -50,7 +50,7 @@ class KerasTrial:
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
         """See `shapes.Trial.run`."""
-        matrices = [matrix_of(rows, field).copy() for field in fields.all]
+        matrices = [matrix_of(rows, field, source=first_rows_name(rows)).copy() for field in fields.all]
         arrays = arrays_of(matrices, fields.all)
         count, labels = len(fields.inputs), len(fields.labels)
         weight = arrays[-1].reshape(-1) if fields.weight else None

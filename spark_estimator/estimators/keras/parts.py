@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spark_estimator.estimators.checks import labels_of
+from spark_estimator.estimators.checks import described, labels_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.keras.compiled import arguments_of
 from spark_estimator.estimators.keras.objects import Recipe, custom_objects_of, dumped, packed, values_of
@@ -31,18 +31,20 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
     """
     model = value("model")
     if not isinstance(model, keras_of(model).Model):
-        raise TypeError(f"model is a model of Keras 3 or Keras 2 (keras.Model); it was {model!r}.")
+        raise TypeError(f"model is a model of Keras 3 or Keras 2 (keras.Model); it was {described(model)}.")
     labels = labels_of(value)
     shapes = value("label_shapes")
     callbacks = value("callbacks")
     checkpoint_callback = value("checkpoint_callback")
     for callback in [*callbacks, *([checkpoint_callback] if checkpoint_callback is not None else [])]:
         if not any(isinstance(callback, keras.callbacks.Callback) for keras in imported()):
-            raise TypeError(f"callbacks are objects of keras.callbacks.Callback; one was {callback!r}.")
+            raise TypeError(f"callbacks are objects of keras.callbacks.Callback; one was {described(callback)}.")
     if checkpoint_callback is not None and not any(
         isinstance(checkpoint_callback, keras.callbacks.ModelCheckpoint) for keras in imported()
     ):
-        raise TypeError(f"checkpoint_callback is a keras.callbacks.ModelCheckpoint; it was {checkpoint_callback!r}.")
+        raise TypeError(
+            f"checkpoint_callback is a keras.callbacks.ModelCheckpoint; it was {described(checkpoint_callback)}."
+        )
     recipe = _recipe(model, value, len(labels))
     losses = recipe.loss if isinstance(recipe.loss, (list, tuple)) else [recipe.loss]
     if isinstance(recipe.loss, (list, tuple)) and len(losses) != len(labels):

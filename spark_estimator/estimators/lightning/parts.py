@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from spark_estimator.estimators.checks import labels_of, listed
+from spark_estimator.estimators.checks import described, labels_of, listed
 from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
@@ -93,7 +93,9 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     """
     model = value("model")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a LightningModule, or a torch.nn.Module with optimizer and loss; it was {model!r}.")
+        raise TypeError(
+            f"model is a LightningModule, or a torch.nn.Module with optimizer and loss; it was {described(model)}."
+        )
     for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
         if value(name) is not None:
             raise ValueError(f"{name}: with Lightning there is a checkpoint after each epoch, leave it out.")
@@ -116,18 +118,20 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     package = importlib.import_module(flavour)
     for callback in value("callbacks"):
         if not isinstance(callback, package.Callback):
-            raise TypeError(f"callbacks are Callbacks of {flavour}, as the model is; one was {callback!r}.")
+            raise TypeError(f"callbacks are Callbacks of {flavour}, as the model is; one was {described(callback)}.")
     data_module = value("data_module")
     if data_module is not None:
         kind = data_module.kind if isinstance(data_module, ModulePlan) else data_module
         kind = kind if isinstance(kind, type) else type(kind)
         if not issubclass(kind, package.LightningDataModule):
-            raise TypeError(f"data_module is a LightningDataModule of {flavour}, or its class; it was {data_module!r}.")
+            raise TypeError(
+                f"data_module is a LightningDataModule of {flavour}, or its class; it was {described(data_module)}."
+            )
     if (value("num_gpus") or 0) > 1:
         raise ValueError(f"num_gpus={value('num_gpus')}: each process has one GPU; ask for more of them by num_proc.")
     arguments = value("trainer_args") or {}
     if not isinstance(arguments, Mapping):
-        raise TypeError(f"trainer_args is a dict of arguments of the Trainer; it was {arguments!r}.")
+        raise TypeError(f"trainer_args is a dict of arguments of the Trainer; it was {described(arguments)}.")
     arguments = dict(arguments)
     _check_trainer_args(arguments, package.Trainer, flavour, value("callbacks"))
     return (
@@ -219,6 +223,6 @@ def _check_trainer_args(arguments: dict[str, Any], trainer: Any, flavour: str, c
     package = importlib.import_module(flavour)
     for callback in listed("callbacks", arguments.get("callbacks")):
         if not isinstance(callback, package.Callback):
-            raise TypeError(f"trainer_args['callbacks'] are Callbacks of {flavour}; one was {callback!r}.")
+            raise TypeError(f"trainer_args['callbacks'] are Callbacks of {flavour}; one was {described(callback)}.")
     if arguments.get("accelerator") in ("tpu", "mps"):
         raise ValueError(f"trainer_args['accelerator'] is 'cpu', 'gpu' or 'auto'; it was {arguments['accelerator']!r}.")

@@ -134,7 +134,7 @@ def class_error(column: str, label: int, classes: int) -> DataError:
 def not_finite(rows: pyarrow.RecordBatch, fields: Fields) -> str:
     """Names a column whose first rows hold NaN or infinity; empty without one."""
     for field in fields.all:
-        for row in matrix_of(rows, field):
+        for row in matrix_of(rows, field, source=first_rows_name(rows)):
             if row.dtype.kind == "f" and not all(map(math.isfinite, row.tolist())):
                 return _not_finite_value(field, row.tolist())
     return ""
@@ -146,7 +146,9 @@ def _not_finite_value(field: Field, row: list[float]) -> str:
     for name, width in zip(field.names, field.widths, strict=True):
         if index < width:
             where = f" at index {index} of an array" if width > 1 else ""
-            remedy = "Drop such rows (nulls='drop') or replace the value" if math.isnan(value) else "Replace the value"
+            remedy = "Filter such rows of the DataFrame, or replace the value"
+            if math.isnan(value) and width == 1:  # "drop" leaves NaN in arrays
+                remedy = "Drop such rows (nulls='drop') or replace the value"
             return f"column {name!r} contains {value}{where}. {remedy}"
         index -= width
     raise AssertionError(field)
@@ -215,7 +217,7 @@ def _label_fields(sample: RowSample, position: int, floating: str) -> list[Field
 
 
 def _all_whole(sample: RowSample, field: Field) -> bool:
-    matrix = matrix_of(sample.rows, replace(field, dtype="float64"))
+    matrix = matrix_of(sample.rows, replace(field, dtype="float64"), source=first_rows_name(sample.rows))
     return bool((matrix == matrix.round()).all())
 
 
@@ -233,6 +235,11 @@ def _field(
         # Padding may be numbers that are no bytes.
         readables[0].kept if len(readables) == 1 and padding == (None,) else "",
     )
+
+
+def first_rows_name(rows: pyarrow.RecordBatch) -> str:
+    """The name, in messages, of the rows that the driver tries a model on."""
+    return f"the first {rows.num_rows} rows"
 
 
 def shown(fields: Fields) -> str:

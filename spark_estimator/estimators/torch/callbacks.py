@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
+from spark_estimator.estimators.checks import described
 
 
 class Callback:
@@ -38,6 +39,23 @@ class Callback:
 
     def on_train_end(self) -> None:
         """After the last epoch."""
+
+
+_METHODS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Refuses objects that would never be called.
+
+    Raises:
+        TypeError: one is a class, or has none of the methods of `Callback`.
+    """
+    for callback in callbacks:
+        if isinstance(callback, type) or not any(callable(getattr(callback, name, None)) for name in _METHODS):
+            raise TypeError(
+                f"callbacks must contain objects with at least one of the methods {', '.join(_METHODS)}, as "
+                f"spark_estimator.estimators.torch.callbacks.Callback has them; got {described(callback)}."
+            )
 
 
 class TorchCallbacks:

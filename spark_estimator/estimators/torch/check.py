@@ -14,7 +14,7 @@ from torch import nn
 
 from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rows.shapes import Fields, not_finite, shown
+from spark_estimator.estimators.rows.shapes import Fields, first_rows_name, not_finite, shown
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, loss_of, outputs_of
 from spark_estimator.estimators.torch.training import tensor_of
 
@@ -135,7 +135,7 @@ def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
 
 def first_tensors(rows: pyarrow.RecordBatch, fields: Fields) -> Tensors:
     """[fields] the first rows, as a training would get them."""
-    return [tensor_of(matrix_of(rows, field).copy(), field) for field in fields.all]
+    return [tensor_of(matrix_of(rows, field, source=first_rows_name(rows)).copy(), field) for field in fields.all]
 
 
 def _check_outputs(

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from spark_estimator.estimators.checks import labels_of
+from spark_estimator.estimators.checks import described, labels_of
+from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.estimators.torch.losses import TorchParts, divides_by_class, known, reduction_of
 from spark_estimator.estimators.torch.metric_names import grouped
@@ -26,7 +27,9 @@ def check_callable(name: str, function: Any) -> None:
     if isinstance(function, type):
         raise TypeError(f"{name} contains the class {function.__name__}; pass an instance: {function.__name__}().")
     if not callable(function):
-        raise TypeError(f"{name} must contain functions of (output, label) or torch.nn modules; got {function!r}.")
+        raise TypeError(
+            f"{name} must contain functions of (output, label) or torch.nn modules; got {described(function)}."
+        )
 
 
 def check_numbers(model: nn.Module) -> None:
@@ -79,10 +82,12 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     """
     model, optimizer = value("model"), value("optimizer")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module; got {model!r}.")
+        raise TypeError(f"model must be a torch.nn.Module; got {described(model)}.")
     check_numbers(model)
+    check_callbacks(value("callbacks"))
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim optimizer of the model's parameters; got {optimizer!r}.")
+        shown = described(optimizer, "model.parameters()")
+        raise TypeError(f"optimizer must be a torch.optim optimizer of the model's parameters; got {shown}.")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS is not supported, because it evaluates the loss several times per step. Choose another optimizer."
@@ -124,7 +129,8 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
         raise ValueError(f"got {len(shares)} loss_weights for {len(losses)} losses.")
     scheduler = value("lr_scheduler")
     if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
-        raise ValueError(f"lr_scheduler is a scheduler of the optimizer that is given; it was {scheduler!r}.")
+        shown = described(scheduler, "optimizer, ...")
+        raise ValueError(f"lr_scheduler must be a scheduler of this estimator's optimizer; got {shown}.")
     rate = value("learning_rate")
     if rate is not None and scheduler is not None:
         raise ValueError(

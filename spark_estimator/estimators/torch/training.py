@@ -283,7 +283,7 @@ class _Training:
             self.step()
             self._stepping.pending = 0
         result = sums.averages()
-        check_loss(result["loss"], epoch)
+        check_loss(result["loss"], epoch, rows, spec.fields)
         return result
 
     def evaluate(self, rows: EpochRows) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.rows.row_plan import RowPlan
 from spark_estimator.estimators.rows.shapes import Fields, Trial
+from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.tracking.signature import Features
@@ -138,6 +139,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             if rates:
                 raise ValueError(f"optimizer makes the optimizer: leave {' and '.join(rates)} out.")
         checks.labels_of(value)
+        check_callbacks(value("callbacks"))
 
     def _training(self) -> _TextTraining:
         assert self._texts is not None, "fit() calls it"

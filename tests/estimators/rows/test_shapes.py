@@ -91,7 +91,8 @@ def test_columns_are_inputs_or_stand_side_by_side() -> None:
 def test_values_that_are_not_finite_are_named() -> None:
     sample = sample_of({"a": [1.0, 2.0], "b": [3.0, float("inf")]}, [0.5, 1.5])
     fields = fitting_fields(sample, Model(1, ["float32"] * 2), None)
-    assert not_finite(sample.rows, fields) == "column 'b' contains inf. Replace the value"
+    text = not_finite(sample.rows, fields)
+    assert text == "column 'b' contains inf. Filter such rows of the DataFrame, or replace the value"
     assert not_finite(sample.rows.slice(0, 1), fields) == ""
     assert shown(fields).startswith("The model's inputs were a, b: float32[-1, 2]; the loss's labels y: float32[-1].")
 

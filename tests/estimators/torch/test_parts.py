@@ -7,6 +7,7 @@ import torch
 
 import spark_estimator.torch as hvd
 from spark_estimator import TorchEstimator
+from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.estimators.torch.parts import check_numbers
 from spark_estimator.spark import SparkBackend
 from spark_estimator.store import Store
@@ -27,7 +28,20 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
     ("changed", "error", "words"),
     [
         ({"model": None}, TypeError, "model must be a torch.nn.Module; got None"),
-        ({"optimizer": torch.optim.SGD}, TypeError, "optimizer must be a torch.optim optimizer of the model's"),
+        ({"model": torch.nn.Linear}, TypeError, r"got the class Linear; pass an instance: Linear\(\.\.\.\)"),
+        ({"model": "net " * 99}, TypeError, r"got 'net net .{60,100}net '\."),
+        (
+            {"optimizer": torch.optim.SGD},
+            TypeError,
+            r"got the class SGD; pass an instance: SGD\(model\.parameters\(\)\)",
+        ),
+        (
+            {"callbacks": [print]},
+            TypeError,
+            "callbacks must contain objects with .* on_train_begin, on_epoch_begin, on_epoch_end, on_train_end, .*"
+            "; got <built-in function print>",
+        ),
+        ({"callbacks": [Callback]}, TypeError, r"got the class Callback; pass an instance: Callback\("),
         ({"optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)}, ValueError, "not the model's"),
         ({"label_cols": None}, ValueError, "label_cols is required"),
         (
