@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.command_line import ended_by_signals, positive
-from benchmarks.throttled_store import Throttled, ThrottledStore, throttled_writer
+from benchmarks.data.throttled_store import Throttled, ThrottledStore, throttled_writer
 from spark_estimator.runner import HorovodRunner
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.tensorflow.rank_pool import RankPool
 
-SURFACE = Path(__file__).with_name("horovod_surface.txt").read_text()
+SURFACE = (Path(__file__).parents[1] / "compat" / "tensorflow_surface.txt").read_text()
 
 
 def test_modules_exist(two_ranks: RankPool) -> None:
