@@ -18,7 +18,7 @@ USAGE = """usage: python -m spark_estimator COMMAND [ARGUMENTS]
   env      show every environment variable: current value and its source, default, unit and effect
   run      run a program on several ranks; same as horovodrun
   timeline merge the timeline files of a job's ranks into one file
-  compat   make `import horovod` and `import sparkdl` import spark_estimator: enable, disable, status
+  compat   make `import horovod`, `sparkdl` and `petastorm` import spark_estimator: enable, disable, status
 
 `python -m spark_estimator COMMAND --help` shows the arguments of a command."""
 

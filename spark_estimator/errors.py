@@ -56,14 +56,24 @@ def _documented(kind: type[BaseException]) -> type[BaseException]:
     return next(base for base in kind.__mro__ if base.__module__ == __name__)
 
 
+def class_named(name: str) -> type[BaseException] | None:
+    """The error class of this module with this name; None: it has none."""
+    kind = globals().get(name)
+    is_error = isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == __name__
+    return kind if is_error else None
+
+
 def without_links(text: str) -> str:
     """The text without the lines that begin with ``more:``, to make it a part of another text."""
     return _LINK.sub("", text)
 
 
 def _with_link(self: BaseException) -> str:
-    """The message, and where its error is explained. Messages of other errors inside of it lose their last lines."""
-    kind = _documented(type(self))
+    """The message, and where its error, or the rank's error that caused it, is explained.
+
+    Messages of other errors inside of it lose their last lines.
+    """
+    kind = class_named(getattr(self, "cause_class", "")) or _documented(type(self))
     where = f"python -m spark_estimator explain {code_of(kind)}"
     if DOCUMENTATION_URL:
         where = f"{DOCUMENTATION_URL}/errors.html#{kind.__name__.lower()}"
@@ -76,7 +86,10 @@ class NotInitializedError(ValueError):
     __str__ = _with_link
 
     def __init__(self) -> None:
-        super().__init__("Horovod has not been initialized; use hvd.init().")
+        super().__init__(
+            "Horovod has not been initialized; use hvd.init(). In the driver program of HorovodRunner or an estimator "
+            "there is no rank: call it in the function that the ranks run."
+        )
 
 
 class DuplicateNameError(ValueError):
@@ -163,6 +176,8 @@ class JobFailedError(SparkEstimatorError):
             or if its status is unknown.
         traceback: its Python traceback, as it printed it; '' if there is none.
         log_tail: the last lines (40 at most) that it printed on stdout and stderr; '' if they are unknown.
+        cause_class: the name of the class of this module that the rank's error is of, such as ``"DataError"``; '' if it
+            is another error or unknown. The last line of the message explains that class.
         earlier: the errors of earlier attempts, first to last, if the job was restarted.
     """
 
@@ -176,6 +191,7 @@ class JobFailedError(SparkEstimatorError):
         exitcode: int | None = None,
         traceback: str = "",
         log_tail: str = "",
+        cause_class: str = "",
         earlier: tuple[JobFailedError, ...] = (),
     ) -> None:
         super().__init__(message)
@@ -185,6 +201,7 @@ class JobFailedError(SparkEstimatorError):
         self.exitcode = exitcode
         self.traceback = traceback
         self.log_tail = log_tail
+        self.cause_class = cause_class
         self.earlier = earlier
 
     @property

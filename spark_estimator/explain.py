@@ -44,6 +44,16 @@ def _as_reference(link: re.Match[str]) -> str:
     return f"{text} ({place})" if text else place
 
 
+def _similar(word: str, known: dict[str, str]) -> list[str]:
+    """Codes that contain the word, or whose section has a kind that contains it; without one, similar codes."""
+    name = word.upper().replace(" ", "_")
+    result = [code for code in known if name in code]
+    for code, section in known.items():
+        kinds = re.findall(r'^#### Kind "([^"]+)"', section, re.MULTILINE)
+        result += [f'{code} (kind "{kind}")' for kind in kinds if word.lower() in kind]
+    return result or difflib.get_close_matches(name, known, n=3)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line of ``explain``."""
     result = argparse.ArgumentParser(
@@ -72,8 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
     kind = getattr(errors, code, None)
     name = errors.code_of(kind) if isinstance(kind, type) else code.upper()
     if name not in known:
-        similar = difflib.get_close_matches(name, known, n=3) or known
-        print(f"{code!r} is not the code of an error. Codes are {', '.join(similar)}.", file=sys.stderr)
+        similar = _similar(code, known)
+        hint = f"Did you mean {' or '.join(similar)}?" if similar else f"Codes are {', '.join(known)}."
+        print(f"{code!r} is not the code of an error. {hint}", file=sys.stderr)
         return 2
     print(as_terminal_text(known[name]))
     return 0

@@ -48,5 +48,11 @@ def test_without_a_code_it_lists_all(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_an_unknown_code_gets_similar_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain.main(["worker_faild"]) == 2
-    assert "'worker_faild' is not the code of an error. Codes are WORKER_FAILED" in capsys.readouterr().err
+    for word, hint in (
+        ("worker_faild", "Did you mean WORKER_FAILED"),
+        ("WORKER_FAIL", "Did you mean WORKER_FAILED?"),
+        ("lost", 'Did you mean PEER_LOST or WORKER_FAILED (kind "lost")?'),
+        ("zzzz", "Codes are "),
+    ):
+        assert explain.main([word]) == 2
+        assert f"{word!r} is not the code of an error. {hint}" in capsys.readouterr().err

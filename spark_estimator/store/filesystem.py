@@ -291,7 +291,14 @@ class FilesystemStore(RunViews, Store):
             of_url = fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(path) if match else {}
             return fsspec.filesystem(scheme, **{**of_url, **self.storage_options}), path
         except ImportError as error:
-            raise PreflightError(f"{path}: {error}. Install fsspec, and its package for {scheme}://.") from error
+            named = re.search(r"\binstall ([\w-]+)", str(error), re.IGNORECASE)
+            package = "fsspec" if error.name == "fsspec" else named and named[1]
+            remedy = (
+                f"a package is missing. Run pip install {package}, on the driver and on all executors."
+                if package
+                else f"{error}. Install this on the driver and on all executors."
+            )
+            raise PreflightError(f"{path}: {remedy}") from error
         except ValueError as error:
             raise PreflightError(
                 f"{path}: {error}. A store is a path of this machine or a URL of fsspec, such as s3://bucket/folder."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,14 @@ def test_a_run_is_a_folder(name: str) -> None:
 def test_an_unknown_scheme() -> None:
     with pytest.raises(PreflightError, match="nonsense://x"):
         FilesystemStore("nonsense://x")
+
+
+def test_a_missing_package_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(PreflightError) as caught:
+        FilesystemStore("s3://bucket/x")
+    text = "s3://bucket/x: a package is missing. Run pip install s3fs, on the driver and on all executors.\n"
+    assert str(caught.value).startswith(text)
 
 
 def test_the_older_name() -> None:

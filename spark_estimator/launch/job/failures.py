@@ -6,6 +6,7 @@ A *report* is what one rank's supervisor has seen of its end. Reports are plain 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +18,7 @@ from spark_estimator.errors import (
     RemoteTraceback,
     ResultError,
     WorkerFailedError,
+    class_named,
 )
 from spark_estimator.launch.job.source_lines import with_source
 from spark_estimator.observe.driver_log import printable
@@ -48,6 +50,10 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
 }
 # A report is sent to the next process within this time; no rank can claim to have failed earlier than that.
 MAX_AGE_SECONDS = 5.0
+# How Python prints an error of spark_estimator: "raised spark_estimator.errors.DataError: ...".
+_OWN_ERROR = re.compile(r"\bspark_estimator\.errors\.(\w+)")
+# A longer message that another rank has, too, is not printed again.
+_REPEATED_CHARACTERS = 100
 _OF_HOROVOD = "The job was terminated, as one or more processes exited with non-zero status."
 _OPENING, _CLOSING = "<<<spark_estimator failure ", " spark_estimator>>>"
 
@@ -162,7 +168,7 @@ def job_error(
     lines = [f"{cause.where} {cause.message}"]
     if others:
         lines.append(f"The other ranks of {shorten(function, _MAX_COMMAND_CHARACTERS)}:")
-        lines += [f"  {other.where} {_first_line(other.message)}" for other in others]
+        lines += [f"  {other.where} {_message_beside(other, cause)}" for other in others]
     silent = size - len({report.rank for report in reports if report.rank >= 0})
     if silent > 0 and others:
         lines.append(f"  {silent} more without a failure")
@@ -190,6 +196,7 @@ def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironm
             exitcode=cause.exit_code,
             traceback=traceback,
             log_tail=cause.log_tail,
+            cause_class=_cause_class(cause.message),
         )
     if traceback:
         error.__cause__ = RemoteTraceback(traceback)
@@ -204,6 +211,19 @@ def with_horovods_sentence(error: WorkerFailedError) -> WorkerFailedError:
     if _OF_HOROVOD not in text:
         error.args = (f"{text}\n{_OF_HOROVOD}",)
     return error
+
+
+def _message_beside(other: FailureReport, cause: FailureReport) -> str:
+    """The first line of another rank's message, without what it has in common with the cause's."""
+    if other.message == cause.message and len(other.message) > _REPEATED_CHARACTERS:
+        return "failed with the same message"
+    return _first_line(other.message)
+
+
+def _cause_class(message: str) -> str:
+    """The name of the class of `spark_estimator.errors` that a message names first; '' if it names none."""
+    match = _OWN_ERROR.search(_first_line(message))
+    return match[1] if match and class_named(match[1]) else ""
 
 
 def _first_line(message: str) -> str:

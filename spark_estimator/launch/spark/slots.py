@@ -108,7 +108,7 @@ def count_slots(spark: SparkSession) -> Slots:
     if cores is None:
         return Slots(exact, where if exact is None else f"counted by Spark's scheduler, {cpus} cores per task")
     by_cores = cores // cpus
-    text = f"{cores} cores{where} / {cpus} per task (spark.task.cpus)"
+    text = f"{cores} core{'' if cores == 1 else 's'}{where} / {cpus} per task (spark.task.cpus)"
     if not gpus_per_rank:
         return Slots(by_cores if exact is None else exact, text)
     each = f"{gpus_per_rank:g} per {f'rank ({GPUS_PER_RANK})' if needs_profile(conf) else f'task ({GPUS_PER_TASK})'}"
@@ -152,7 +152,7 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
         return
     raise NotEnoughSlotsError(
         f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
-        f"{_remedy(conf, slots, size, _is_connect(spark))}{_or_fewer(slots.count, size_word)}."
+        f"{_remedy(conf, slots, size, _is_connect(spark), size_word)}{_or_fewer(slots.count, size_word)}."
     )
 
 
@@ -167,6 +167,8 @@ def _or_fewer(count: int, size_word: str) -> str:
     """The other remedy: one rank per slot; '' if there is no slot."""
     if not count:
         return ""
+    if size_word.startswith("-"):
+        return f", or use {size_word} {count}"
     return f", or use {size_word}={count}" if size_word else f", or use {count} ranks"
 
 
@@ -301,8 +303,14 @@ def _slots_by_scheduler(spark: SparkSession) -> int | None:
         return None
 
 
-def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool) -> str:
-    """The remedy to get `size` slots, without a full stop; `remote`: who started the session has not set its master."""
+def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool, size_word: str) -> str:
+    """The remedy to get `size` slots, without a full stop.
+
+    Args:
+        remote: who started the session has not set its master.
+        size_word: as in `require_slots`; a flag of a command has remedies that are flags, too.
+    """
+    by_flags = size_word.startswith("-")
     if slots.by_gpus:
         name = GPUS_PER_RANK if needs_profile(conf) else GPUS_PER_TASK
         return f"Start the session with more executors that have GPUs, or let ranks share them with a smaller {name}"
@@ -311,8 +319,11 @@ def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool) -> str:
         master = f"local[{size * cpus}]" if conf.is_local else f"local-cluster[{size},{cpus},1024]"
         if remote:
             return f'Start the Spark Connect server, which sets the master, with --master "{master}"'
+        if by_flags:
+            return f"Start the session with --master {master}"
         return f'Start the session with .master("{master}")'
     cores = executor_cores(conf)
     if cores and cores >= cpus:
-        return f"Start the session with spark.executor.instances={-(-size // (cores // cpus))} (of {cores} cores each)"
+        setting = f"{'--conf ' if by_flags else ''}spark.executor.instances={-(-size // (cores // cpus))}"
+        return f"Start the session with {setting} (of {cores} core{'' if cores == 1 else 's'} each)"
     return f"Give the session {size * cpus} cores (more workers, spark.executor.instances, or a larger spark.cores.max)"

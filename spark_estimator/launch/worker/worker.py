@@ -13,6 +13,7 @@ import faulthandler
 import importlib
 import os
 import pickle
+import shlex
 import signal
 import socket
 import struct
@@ -204,6 +205,8 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
         )
     except OSError as error:
         message = f"could not start the command {spec.command[0]!r}: {error.strerror or error}"
+        if spec.command[0].endswith(".py") and os.path.isfile(spec.command[0]):
+            message += f"; did you mean: horovodrun -np {len(rendezvous.peers)} python {shlex.join(spec.command)}?"
         return _fail(pipe, spec, failures.NOT_STARTED, message, None, exit_code=127)
     for fd in [descriptor, *sockets]:
         os.close(fd)

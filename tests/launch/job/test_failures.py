@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import linecache
+import pickle
 import random
 import re
 from dataclasses import replace
@@ -58,6 +59,18 @@ def test_the_error_tells_the_cause_first_and_then_the_others() -> None:
         "  2 more without a failure",
     ]
     assert isinstance(error.__cause__, RemoteTraceback) and "ValueError: x" in str(error.__cause__)
+
+
+def test_the_last_line_explains_the_class_that_the_rank_raised() -> None:
+    message = "raised spark_estimator.errors.DataError: column 'x' holds null in row 3 of this rank's rows. " + "x" * 60
+    cause = replace(report(1), message=message)
+    error = job_error(cause, [cause, replace(report(0), message=message)], 2, "train()")
+    assert str(error).endswith("\nmore: python -m spark_estimator explain DATA")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert "rank 0 (host host0, pid 100) failed with the same message\n" in str(error)
+    assert isinstance(error, WorkerFailedError) and error.cause_class == "DataError"
+    other = replace(cause, message="raised spark_estimator.errors.Unknown: x")
+    assert str(job_error(other, [other], 1, "train()")).endswith("explain WORKER_FAILED")
 
 
 def test_what_was_run_is_named_once() -> None:

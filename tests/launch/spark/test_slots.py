@@ -87,6 +87,12 @@ def test_gpus_can_be_the_limit() -> None:
         require_slots(session("yarn", 12, **gpus), 8, timedelta(0))
 
 
+def test_a_command_gets_its_flags_as_the_remedy() -> None:
+    words = r"has 1: 1 core \(master local\[1\]\) .*session with --master local\[2\], or use -np 1\.\n"
+    with pytest.raises(NotEnoughSlotsError, match=words):
+        require_slots(session("local[1]"), 2, timedelta(0), size_word="-np")
+
+
 @pytest.mark.parametrize(
     ("made", "says"),
     [

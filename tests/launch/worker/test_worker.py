@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -105,6 +106,18 @@ def test_a_command_that_cannot_be_started_is_reported() -> None:
     report = json.loads(content)
     assert (code, letter, report["exit_code"]) == (127, FAILURE, 127)
     assert report["message"] == "could not start the command '/missing/program': No such file or directory"
+
+
+def test_a_script_without_its_interpreter_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sc.py").touch()
+    read, write = os.pipe()
+    run_in_child(lambda: run_command(spec(command=("sc.py", "--name", "a b")), ResultWriter(write)))
+    os.close(write)
+    with open(read, "rb") as results:
+        [(_, content)] = FrameReader().feed(results.read())
+    hint = "No such file or directory; did you mean: horovodrun -np 1 python sc.py --name 'a b'?"
+    assert json.loads(content)["message"].endswith(hint)
 
 
 def test_a_command_s_signal_becomes_a_status() -> None:
