@@ -18,7 +18,7 @@ import torch
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.lightning.loaders import Named, named
 from spark_estimator.estimators.lightning.parts import LightningParts
-from spark_estimator.estimators.rows.shapes import Fields, not_finite, shown
+from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, not_finite, shown
 from spark_estimator.estimators.torch.check import ModuleTrial, first_tensors
 from spark_estimator.estimators.torch.losses import Tensors, outputs_of
 from spark_estimator.lightning.epoch_outputs import hidden
@@ -113,7 +113,7 @@ class LightningTrial(ModuleTrial):
             if output.numel() != width * (rows - 1):
                 raise DataError(
                     f"{self.takes}'s output for {field.name!r} has {width} values a row for {rows} rows, and another "
-                    f"number for one row less: it mixes rows. {shown(fields)}"
+                    f"number for one row less: it mixes rows. {shown(fields)}{RESHAPE}"
                 )
         return widths
 

@@ -11,7 +11,9 @@ import contextlib
 import functools
 import io
 import math
+import posixpath
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -34,6 +36,8 @@ from spark_estimator.store.digests import flaw_of
 
 # A store may be unavailable for a while: after the first checkpoint, this number in a row may fail.
 _MOST_LOST = 2
+# A store that has written no checkpoint for this time, while a newer one replaces one that waits, is reported.
+_SLOW_SECONDS = 1.0
 # When a training has failed, a write that is in progress has this time to finish.
 _WAITS_AT_FAILURE = timedelta(seconds=30)
 
@@ -145,7 +149,8 @@ class Saver:
         self._lost = _MOST_LOST
         self._fence = run_lease.Fence.of(spec)
         self._files: FileSaver | DirectSaver | None = None
-        self._has_told = False
+        self._waits_since = math.inf
+        self._has_reported_skipping = False
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Has it written; nothing without a store.
@@ -160,7 +165,10 @@ class Saver:
         if self._files is None:
             store = self._spec.store
             self._files = saver_for(store, functools.partial(_write, store, self._fence))
-        self._account(self._files.reports())
+        reports = self._files.reports()
+        self._account(reports)
+        if reports or self._waits_since == math.inf:
+            self._waits_since = time.monotonic()
         whole = {
             **checkpoint.state,
             "identity": checkpoint.identity,
@@ -173,11 +181,12 @@ class Saver:
         }
         with self._form.stream(whole).getbuffer() as content:
             replaced = self._files.put(path, content)
-        if replaced and not self._has_told:
-            self._has_told = True
+        is_slow = replaced and time.monotonic() - self._waits_since > _SLOW_SECONDS
+        if is_slow and self._spec.verbose and not self._has_reported_skipping:
+            self._has_reported_skipping = True
             log_to_driver(
-                f"the store takes longer for a checkpoint, {path}, than training to the next: newer ones replace those "
-                "that wait (reported once)"
+                f"the store is slower than training: checkpoint {path} is skipped in favour of newer ones; this is "
+                "reported once per fit"
             )
 
     def wait(self) -> None:
@@ -289,9 +298,9 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
         raise DataError(_no_checkpoint(spec, form.why(error))) from error
     if others := differences(found_in.identity, identity):
         raise DataError(
-            f"run_id={spec.run_id!r}: the store has a checkpoint of that name, {spec.checkpoint_path}, but of another "
-            f"training (each fold and each ParamMap is one): {'; '.join(others)}. Choose another run_id, leave it out, "
-            "or remove the checkpoint."
+            f"run_id={spec.run_id!r}: the checkpoint {spec.checkpoint_path} is from another training: "
+            f"{'; '.join(others)}. Use another run_id (each fold and each ParamMap needs one) or the same parameters "
+            f"and data, or remove the folder {posixpath.dirname(spec.checkpoint_path)}."
         )
     return found_in
 

@@ -39,7 +39,7 @@ def differences(theirs: Identity, ours: Identity) -> list[str]:
         pairs = zip_longest(theirs.get(what, []), ours.get(what, []), fillvalue="nothing")
         other = next(((there, here) for there, here in pairs if there != here), None)
         if other is not None:
-            result.append(f"{what}: {other[0]} there, {other[1]} here")
+            result.append(f"{what}: {other[0]} in the checkpoint, {other[1]} now")
     return result
 
 

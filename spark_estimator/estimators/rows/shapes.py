@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -107,7 +108,7 @@ def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Seque
     tried = Fields(tuple(natural), tuple(choice for choice in label_choices[0]), weight)
     raise DataError(
         "the model and the losses don't fit the columns: a batch of the first rows failed on the driver with "
-        f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {shown(tried)}"
+        f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {shown(tried)}{_remedy(first_error, tried)}"
     ) from first_error
 
 
@@ -237,6 +238,10 @@ def _field(
     )
 
 
+#: The remedy for shapes that do not fit.
+RESHAPE = " Set input_shapes or label_shapes to change the shapes."
+
+
 def first_rows_name(rows: pyarrow.RecordBatch) -> str:
     """The name, in messages, of the rows that the driver tries a model on."""
     return f"the first {rows.num_rows} rows"
@@ -246,4 +251,15 @@ def shown(fields: Fields) -> str:
     """Types and shapes of inputs and labels, for messages."""
     inputs = ", ".join(f"{field.name}: {field.dtype}{[-1, *field.shape]}" for field in fields.inputs)
     labels = ", ".join(f"{field.name}: {field.dtype}{[-1, *field.shape]}" for field in fields.labels)
-    return f"The model's inputs were {inputs}; the loss's labels {labels}. Set input_shapes or label_shapes to change."
+    return f"The model's inputs were {inputs}; the loss's labels {labels}."
+
+
+def _remedy(error: Exception, fields: Fields) -> str:
+    """A sentence on what to change, for those errors of a framework that show it; else empty."""
+    text = str(error)
+    if "scalar type Long" in text:  # PyTorch's losses of classes; the labels had a fraction, or int64 was tried, too
+        name = fields.labels[0].name
+        return (
+            f" The loss takes integers as labels: cast the column, df.withColumn({name!r}, df[{name!r}].cast('long'))."
+        )
+    return RESHAPE if re.search(r"shape|size|dimension", text, re.IGNORECASE) else ""

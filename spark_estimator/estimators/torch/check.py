@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rows.shapes import Fields, first_rows_name, not_finite, shown
+from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, first_rows_name, not_finite, shown
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, loss_of, outputs_of
 from spark_estimator.estimators.torch.training import tensor_of
 
@@ -57,6 +58,7 @@ class TorchTrial(ModuleTrial):
                 loss, outputs, shaped = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
             except RuntimeError as error:
                 _check_types(model, error)
+                _check_width(model, fields, error)
                 raise
             if loss.numel() != 1:
                 raise DataError(
@@ -84,7 +86,7 @@ class TorchTrial(ModuleTrial):
                     raise DataError(
                         f"the model's output for {field.name!r} has {width} values a row for {rows.num_rows} rows, and "
                         "another number for one row less: it mixes rows, as [rows] and [rows, 1] do when they are "
-                        f"added. {shown(fields)}"
+                        f"added. {shown(fields)}{RESHAPE}"
                     )
         return widths
 
@@ -98,6 +100,22 @@ def _check_types(model: nn.Module, error: Exception) -> None:
                 "leave the model in float32 and say mixed_precision='bf16', or let forward() convert its inputs. "
                 f"({error})"
             ) from error
+
+
+def _check_width(model: nn.Module, fields: Fields, error: Exception) -> None:
+    """Raises a clearer error than PyTorch's if the first linear layer takes another number of values."""
+    match = re.search(r"\(\d+x(\d+) and (\d+)x\d+\)", str(error))
+    first = next(((name, item) for name, item in model.named_modules() if isinstance(item, nn.Linear)), None)
+    if match is None or first is None or len(fields.inputs) != 1:
+        return
+    (name, layer), width = first, fields.inputs[0].width
+    if (int(match[1]), int(match[2])) == (width, layer.in_features):
+        columns = ", ".join(map(repr, fields.inputs[0].names))
+        raise DataError(
+            f"the features {columns} have {width} values a row, and the model's first layer"
+            f"{f', {name},' if name else ''} takes {layer.in_features}. Change its in_features, or feature_cols. "
+            f"({error})"
+        ) from error
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError
+from spark_estimator.collectives import context
+from spark_estimator.estimators.persistence import checkpoint
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
     Cursor,
@@ -19,7 +21,9 @@ from spark_estimator.estimators.persistence.checkpoint import (
     line_of,
     line_of_return,
 )
+from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.store import Store
+from tests.estimators.specs import spec_of
 
 
 def test_a_store_that_is_away(tmp_path: Path) -> None:
@@ -135,3 +139,48 @@ def test_lines_of_the_log() -> None:
     within = replace(kept, cursor=Cursor(4, 64, [7]))
     assert line_of_return("r", within, 2, again=False).endswith("after epoch 1 and 4 steps (64 rows) of the next")
     assert "restarts: its rows are distributed differently" in line_of_return("r", within, 2, again=True)
+
+
+@pytest.mark.parametrize(("verbose", "seconds", "lines"), [(1, 3.0, 1), (0, 3.0, 0), (1, 0.2, 0)])
+def test_a_slow_store_is_reported_once(
+    verbose: int, seconds: float, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer replaces each checkpoint that waits; time passes between the checkpoints."""
+    now, texts = [0.0], []
+
+    class Slow:
+        def reports(self) -> list[Any]:
+            return []
+
+        def put(self, path: str, content: memoryview) -> bool:
+            now[0] += seconds
+            return now[0] > seconds
+
+    monkeypatch.setattr(checkpoint, "saver_for", lambda *_: Slow())
+    monkeypatch.setattr(checkpoint, "log_to_driver", texts.append)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    saver = checkpoint.Saver(spec_of(store=Store.create(str(tmp_path)), verbose=verbose), TorchForm())
+    for _ in range(3):
+        saver.save(Checkpoint({}, 1, {}, [], None))
+    assert len(texts) == lines
+    assert all("the store is slower than training: checkpoint " in text for text in texts)
+
+
+def test_a_checkpoint_of_another_training_names_what_to_do(tmp_path: Path) -> None:
+    spec = spec_of(store=Store.create(str(tmp_path)), owner="fit")
+    kept = Checkpoint({"parameters": ["batch_size=32"]}, 1, {}, [], None)
+    context.init()
+    try:
+        checkpoint.load(spec, {}, TorchForm())  # takes the run
+        with checkpoint.Saver(spec, TorchForm()) as saver:
+            saver.save(kept)
+        with pytest.raises(DataError) as caught:
+            checkpoint.load(spec, {"parameters": ["batch_size=7"]}, TorchForm())
+    finally:
+        context.shutdown()
+    folder = tmp_path / "runs/run"
+    assert str(caught.value).startswith(
+        f"run_id='run': the checkpoint {folder}/checkpoint is from another training: parameters: batch_size=32 in the "
+        "checkpoint, batch_size=7 now. Use another run_id (each fold and each ParamMap needs one) or the same "
+        f"parameters and data, or remove the folder {folder}."
+    )

@@ -22,9 +22,9 @@ def test_each_difference_has_a_line_with_both_values() -> None:
     theirs = {"loss": ["mse", "same"], "model": ["a", "b"], "steps": ["x"]}
     ours = {"loss": ["mae", "same"], "model": ["a"], "steps": ["x"], "rows": ["r"]}
     assert sorted(differences(theirs, ours)) == [
-        "loss: mse there, mae here",
-        "model: b there, nothing here",
-        "rows: nothing there, r here",
+        "loss: mse in the checkpoint, mae now",
+        "model: b in the checkpoint, nothing now",
+        "rows: nothing in the checkpoint, r now",
     ]
     assert differences(ours, ours) == []
 

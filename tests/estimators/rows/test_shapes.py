@@ -71,6 +71,25 @@ def test_a_label_with_fractions_is_no_class() -> None:
     assert model.tried == [["float32", "float32"]]
 
 
+@pytest.mark.parametrize(
+    ("failure", "remedy"),
+    [
+        ("Could not interpret loss: mean_sqared", ""),
+        ("mat1 and mat2 shapes cannot be multiplied", " Set input_shapes or label_shapes to change the shapes."),
+        ("expected scalar type Long but found Float", " The loss takes integers as labels: cast the column, df.with"),
+    ],
+)
+def test_a_failure_of_the_model_has_the_remedy_that_fits(failure: str, remedy: str) -> None:
+    class Fails(Model):
+        def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
+            raise RuntimeError(failure)
+
+    with pytest.raises(DataError) as caught:
+        fitting_fields(sample_of({"a": [1.0, 2.0]}, [0.0, 0.5]), Fails(1, []), None)
+    after = str(caught.value).partition("the loss's labels y: float32[-1].")[2].partition("\nmore: ")[0]
+    assert after.startswith(remedy) and bool(after) == bool(remedy)
+
+
 def test_columns_are_inputs_or_stand_side_by_side() -> None:
     two = sample_of({"a": [1.0, 2.0], "b": [3.0, 4.0]}, [0.5, 1.5])
     apart = fitting_fields(two, Model(2, ["float32"] * 3), None)

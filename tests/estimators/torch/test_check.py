@@ -35,6 +35,14 @@ def run(net: nn.Module, loss: Any = None, metrics: Any = (), count: int = 4) -> 
     )
 
 
+def test_a_first_layer_of_another_width_is_named() -> None:
+    words = r"the features 'x' have 3 values a row, and the model's first layer, 0, takes 2\. Change its in_features"
+    with pytest.raises(DataError, match=words):
+        run(nn.Sequential(nn.Linear(2, 1)))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        run(nn.Sequential(nn.Linear(3, 2), nn.Linear(4, 1)))
+
+
 class Takes(nn.Module):
     def forward(self, first: Any, second: Any, third: Any = None) -> Any: ...
 

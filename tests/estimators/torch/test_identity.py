@@ -28,12 +28,21 @@ def test_the_same_parameters_are_the_same_training() -> None:
 
 def test_differences_are_named() -> None:
     for other, line in (
-        (identity(lr=0.2), "optimizer: lr=0.1 there, lr=0.2 here"),
-        (identity(loss=nn.L1Loss()), "loss: 1.0 MSELoss(reduction='mean') there, 1.0 L1Loss(reduction='mean') here"),
-        (identity(nn.Linear(3, 2)), "model's numbers: weight float32[1, 3] there, weight float32[2, 3] here"),
-        (identity(nn.Bilinear(1, 1, 1)), "model: the model of class Linear there, the model of class Bilinear here"),
+        (identity(lr=0.2), "optimizer: lr=0.1 -> lr=0.2"),
+        (
+            identity(loss=nn.L1Loss()),
+            "loss: 1.0 MSELoss(reduction='mean') -> 1.0 L1Loss(reduction='mean')",
+        ),
+        (
+            identity(nn.Linear(3, 2)),
+            "model's numbers: weight float32[1, 3] -> weight float32[2, 3]",
+        ),
+        (
+            identity(nn.Bilinear(1, 1, 1)),
+            "model: the model of class Linear -> the model of class Bilinear",
+        ),
     ):
-        assert line in differences(identity(), other)
+        assert f"{line.replace(' -> ', ' in the checkpoint, ')} now" in differences(identity(), other)
 
 
 def test_losses_are_known_by_their_settings() -> None:

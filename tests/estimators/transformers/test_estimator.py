@@ -159,7 +159,9 @@ def test_a_run_resumes_from_its_checkpoint(classifier_folder: str, reviews: Data
     resumed = fitted(epochs=2, store=str(tmp_path), run_id="reviews")
     for name, value in whole.items():
         torch.testing.assert_close(resumed[name], value, rtol=0, atol=0)
-    with pytest.raises(WorkerFailedError, match=r"of another training .*weight_decay=0.0 there, weight_decay=0.1 here"):
+    with pytest.raises(
+        WorkerFailedError, match=r"from another training: .*weight_decay=0.0 in the checkpoint, weight_decay=0.1 now"
+    ):
         fitted(epochs=3, store=str(tmp_path), run_id="reviews", weight_decay=0.1)
 
 
