@@ -52,7 +52,10 @@ Status Membership::CheckDepartures(int64_t number) {
     if (member.presence != Presence::kLeft || member.goodbye.executed >= number) continue;
     first_leaver_ = member.goodbye.first_leaver;
     return Status(SE_SHUT_DOWN,
-                  NameOf(first_leaver_) + " has left the job: it shut down, or its function returned or raised");
+                  NameOf(first_leaver_) +
+                      " has left the job: it shut down, or its function returned or raised. If it ended without an "
+                      "error, the ranks made different numbers of collectives, for example because they have different "
+                      "numbers of batches: give all ranks the same number, or call hvd.join()");
   }
   return Status::Ok();
 }

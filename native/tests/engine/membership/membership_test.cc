@@ -61,6 +61,7 @@ void DeparturesConcernWhatComesAfterThem() {
   const Status status = membership.CheckDepartures(6);
   CHECK_EQ(status.code(), SE_SHUT_DOWN);
   CHECK_CONTAINS(status.message(), "rank 11 on host (pid 5) has left the job");
+  CHECK_CONTAINS(status.message(), "give all ranks the same number, or call hvd.join()");
   CHECK_EQ(membership.OwnGoodbye(5).first_leaver, 1);
   CHECK_EQ(membership.OwnGoodbye(5).executed, 5);
   membership.RankLeft(2, Goodbye{9, 2}, kStart);  // a second goodbye counts
