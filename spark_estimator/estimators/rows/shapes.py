@@ -257,7 +257,7 @@ def shown(fields: Fields) -> str:
 def _remedy(error: Exception, fields: Fields) -> str:
     """A sentence on what to change, for those errors of a framework that show it; else empty."""
     text = str(error)
-    if "scalar type Long" in text:  # PyTorch's losses of classes; the labels had a fraction, or int64 was tried, too
+    if re.search(r"expected (scalar type|target dtype to be) Long", text):  # PyTorch's losses of classes
         name = fields.labels[0].name
         return (
             f" The loss takes integers as labels: cast the column, df.withColumn({name!r}, df[{name!r}].cast('long'))."

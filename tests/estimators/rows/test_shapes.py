@@ -76,6 +76,10 @@ def test_a_label_with_fractions_is_no_class() -> None:
     [
         ("Could not interpret loss: mean_sqared", ""),
         ("mat1 and mat2 shapes cannot be multiplied", " Set input_shapes or label_shapes to change the shapes."),
+        (
+            "expected target dtype to be Long or Byte, but got Float",
+            " The loss takes integers as labels: cast the column",
+        ),
         ("expected scalar type Long but found Float", " The loss takes integers as labels: cast the column, df.with"),
     ],
 )
