@@ -17,9 +17,8 @@ without it is no checkpoint.
 **Order of events**
 
 1. ``save()`` on every rank. A message of some bytes informs the ranks which of their writers are busy, so that all make
-the same decision. Then the state is copied into memory that the rank shares with its *writer*, a process without
-PyTorch. There
-   is room for two states: one that is written and one that waits.
+   the same decision. Then the state is copied into memory that the rank shares with its *writer*, a process without
+   PyTorch. There is room for two states: one that is written and one that waits.
 2. *All writers are free*: they begin. *One is busy*: the copy waits, and replaces one that has waited before. It is
    written when ``wait()`` or ``close()`` asks for it, or when the rank has died. A later ``save()`` that finds all
    writers free writes its own, newer state instead. ``step()`` leaves such copies out when they have taken more than

@@ -5,8 +5,8 @@ CPU thread waits for that. The caller passes the stream that will read the outpu
 enqueued there from then on runs after them. Until then the handle keeps the tensors:
 
 * A framework's allocator reuses memory in the order of the stream that it was allocated on. The engine works on a
-separate stream, unknown to the allocator; so memory that the engine may still read or write must not return to the
-allocator.
+  separate stream, unknown to the allocator; so memory that the engine may still read or write must not return to the
+  allocator.
 * Once a stream waits, its order protects all tensors that belong to it. Those that belong to another
   stream are the caller's responsibility: PyTorch's ``Tensor.record_stream`` is for that.
 * What has failed on the GPU may still run there: its tensors stay as long as the engine.

@@ -16,7 +16,7 @@ Guarantees
 Order of events
 ---------------
 1. *A rank is lost.* Its engine's peers notice the end of its connections, or 6 s without a heartbeat, and the
-collectives that they wait for raise `HorovodInternalError`. (`run_fn`) Each survivor restores its last commit.
+   collectives that they wait for raise `HorovodInternalError`. (`run_fn`) Each survivor restores its last commit.
 2. (`rejoin`) It leaves the round (``shutdown``), opens new sockets to listen at, and sends `READY` to its launcher,
    with the ranks that were silent. Then it waits; no other process has to be alive for that.
 3. (`rounds.RoundPlanner`, at the launcher) When every process of the round is ready or has ended, the next one begins.

@@ -2,14 +2,13 @@
 
 In a barrier stage all supervisors run at the same time. Spark's own exchange, ``BarrierTaskContext.allGather``, asks
 once a second whether all have answered. Over the driver channel the same takes some milliseconds. The driver decides
-for all, and
-once:
+for all, and once:
 
 1. All facts have arrived: each supervisor gets all of them.
 2. Some are still missing `PATIENCE` after the first arrived: the driver sends those that have registered to Spark's
-exchange, and all that register later. A supervisor that cannot reach the driver in time uses Spark's exchange unasked,
-waits there for the others, and reports it if it reaches the driver later. So either all use the driver's answer, or all
-use Spark's.
+   exchange, and all that register later. A supervisor that cannot reach the driver in time uses Spark's exchange
+   unasked, waits there for the others, and reports it if it reaches the driver later. So either all use the driver's
+   answer, or all use Spark's.
 
 In another stage the supervisors start as Spark finds slots for them, the last one perhaps much later than the first,
 and there is no other exchange (`DriverRegistration`).
