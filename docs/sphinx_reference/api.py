@@ -31,6 +31,7 @@ MODULES = (
     "spark_estimator.torch.sync_batch_norm",
     "spark_estimator.torch.elastic",
     "spark_estimator.torch.process_group",
+    "spark_estimator.estimators.torch.callbacks",
     "spark_estimator.tensorflow",
     "spark_estimator.tensorflow.mpi_ops",
     "spark_estimator.tensorflow.compression",

@@ -207,7 +207,8 @@ def run_elastic(
         verbose: 0: only the ranks' lines; 1: also lost ranks and new rounds; 2: also the host of each process.
         nics: no effect, with a warning.
         min_np, max_np: deprecated names of min_num_proc, max_num_proc.
-        The others are as in `run`; a line shows the present rank of its process, -1 before it has one.
+
+    The other arguments are as in `run`; a line shows the present rank of its process, -1 before it has one.
 
     Returns:
         What `fn` returned on the ranks that are left, in the order of their last ranks; at most 64 MiB each when

@@ -15,7 +15,8 @@ class DBFSLocalStore(FilesystemStore):
 
     Args:
         prefix_path: ``dbfs:/path``, ``/dbfs/path``, ``file:///dbfs/path`` or ``file:/dbfs/path``.
-        The others are as in `FilesystemStore`.
+
+    The other arguments are as in `FilesystemStore`.
 
     Raises:
         ValueError: the path is of another form.

@@ -32,7 +32,8 @@ class HDFSStore(FilesystemStore):
         user, kerb_ticket, extra_conf: of pyarrow's HadoopFileSystem.
         driver: libhdfs is the only one.
         temp_dir: without effect, except for a warning.
-        The others are as in `FilesystemStore`; their paths may have each of the forms above.
+
+    The other arguments are as in `FilesystemStore`; their paths may have each of the forms above.
 
     Raises:
         ValueError: the path has another form, or an argument cannot be used with this file system.

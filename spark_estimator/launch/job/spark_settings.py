@@ -29,7 +29,7 @@ SETTINGS = {
         "the value of spark.task.resource.gpu.amount; without it, 1 where spark.executor.resource.gpu.amount is set, "
         "else 0",
         "the number of GPUs of each rank, or a fraction of one GPU that ranks share; 0: ranks see no GPU. Ignored in "
-        "local mode. On Spark 3.5 a value that differs from spark.task.resource.gpu.amount is refused.",
+        "local mode. On Spark 3 a value that differs from spark.task.resource.gpu.amount is refused.",
     ),
     BARRIER: SparkSetting(
         "false where spark.dynamicAllocation.enabled is true, else true",
