@@ -82,6 +82,11 @@ class TrainSpec:
         return self.repeatable and self.source is None
 
     @property
+    def has_stored_rows(self) -> bool:
+        """Whether the rank has the rows of an epoch and can read them again; no function or data module makes them."""
+        return self.kept is None and self.module is None
+
+    @property
     def checkpoint_path(self) -> str | None:
         """The file of the last checkpoint; None without."""
         return None if self.store is None else self.store.get_checkpoint_path(self.run_id)

@@ -71,7 +71,7 @@ def _trained(spec: TrainSpec, saver: Saver) -> TrainResult | None:
         callbacks.on_epoch_begin(epoch)
         steps, cursor = 0 if cursor is None else cursor.steps, None
         entry: dict[str, Any] = {"epoch": epoch, "train": loop.train(rows, epoch, steps, callbacks, save_within)}
-        check_loss(entry["train"].get("loss", 0.0), epoch, rows, spec.fields)
+        check_loss(entry["train"].get("loss", 0.0), epoch, rows if spec.has_stored_rows else None, spec.fields)
         if held is not None:
             entry["validation"] = loop.evaluate(held, callbacks)
         callbacks.on_epoch_end(epoch, entry)

@@ -283,7 +283,7 @@ class _Training:
             self.step()
             self._stepping.pending = 0
         result = sums.averages()
-        check_loss(result["loss"], epoch, rows, spec.fields)
+        check_loss(result["loss"], epoch, rows if spec.has_stored_rows else None, spec.fields)
         return result
 
     def evaluate(self, rows: EpochRows) -> dict[str, Any]:
