@@ -52,9 +52,9 @@ def test_a_run_goes_on_within_an_epoch_and_another_s_is_refused_in_words(ranks: 
         for text, words in zip(
             refused,
             (
-                "learning_rate=0.009999999776482582 there, learning_rate=0.10000000149011612 here",
-                "loss: mse there, mae here",
-                "parameters: batch_size=4 there, batch_size=5 here",
+                "learning_rate=0.009999999776482582 in the checkpoint, learning_rate=0.10000000149011612 now",
+                "loss: mse in the checkpoint, mae now",
+                "parameters: batch_size=4 in the checkpoint, batch_size=5 now",
                 "model: a layer of class ",
             ),
             strict=True,

@@ -358,7 +358,7 @@ def test_a_run_goes_on_to_the_very_same_bits(results: list[dict[str, Any]]) -> N
         assert result["resumed"] and result["had its epochs"]
     assert results[0]["rate"] < 2 * 0.05, "its schedule, which looks at what was logged, has moved"
     assert any("EarlyStopping" in key for key in results[0]["callbacks"])
-    assert "model's hyperparameters: lr=0.05 there, lr=0.1 here" in results[0]["refused"]
+    assert "model's hyperparameters: lr=0.05 in the checkpoint, lr=0.1 now" in results[0]["refused"]
 
 
 def test_who_ends_early_ends_it_for_all(results: list[dict[str, Any]]) -> None:

@@ -243,7 +243,7 @@ def test_ranks_killed_in_each_phase_change_nothing(
         (
             {"lr_scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(linear().parameters(), 0.1), 1)},
             ValueError,
-            "lr_scheduler is a scheduler of the optimizer that is given",
+            "lr_scheduler must be a scheduler of this estimator's optimizer",
         ),
     ],
 )

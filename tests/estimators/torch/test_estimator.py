@@ -272,7 +272,10 @@ def test_doubles_that_are_classes_and_several_outputs(spark: SparkSession, estim
             r"padding refers to column 'x0' \(float\), which isn't an arr",
         ),
         ({"feature_cols": ["endless"]}, r"the loss of the first 100 rows is (inf|nan): column 'endless' contains inf"),
-        ({"feature_cols": ["x0", "x1"]}, r"don't fit the columns.*RuntimeError.*float32\[-1, 2\]"),
+        (
+            {"feature_cols": ["x0", "x1"]},
+            "'x0', 'x1' have 2 values a row, and the model's first layer takes 3",
+        ),
         ({"feature_cols": ["features"], "input_shapes": [[-1, 4]]}, "has 3 values per row, not 4"),
         ({"loss": nn.CrossEntropyLoss()}, "CrossEntropyLoss compares several outputs, one for each class.*'y' has one"),
         (

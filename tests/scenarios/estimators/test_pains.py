@@ -243,7 +243,7 @@ def test_columns_and_parameters_that_do_not_fit_are_refused_in_one_sentence(
         (line, {"loss": weighted, "sample_weight_col": "w"}, "divides by its classes' weights and sample_weight_col"),
         (line, {"loss_constructors": [nn.MSELoss]}, "loss and loss_constructors can't be combined"),
         (line, {"train_minibatch_fn": print, "mixed_precision": "bf16"}, "train_minibatch_fn does the whole step"),
-        (line, {"lr_scheduler": 1}, "lr_scheduler is a scheduler of the optimizer"),
+        (line, {"lr_scheduler": 1}, "lr_scheduler must be a scheduler of this estimator's optimizer"),
     ):
         net = changed.get("model") or linear()
         parameters = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), 0.1), **changed}

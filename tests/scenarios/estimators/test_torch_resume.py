@@ -138,11 +138,11 @@ def test_a_run_goes_on_within_an_epoch_and_another_s_is_refused_in_words(tmp_pat
         for text, words in zip(
             refused,
             (
-                "model: 2 of class ReLU there, 2 of class Tanh here",
-                "optimizer: Adam of [6] parameters there, SGD of [6] parameters here",
-                "optimizer: initial_lr=0.01 there, initial_lr=0.1 here. ",
-                "loss: 1.0 Interrupting(reduction='mean') there, 1.0 HuberLoss(delta=0.5, reduction='mean') here",
-                "parameters: batch_size=8 there, batch_size=16 here",
+                "model: 2 of class ReLU in the checkpoint, 2 of class Tanh now",
+                "optimizer: Adam of [6] parameters in the checkpoint, SGD of [6] parameters now",
+                "optimizer: initial_lr=0.01 in the checkpoint, initial_lr=0.1 now. ",
+                "loss: 1.0 Interrupting(reduction='mean') in the checkpoint, 1.0 HuberLoss(delta=0.5, ",
+                "parameters: batch_size=8 in the checkpoint, batch_size=16 now",
                 "rows: checksums [",
                 "checkpoint is not a checkpoint that this training can resume from",
                 "cannot be read on rank 0 (host ",

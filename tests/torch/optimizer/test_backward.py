@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -375,8 +376,8 @@ def test_a_training_inside_backward(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
-def test_an_exchange_that_is_interrupted() -> None:
-    def train(rank: int) -> None:
+def test_an_exchange_that_is_interrupted(tmp_path: Path) -> None:
+    def train(rank: int, interrupted: str) -> None:
         hvd.init()
         model = model_of()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
@@ -391,10 +392,12 @@ def test_an_exchange_that_is_interrupted() -> None:
             threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
             with pytest.raises(KeyboardInterrupt):
                 step()
+            Path(interrupted).touch()
             with pytest.raises(HorovodInternalError, match=r"interrupted on rank 0 by a KeyboardInterrupt.*broadcast"):
                 step()
         else:
-            time.sleep(3)
+            while not Path(interrupted).exists():  # rank 0 waits for this rank's part until then
+                time.sleep(0.01)
             with pytest.raises(HorovodInternalError, match=r"rank 0 .*has left the job"):
                 step()
         hvd.shutdown()
@@ -403,7 +406,7 @@ def test_an_exchange_that_is_interrupted() -> None:
         step()
         assert_same_on_all_ranks(model)
 
-    run_ranks(2, train)
+    run_ranks(2, train, args=(str(tmp_path / "interrupted"),))
 
 
 def test_optimizers_that_ranks_reach_in_different_orders(two_ranks: RankPool) -> None:
