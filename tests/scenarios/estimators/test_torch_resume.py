@@ -150,6 +150,7 @@ def test_a_run_goes_on_within_an_epoch_and_another_s_is_refused_in_words(tmp_pat
             strict=True,
         ):
             assert words in text, text
-        assert "run_id='run': the store has a checkpoint of that name" in refused[0]
+        assert refused[0].startswith("run_id='run': the checkpoint ") and "is from another training: " in refused[0]
+        assert "Use another run_id" in refused[0]
         assert "IsADirectoryError" in refused[-1]
     assert {path.name for path in (tmp_path / "store" / "runs" / "run").iterdir()} == {"attempt.json", "checkpoint"}
