@@ -1,8 +1,8 @@
 """Locks by which the ranks on a host notice that two processes have the same rank of the same job.
 
 A process locks the byte of its rank in one file of the user's folder, from ``init()`` until it ends. The kernel
-releases the lock, so a process that was killed leaves none behind. Ranks in containers with folders of their own do not
-see each other's locks.
+releases the lock, so a process that was killed leaves none behind. Ranks in containers that do not share the folder
+do not see each other's locks.
 """
 
 from __future__ import annotations

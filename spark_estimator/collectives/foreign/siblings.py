@@ -20,8 +20,19 @@ from spark_estimator.errors import PeerLostError
 _CERTAIN_SECONDS = 2.0
 # How the names of such processes begin. Others, such as a container's, may have one rank among their children only.
 # PyTorch gives its agent's process the name pt_elastic.
-_NAMES = ("mpirun", "mpiexec", "orterun", "orted", "prte", "hydra_", "pmi_proxy", "accelerate", "python")
-_NAMES_OF_AGENTS = ("torchrun", "pt_elastic")
+_NAMES = (
+    "mpirun",
+    "mpiexec",
+    "orterun",
+    "orted",
+    "prte",
+    "hydra_",
+    "pmi_proxy",
+    "accelerate",
+    "python",
+    "torchrun",
+    "pt_elastic",
+)
 # It runs as root, so that the user can't read its environment.
 _SLURM = "slurmstepd"
 
@@ -79,7 +90,7 @@ def _launcher(job: ForeignJob) -> int | None:
         if environ is None:
             return None
         if _rank_in(pid, job) is None:
-            return pid if name.startswith((*_NAMES, *_NAMES_OF_AGENTS)) else None
+            return pid if name.startswith(_NAMES) else None
     return None
 
 

@@ -69,7 +69,7 @@ class Watch:
             raise ForeignLauncherError(
                 f"init(): this process is {self._job.process}, but rank {self._first} (process {process} on this host) "
                 "does not wait for it: its job is complete. Give all processes the same number of processes, and each "
-                f"a rank of its own. {self._advice()}"
+                f"a different rank. {self._advice()}"
             )
 
     def gathering(self, board: NoticeBoard, visitor: Visitor) -> Callable[[], None]:
@@ -104,7 +104,7 @@ class Watch:
         if process:
             raise ForeignLauncherError(
                 f"init(): this process is {self._job.process}, but process {process} on this host has the same "
-                f"number. Give each process a rank of its own. {self._advice()}"
+                f"number. Give each process a different rank. {self._advice()}"
             )
 
     def _holds(self, rank: int, seconds: float) -> int:
