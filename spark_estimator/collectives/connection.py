@@ -115,7 +115,9 @@ def absent_error(
 ) -> PeerLostError:
     """The error for ranks of a group that did not connect in time; `what` describes what this rank saw of them."""
     names = ", ".join(str(rendezvous.peers[rank]) for rank in ranks)
+    them = "this rank" if len(ranks) == 1 else "these ranks"
     return PeerLostError(
-        f"{group} on {rendezvous.own_name}: {names} {what} within {settings.start_timeout_seconds:g} seconds. Check "
-        "whether it failed; if it only starts slowly, raise HOROVOD_START_TIMEOUT."
+        f"{group} on {rendezvous.own_name}: {names} {what} within {settings.start_timeout_seconds:g} seconds. "
+        f"Check the log of {them} for an error, and that no firewall blocks the hosts' connections. For a slow start, "
+        "raise HOROVOD_START_TIMEOUT."
     )

@@ -109,7 +109,7 @@ class EngineStarter:
         """
         waits = pending.description(self._engines(), time.monotonic())
         if asked.rank != 0:  # the coordinator's own answer is printed where it is
-            _log.warning("other ranks are waiting for this rank, rank %d, as just logged. %s", asked.global_rank, waits)
+            _log.warning("other ranks are waiting for rank %d, this rank. %s", asked.global_rank, waits)
         return f"{waits}\n{current_stacks()}"
 
 

@@ -196,8 +196,8 @@ def _check_lengths(lengths: Array, wanted: _Wanted, row: int) -> None:
     if wanted.padding is None:
         raise DataError(
             f"column {wanted.name!r} has {wanted.width} values in the first rows, but {lengths[at]} in row {row + at} "
-            f"of {wanted.source}. All rows need as many: padding=0 (or another number) fills shorter arrays up; or cut "
-            "them."
+            f"of {wanted.source}. All rows need the same number: set padding=0 (or another number) to fill shorter "
+            "arrays up, or cut longer ones."
         )
     raise DataError(
         f"column {wanted.name!r} has {lengths[at]} values in row {row + at} of {wanted.source}, and its tensor has "

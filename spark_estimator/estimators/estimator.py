@@ -362,7 +362,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         store = self._value("store")
         if not isinstance(store, FilesystemStore):
             raise ValueError(
-                f"{what} needs a store whose folders are known here, for example store=Store.create('/path'); it was "
+                f"{what} needs a store whose folders are known here, for example store=Store.create('/path'); got "
                 f"{store!r}."
             )
         return store

@@ -119,7 +119,7 @@ def history_of(name: str, value: Any) -> History:
     if value is None:
         return History()
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, Mapping) for item in value):
-        raise TypeError(f"{name} is a list with an entry for each epoch; it was {value!r}.")
+        raise TypeError(f"{name} must be a list with an entry for each epoch; got {value!r}.")
     return History(dict(item) for item in value)
 
 

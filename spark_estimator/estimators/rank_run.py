@@ -173,7 +173,8 @@ def check_loss(
     lower = "lower the learning rate" + (", which is multiplied with the number of processes." if multiplied else ".")
     if rows is None:
         raise DataError(
-            f"{start}a column contains NaN, infinity or huge numbers, or the learning rate is too high: {lower}"
+            f"the loss of epoch {epoch + 1} was {loss}. Remove NaN, infinity and huge numbers from the columns, or "
+            f"{lower}"
         )
     texts = objects.allgather_object(_not_finite(rows, fields), name="values that are not finite")
     raise DataError(

@@ -153,7 +153,7 @@ class FilesystemStore(RunViews, Store):
 
     def get_run_path(self, run_id: str) -> str:
         if not run_id or run_id in (".", "..") or "/" in run_id:
-            raise ValueError(f"run_id names a folder; it was {run_id!r}.")
+            raise ValueError(f"run_id must name a folder; got {run_id!r}.")
         return posixpath.join(self._runs_path, run_id)
 
     def get_checkpoint_filename(self) -> str:

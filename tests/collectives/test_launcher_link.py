@@ -153,14 +153,15 @@ def test_a_launcher_that_is_gone_is_told(launched: tuple[FrameSocket, LauncherLi
 def test_silent_ranks_are_read_from_the_error(cause: str) -> None:
     frozen = (
         f"allreduce 'x' failed: rank 1 on vm (pid 5903) is lost: it has {cause} for 6.0 s (its process "
-        "is frozen, or its machine or the network to it is gone) (told by rank 2)"
+        "is frozen, or its machine or the network to it is gone). "
+        "SPARK_ESTIMATOR_SILENCE_SECONDS sets this time (reported by rank 2)"
     )
     assert silent_ranks(frozen) == (1,)
     assert silent_ranks("rank 1 on vm (pid 5) is lost: its connection broke") == ()
     absent = (
         "init() on rank 0 (host vm, pid 1, address 127.0.0.1:1): rank 1 (host vm, started as pid 2, address "
         "127.0.0.1:2), rank 3 (host vm, started as pid 4, address 127.0.0.1:3) did not connect within 30 seconds. "
-        "Check whether it failed"
+        "Check the log of these ranks for an error"
     )
     assert silent_ranks(absent) == (1, 3)
 

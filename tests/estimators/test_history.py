@@ -59,7 +59,7 @@ def test_a_history_is_a_list_and_a_frame() -> None:
         *(f"{part}_{n}" for part in ("train", "validation") for n in ("loss", "accuracy", "mae")),
     ]
     assert History().to_pandas().empty
-    with pytest.raises(TypeError, match="history is a list with an entry for each epoch"):
+    with pytest.raises(TypeError, match="history must be a list with an entry for each epoch"):
         model().setHistory("nothing")  # type: ignore[attr-defined]
 
 

@@ -165,7 +165,7 @@ def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path) -> None:
         with pytest.raises(StartTimeoutError, match=r"rank\(\) on any of 2 ranks within 2 seconds") as caught:
             run(rank, num_proc=2, start_timeout=2)
         with pytest.raises(
-            JobTimeoutError, match=r"rank 0 and 1 more had not started\. .* other jobs .* running: stage "
+            JobTimeoutError, match=r"rank 0 and rank 1 had not started\. .* other jobs .* running: stage "
         ):
             run(rank, num_proc=2, timeout=2, max_restarts=1)
     finally:

@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["", "..", "a/b"])
 def test_a_run_is_a_folder(name: str) -> None:
-    with pytest.raises(ValueError, match="run_id names a folder"):
+    with pytest.raises(ValueError, match="run_id must name a folder"):
         FilesystemStore("/p").get_run_path(name)
 
 

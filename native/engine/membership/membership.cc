@@ -44,7 +44,7 @@ Status Membership::RankLost(int rank, const std::string& what) {
 
 Status Membership::Aborted(const Abort& abort, int sender) {
   lost_rank_ = abort.lost_rank;
-  return Status(SE_PEER_LOST, abort.reason + " (told by rank " + std::to_string(global_rank(sender)) + ")");
+  return Status(SE_PEER_LOST, abort.reason + " (reported by rank " + std::to_string(global_rank(sender)) + ")");
 }
 
 Status Membership::CheckDepartures(int64_t number) {
@@ -100,7 +100,8 @@ Status Membership::RankSilent(int rank, Time now) {
   char silence[32];
   std::snprintf(silence, sizeof(silence), "%.1f", heartbeat_ ? heartbeat_->SilentSeconds(rank, now) : 0.0);
   return RankLost(rank, std::string("is lost: it has sent no heartbeat for ") + silence +
-                            " s (its process is frozen, or its machine or the network to it is gone)");
+                            " s (its process is frozen, or its machine or the network to it is gone). "
+                            "SPARK_ESTIMATOR_SILENCE_SECONDS sets this time");
 }
 
 }  // namespace spark_estimator

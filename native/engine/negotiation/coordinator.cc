@@ -215,17 +215,17 @@ std::string Coordinator::Impossible(const Signature& request) const {
   const std::string joined_ranks = [&] {
     std::vector<int> ranks;
     for (const auto& [rank, name] : joined_) ranks.push_back(rank);
-    return RanksText(Global(ranks)) + (ranks.size() == 1 ? " has" : " have") + " joined";
+    return RanksText(Global(ranks)) + (ranks.size() == 1 ? " has" : " have") + " called join()";
   }();
   if (!joined_.empty() && request.op != SE_ALLREDUCE && request.op != SE_BARRIER) {
     return OpName(request.op) + " is not possible once " + joined_ranks +
-           ": those ranks have no tensor. Call join() only when nothing but allreduces and barriers follows on any "
-           "rank";
+           ": a rank has no tensor after join(). Call join() only when nothing but allreduces and barriers follows on "
+           "any rank";
   }
   if (!joined_.empty() && request.op == SE_ALLREDUCE && request.reduce_op != SE_SUM &&
       request.reduce_op != SE_AVERAGE) {
     return "an allreduce by " + ReduceOpName(request.reduce_op) + " is not possible once " + joined_ranks +
-           ": they take part with zeros, which only Sum and Average leave alone";
+           ": a rank contributes zeros after join(), which only Sum and Average allow";
   }
   return "";
 }

@@ -237,7 +237,7 @@ void NegotiationDriver::TendQuestions() {
   if (!leads() || !stalls_->has_open_questions()) return;
   for (const int rank : stalls_->TakeOverdue(Clock::now())) {
     std::fprintf(stderr,
-                 "[spark_estimator] %s did not report its stack within %.0f s: its Python interpreter is not running "
+                 "[spark_estimator] %s did not report its stack within %.0f s: its Python code is blocked "
                  "(native code may hold the GIL)\n",
                  parts_.membership->NameOf(rank).c_str(), StallReporter::kAnswerTime.count());
   }

@@ -88,7 +88,7 @@ std::string WhyImpossible(const Signature& signature, int size) {
     return "root rank " + std::to_string(signature.root_rank) + " is outside 0.." + std::to_string(size - 1);
   }
   if (signature.op == SE_REDUCESCATTER && signature.reduce_op != SE_SUM && signature.reduce_op != SE_AVERAGE) {
-    return "reducescatter knows Average and Sum, not " + ReduceOpName(signature.reduce_op);
+    return "reducescatter supports Average and Sum, not " + ReduceOpName(signature.reduce_op);
   }
   if (signature.op == SE_ALLREDUCE && signature.reduce_op == SE_ADASUM &&
       !std::has_single_bit(static_cast<unsigned>(size))) {

@@ -77,11 +77,11 @@ def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[
     if schema_fields is None:
         return list(columns)
     if isinstance(schema_fields, str) or not isinstance(schema_fields, Iterable):
-        raise ValueError(f"schema_fields is a list of names, patterns or fields; it was {schema_fields!r}.")
+        raise ValueError(f"schema_fields must be a list of names, patterns or fields; got {schema_fields!r}.")
     wanted: set[str] = set()
     for field in schema_fields:
         if not isinstance(field, (str, UnischemaField)) and not hasattr(field, "name"):
-            raise ValueError(f"schema_fields is a list of names, patterns or fields; it has {field!r}.")
+            raise ValueError(f"schema_fields must be a list of names, patterns or fields; it has {field!r}.")
         name = field if isinstance(field, str) else str(field.name)
         matching = _matching(name, columns) if isinstance(field, str) else [name] if name in columns else []
         if not matching:

@@ -64,7 +64,7 @@ class BatchSource(Protocol):
 def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool) -> BatchSource:
     """A plan's rows in batches; see `Reader.batches`."""
     if batch_size < 1:
-        raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
     plain = are_plain(plan)
     if not plan.files.rows or not (plain or (numbers and plan.transform is None)):
         return RowGroupBatches(plan, batch_size, capacity)

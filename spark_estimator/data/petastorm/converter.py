@@ -54,9 +54,9 @@ def make_spark_converter(
         ValueError: another `dtype`.
     """
     if dtype not in _PRECISIONS:
-        raise ValueError(f"dtype is 'float32', 'float64' or None; it was {dtype!r}.")
+        raise ValueError(f"dtype must be 'float32', 'float64' or None; got {dtype!r}.")
     if compression_codec is not None and compression_codec.lower() not in _COMPRESSIONS:
-        raise ValueError(f"compression_codec is one of {', '.join(_COMPRESSIONS)}; it was {compression_codec!r}.")
+        raise ValueError(f"compression_codec must be one of {', '.join(_COMPRESSIONS)}; got {compression_codec!r}.")
     ignored = {
         "parquet_row_group_size_bytes": parquet_row_group_size_bytes,
         "compression_codec": compression_codec,
@@ -143,7 +143,7 @@ class SparkDatasetConverter:
             TypeError, ValueError: as in `make_batch_reader`.
         """
         if reader not in ("native", "petastorm"):
-            raise ValueError(f"reader is 'native' or 'petastorm'; it was {reader!r}.")
+            raise ValueError(f"reader must be 'native' or 'petastorm'; got {reader!r}.")
         arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
         if reader == "petastorm":
             return self._petastorm_s(batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
@@ -179,7 +179,7 @@ class SparkDatasetConverter:
         """
         size = 32 if batch_size is None else batch_size
         if size < 1:
-            raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
+            raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
         arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
         made = self._reader("make_tf_dataset", arguments)
         # TensorFlow takes seconds to load: wrong arguments are refused before.

@@ -64,7 +64,7 @@ class CompressedImageCodec(DataframeColumnCodec):
 
     def __init__(self, image_codec: str = "png", quality: int = 80) -> None:
         if image_codec not in ("png", "jpeg", "jpg"):
-            raise ValueError(f"image_codec is 'png' or 'jpeg'; it was {image_codec!r}.")
+            raise ValueError(f"image_codec must be 'png' or 'jpeg'; got {image_codec!r}.")
         self.image_codec = image_codec
         self.quality = quality
 

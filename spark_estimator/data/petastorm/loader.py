@@ -58,9 +58,9 @@ class _Loader:
 
     def __init__(self, reader: Reader, batch_size: int, shuffling_queue_capacity: int) -> None:
         if batch_size < 1:
-            raise ValueError(f"batch_size is at least 1; it was {batch_size}.")
+            raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
         if not isinstance(reader, Reader):
-            raise TypeError(f"a loader takes a reader of make_reader or make_batch_reader; it was {reader!r}.")
+            raise TypeError(f"a loader takes a reader of make_reader or make_batch_reader; got {reader!r}.")
         self.reader = reader
         self.batch_size = batch_size
         self.shuffling_queue_capacity = shuffling_queue_capacity
@@ -178,7 +178,7 @@ class InMemBatchedDataLoader:
     ) -> None:
         for name, value in {"batch_size": batch_size, "num_epochs": num_epochs, "rows_capacity": rows_capacity}.items():
             if value < 1:
-                raise ValueError(f"{name} is at least 1; it was {value}.")
+                raise ValueError(f"{name} must be at least 1; got {value}.")
         self._batch_size = batch_size
         self._num_epochs = num_epochs
         self._seed = seed

@@ -95,7 +95,7 @@ class in_lambda(PredicateBase):
         self, predicate_fields: list[str], predicate_func: Callable[..., Any], state_arg: Any | None = None
     ) -> None:
         if not isinstance(predicate_fields, list):
-            raise ValueError(f"predicate_fields is a list of names; it was {predicate_fields!r}.")
+            raise ValueError(f"predicate_fields must be a list of names; got {predicate_fields!r}.")
         self._fields = predicate_fields
         self._function = predicate_func
         self._state = () if state_arg is None else (state_arg,)

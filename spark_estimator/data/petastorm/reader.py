@@ -404,12 +404,12 @@ def reader_of(
     if shard_count is not None and cur_shard is not None and not 0 <= cur_shard < shard_count:
         raise ValueError(f"cur_shard={cur_shard}: shards are numbered from 0, and shard_count is {shard_count}.")
     if num_epochs is not None and num_epochs < 1:
-        raise ValueError(f"num_epochs is at least 1, or None for no end; it was {num_epochs}.")
+        raise ValueError(f"num_epochs must be at least 1, or None for no end; got {num_epochs}.")
     if shuffle_row_drop_partitions < 1:
-        raise ValueError(f"shuffle_row_drop_partitions is at least 1; it was {shuffle_row_drop_partitions}.")
+        raise ValueError(f"shuffle_row_drop_partitions must be at least 1; got {shuffle_row_drop_partitions}.")
     if transform_spec is not None and not hasattr(transform_spec, "edit_fields"):
         raise ValueError(
-            f"transform_spec is an object of petastorm.transform.TransformSpec; it was {transform_spec!r}."
+            f"transform_spec must be an object of petastorm.transform.TransformSpec; got {transform_spec!r}."
         )
     threads = threads_of(reader_pool_type, workers_count)
     if precision is not None:

@@ -41,7 +41,7 @@ def selected(
         files = _narrowed(files, *_filter(files, filters))
     if predicate is not None:
         if not isinstance(predicate, PredicateBase):
-            raise ValueError(f"predicate is an object of petastorm.predicates.PredicateBase; it was {predicate!r}.")
+            raise ValueError(f"predicate must be an object of petastorm.predicates.PredicateBase; got {predicate!r}.")
         names = sorted(predicate.get_fields())
         if not names:
             raise ValueError("the predicate's get_fields() names no column.")
@@ -96,13 +96,13 @@ def _filter(files: DatasetFiles, filters: Sequence[Any]) -> tuple[list[str], Cal
         parts = [[(name, sign, value) for name, sign, value in group] for group in groups]
     except (TypeError, ValueError, LookupError) as error:
         raise ValueError(
-            f"filters is a list of (column, operator, value), or a list of such lists; it was {filters!r}."
+            f"filters must be a list of (column, operator, value), or a list of such lists; got {filters!r}."
         ) from error
     typed = [[(name, sign, _like_partition(files, name, value)) for name, sign, value in group] for group in parts]
     try:
         expression = pyarrow.parquet.filters_to_expression(typed)
     except (TypeError, ValueError, pyarrow.ArrowInvalid) as error:
-        raise ValueError(f"filters: {error}; it was {filters!r}.") from error
+        raise ValueError(f"filters: {error}; got {filters!r}.") from error
 
     def mask(table: pyarrow.Table) -> Array:
         numbered = table.append_column(_ROW, pyarrow.array(numpy.arange(table.num_rows)))

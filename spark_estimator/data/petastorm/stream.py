@@ -101,9 +101,9 @@ def threads_of(pool: str, workers_count: int | None) -> int:
         ValueError: the pool is none of petastorm's, or there is less than one worker.
     """
     if pool not in ("thread", "process", "dummy"):
-        raise ValueError(f"reader_pool_type is 'thread', 'process' or 'dummy'; it was {pool!r}.")
+        raise ValueError(f"reader_pool_type must be 'thread', 'process' or 'dummy'; got {pool!r}.")
     if workers_count is not None and workers_count < 1:
-        raise ValueError(f"workers_count is at least 1; it was {workers_count}.")
+        raise ValueError(f"workers_count must be at least 1; got {workers_count}.")
     return 0 if pool == "dummy" else min(workers_count or 10, os.cpu_count() or 1)
 
 

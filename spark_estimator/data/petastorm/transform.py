@@ -53,7 +53,7 @@ class TransformSpec:
         if removed_fields is not None and selected_fields is not None:
             raise ValueError("TransformSpec takes removed_fields or selected_fields, not both.")
         if func is not None and not callable(func):
-            raise ValueError(f"TransformSpec's func is a function; it was {func!r}.")
+            raise ValueError(f"TransformSpec's func must be a function; got {func!r}.")
         self.func = func
         self.edit_fields = list(edit_fields or [])
         self.removed_fields = list(removed_fields or [])

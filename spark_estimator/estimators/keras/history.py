@@ -33,7 +33,7 @@ def history_of(name: str, value: Any) -> KerasHistory:
     if isinstance(value, Mapping):
         return KerasHistory({str(key): list(values) for key, values in value.items()})
     if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
-        raise TypeError(f"{name} is a dict from each metric's name to its values; it was {value!r}.")
+        raise TypeError(f"{name} must be a dict from each metric's name to its values; got {value!r}.")
     flat = [flattened(entry) for entry in value]
     names = dict.fromkeys(key for entry in flat for key in entry)
     return KerasHistory({key: [entry.get(key) for entry in flat] for key in names})

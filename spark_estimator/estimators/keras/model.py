@@ -31,7 +31,7 @@ class KerasModel(KerasModelKeywords, model.TableModel):
     def setModel(self, value: Any) -> KerasModel:
         """Takes another model with the same inputs and outputs. Returns self."""
         if not isinstance(value, keras_of(value).Model):
-            raise TypeError(f"model is a model of Keras 3 or Keras 2 (keras.Model); it was {value!r}.")
+            raise TypeError(f"model must be a model of Keras 3 or Keras 2 (keras.Model); got {value!r}.")
         return self._set(model=value)
 
     def getCustomObjects(self) -> dict[str, Any]:  # Horovod's name

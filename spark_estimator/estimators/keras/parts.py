@@ -31,7 +31,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
     """
     model = value("model")
     if not isinstance(model, keras_of(model).Model):
-        raise TypeError(f"model is a model of Keras 3 or Keras 2 (keras.Model); it was {described(model)}.")
+        raise TypeError(f"model must be a model of Keras 3 or Keras 2 (keras.Model); got {described(model)}.")
     labels = labels_of(value)
     shapes = value("label_shapes")
     callbacks = value("callbacks")
@@ -43,7 +43,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
         isinstance(checkpoint_callback, keras.callbacks.ModelCheckpoint) for keras in imported()
     ):
         raise TypeError(
-            f"checkpoint_callback is a keras.callbacks.ModelCheckpoint; it was {described(checkpoint_callback)}."
+            f"checkpoint_callback must be a keras.callbacks.ModelCheckpoint; got {described(checkpoint_callback)}."
         )
     recipe = _recipe(model, value, len(labels))
     losses = recipe.loss if isinstance(recipe.loss, (list, tuple)) else [recipe.loss]

@@ -94,7 +94,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     model = value("model")
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"model is a LightningModule, or a torch.nn.Module with optimizer and loss; it was {described(model)}."
+            f"model must be a LightningModule, or a torch.nn.Module with optimizer and loss; got {described(model)}."
         )
     for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
         if value(name) is not None:
@@ -125,13 +125,13 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
         kind = kind if isinstance(kind, type) else type(kind)
         if not issubclass(kind, package.LightningDataModule):
             raise TypeError(
-                f"data_module is a LightningDataModule of {flavour}, or its class; it was {described(data_module)}."
+                f"data_module must be a LightningDataModule of {flavour}, or its class; got {described(data_module)}."
             )
     if (value("num_gpus") or 0) > 1:
         raise ValueError(f"num_gpus={value('num_gpus')}: each process has one GPU; ask for more of them by num_proc.")
     arguments = value("trainer_args") or {}
     if not isinstance(arguments, Mapping):
-        raise TypeError(f"trainer_args is a dict of arguments of the Trainer; it was {described(arguments)}.")
+        raise TypeError(f"trainer_args must be a dict of arguments of the Trainer; got {described(arguments)}.")
     arguments = dict(arguments)
     _check_trainer_args(arguments, package.Trainer, flavour, value("callbacks"))
     return (
@@ -225,4 +225,6 @@ def _check_trainer_args(arguments: dict[str, Any], trainer: Any, flavour: str, c
         if not isinstance(callback, package.Callback):
             raise TypeError(f"trainer_args['callbacks'] are Callbacks of {flavour}; one was {described(callback)}.")
     if arguments.get("accelerator") in ("tpu", "mps"):
-        raise ValueError(f"trainer_args['accelerator'] is 'cpu', 'gpu' or 'auto'; it was {arguments['accelerator']!r}.")
+        raise ValueError(
+            f"trainer_args['accelerator'] must be 'cpu', 'gpu' or 'auto'; got {arguments['accelerator']!r}."
+        )

@@ -40,7 +40,7 @@ class TorchModel(TorchModelKeywords, model.TableModel):
     def setModel(self, value: nn.Module) -> TorchModel:
         """Takes another module with the same inputs and outputs. Returns self."""
         if not isinstance(value, nn.Module):
-            raise TypeError(f"model is a torch.nn.Module; it was {value!r}.")
+            raise TypeError(f"model must be a torch.nn.Module; got {value!r}.")
         return self._set(model=value.eval())
 
     def module(self) -> nn.Module:

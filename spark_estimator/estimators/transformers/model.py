@@ -40,7 +40,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
     def setModel(self, value: Any) -> TransformersModel:
         """Takes another model of the same task. Returns self."""
         if not hasattr(value, "config"):
-            raise TypeError(f"model is a model of transformers or peft; it was {value!r:.200}.")
+            raise TypeError(f"model must be a model of transformers or peft; got {value!r:.200}.")
         return self._set(model=value.eval())
 
     def predict(self, features: Any) -> list[Any]:

@@ -135,7 +135,7 @@ def cooldown_of(seconds: Sequence[float] | None) -> Cooldown | None:
     try:
         first, most = (timedelta(seconds=float(number)) for number in seconds)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"a cool-down range is two numbers of seconds, MIN and MAX; got {seconds!r}.") from None
+        raise ValueError(f"a cool-down range must be two numbers of seconds, MIN and MAX; got {seconds!r}.") from None
     return Cooldown(first, most)
 
 
@@ -174,8 +174,8 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-H", "--hosts", help="host:slots,host:slots; ranks fill them in this order (default: this host)")
     add("-hostfile", "--hostfile", metavar="FILE", help="file with lines: host slots=n")
-    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="of sshd on other hosts")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for other hosts")
+    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="port of sshd on the other hosts")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="private key for the other hosts")
     add(
         *("--network-interfaces", "--network-interface"),
         metavar="NAMES",
@@ -223,14 +223,14 @@ def _add_elastic(group: argparse._ArgumentGroup) -> None:
         type=_positive,
         nargs=2,
         metavar=("MIN", "MAX"),
-        help="reuse a failed host after MIN seconds, doubled each time up to MAX (never)",
+        help="reuse a failed host after MIN seconds, doubled each time up to MAX (default: never)",
     )
 
 
 def _add_settings(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--fusion-threshold-mb", type=_not_negative, metavar="MB", help="fuse small allreduces up to this size")
-    add("--cache-capacity", type=_not_negative, metavar="NAMES", help="number of cached negotiations")
+    add("--cache-capacity", type=_not_negative, metavar="NAMES", help="names of collectives whose agreement is cached")
     add("--thread-affinity", metavar="CORES", help="CPU of each local rank's engine thread: 0,2,4")
     add("--gloo-timeout-seconds", type=_positive, metavar="SECONDS", help="same as --start-timeout, which overrides it")
     add(

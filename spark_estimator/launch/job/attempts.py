@@ -126,13 +126,14 @@ class Attempt:
         if self.until is None or self.timeout is None or time.monotonic() < self.until:
             return
         missing = sorted(set(range(size)) - set(begun))
-        which = f"rank {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "") if missing else ""
+        others = f"{len(missing) - 1} other ranks" if missing[2:] else f"rank {missing[-1]}" if missing else ""
+        which = f"rank {missing[0]} and {others}" if missing[1:] else others
         at = f"{which} had not started" if missing else "all were running"
         why = f" {sentence}" if missing and (sentence := hindrance()) else ""
         attempt = f", in attempt {self.number}" if self.number > 1 else ""
         raise JobTimeoutError(
             f"{function} on {size} ranks did not end within {self.timeout.total_seconds():g} seconds "
-            f"(timeout){attempt}: {at}. All ranks were stopped.{why}"
+            f"(timeout){attempt}: {at}. All ranks were stopped.{why} If the job needs longer, raise timeout."
         )
 
 

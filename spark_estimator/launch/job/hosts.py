@@ -104,7 +104,10 @@ def assign_hosts(hosts: Sequence[Host], size: int, source: str) -> list[Share]:
     """
     slots = sum(host.slots for host in hosts)
     if slots < size:
-        raise ValueError(f"{source} offers {slots} slots, but {size} ranks were requested.")
+        raise ValueError(
+            f"{source} offers {slots} slots, but {size} ranks were requested. Add hosts or slots, or request at most "
+            f"{slots} ranks."
+        )
     shares, first = [], 0
     for host in hosts:
         end = min(first + host.slots, size)

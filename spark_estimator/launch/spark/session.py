@@ -113,7 +113,7 @@ def _new_session(size: int) -> SparkSession:
             raise NotEnoughSlotsError(
                 f"{size} ranks were requested and there is no Spark session. A new one would run on this machine, "
                 f"whose {cores} cores are enough for at most {most} ranks. Connect to a cluster first "
-                f'(SparkSession.builder.master("...").getOrCreate()), or use {cores} ranks.'
+                f'(SparkSession.builder.master("...").getOrCreate()), or use at most {most} ranks.'
             )
         master = f"local[{max(size, cores)}]"
         builder = (

@@ -183,7 +183,8 @@ def all_slots(spark: SparkSession) -> int:
     if not slots.count:
         raise NotEnoughSlotsError(
             "the number of ranks defaults to the slots of the session, but this session shows none "
-            f"({slots.arithmetic}). Set it, for example to 2."
+            f"({slots.arithmetic}). Set the number of ranks: np of HorovodRunner, num_proc of an estimator or of "
+            "spark.run, for example 2."
         )
     return slots.count
 

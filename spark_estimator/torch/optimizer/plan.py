@@ -127,7 +127,7 @@ class GradientPlan:
             if str(error).startswith("The ranks disagree"):
                 raise
             raise MismatchError(
-                f"Rank {context.rank()} exchanges gradients of other parameters than another rank. Create the same "
+                f"Rank {context.rank()} and another rank exchange gradients of different parameters. Create the same "
                 "optimizers on all ranks, and call add_param_group or requires_grad_, or change a parameter's type, on "
                 f"all ranks between the same two steps. ({error})"
             ) from error

@@ -53,7 +53,7 @@ def test_a_dot_in_a_field_s_name_is_no_pattern() -> None:
 
 @pytest.mark.parametrize("schema_fields", ["id", 7])
 def test_what_is_no_list(schema_fields: Any) -> None:
-    with pytest.raises(ValueError, match=f"is a list of names, patterns or fields; it was {schema_fields!r}"):
+    with pytest.raises(ValueError, match=f"must be a list of names, patterns or fields; got {schema_fields!r}"):
         chosen(COLUMNS, schema_fields)
 
 

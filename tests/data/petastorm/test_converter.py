@@ -84,11 +84,11 @@ def test_ranks_read_a_converter_s_shares(numbers: str) -> None:
 
 
 def test_arguments_of_a_converter(numbers: str) -> None:
-    with pytest.raises(ValueError, match="reader is 'native' or 'petastorm'"):
+    with pytest.raises(ValueError, match="reader must be 'native' or 'petastorm'"):
         make_spark_converter(numbers).make_torch_dataloader(reader="other")
-    with pytest.raises(ValueError, match="dtype is 'float32', 'float64' or None; it was 'float16'"):
+    with pytest.raises(ValueError, match="dtype must be 'float32', 'float64' or None; got 'float16'"):
         make_spark_converter(numbers, dtype="float16")
-    with pytest.raises(ValueError, match=r"compression_codec is one of uncompressed, .*; it was 'zip'"):
+    with pytest.raises(ValueError, match=r"compression_codec must be one of uncompressed, .*; got 'zip'"):
         make_spark_converter(numbers, compression_codec="zip")
     for call in (SparkDatasetConverter.make_torch_dataloader, SparkDatasetConverter.make_tf_dataset):
         with pytest.raises(TypeError, match=rf"{call.__name__}\(\) got an unexpected keyword argument 'preproc_fn'"):

@@ -95,7 +95,7 @@ def test_types_in_spark_and_texts() -> None:
 
 @pytest.mark.parametrize("codec", ["gif", "", "PNG"])
 def test_images_of_other_kinds_are_refused(codec: str) -> None:
-    with pytest.raises(ValueError, match=f"image_codec is 'png' or 'jpeg'; it was '{codec}'"):
+    with pytest.raises(ValueError, match=f"image_codec must be 'png' or 'jpeg'; got '{codec}'"):
         CompressedImageCodec(codec)
 
 

@@ -74,9 +74,9 @@ def test_order_seed_and_no_end(numbers: str) -> None:
 
 
 def test_arguments_of_a_loader(numbers: str) -> None:
-    with pytest.raises(ValueError, match="batch_size is at least 1; it was 0"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1; got 0"):
         DataLoader(make_reader(numbers, ["n"]), 0)
-    with pytest.raises(TypeError, match=r"a loader takes a reader of make_reader.*it was \[\]"):
+    with pytest.raises(TypeError, match=r"a loader takes a reader of make_reader.*got \[\]"):
         DataLoader([], 4)
     rows = sizes_and_rows(
         DataLoader(make_reader(numbers, ["n"], shuffle_row_groups=False), 25, shuffling_queue_capacity=9)

@@ -53,13 +53,15 @@ def test_what_is_refused(numbers: str) -> None:
 
     refused(ValueError, "cur_shard=1 and shard_count=None: give both", cur_shard=1)
     refused(ValueError, "cur_shard=2: shards are numbered from 0", cur_shard=2, shard_count=2)
-    refused(ValueError, "num_epochs is at least 1", num_epochs=0)
+    refused(ValueError, "num_epochs must be at least 1", num_epochs=0)
     refused(DataError, "25 rows cannot be shared out among 26 shards", cur_shard=0, shard_count=26)
-    refused(ValueError, "predicate is an object of petastorm.predicates.PredicateBase; it was <built-in", predicate=len)
+    refused(
+        ValueError, "predicate must be an object of petastorm.predicates.PredicateBase; got <built-in", predicate=len
+    )
     refused(ValueError, "rowgroup_selector is not supported; petastorm's indexes", rowgroup_selector=len)
-    refused(ValueError, "transform_spec is an object of petastorm.transform.TransformSpec", transform_spec=len)
-    refused(ValueError, "reader_pool_type is 'thread', 'process' or 'dummy'; it was 'x'", reader_pool_type="x")
-    refused(ValueError, "workers_count is at least 1; it was 0", workers_count=0)
+    refused(ValueError, "transform_spec must be an object of petastorm.transform.TransformSpec", transform_spec=len)
+    refused(ValueError, "reader_pool_type must be 'thread', 'process' or 'dummy'; got 'x'", reader_pool_type="x")
+    refused(ValueError, "workers_count must be at least 1; got 0", workers_count=0)
     refused(TypeError, "unexpected keyword argument 'num_epoch'", num_epoch=1)
     with pytest.raises(DataError, match=r"schema_fields: 'x' is no column of 'n', 'small'"):
         make_reader(numbers, ["x"])

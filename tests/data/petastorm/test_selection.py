@@ -83,11 +83,11 @@ def test_partition_columns_read_no_file(files: DatasetFiles, by_row: bool) -> No
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
-        ("x > 3", "filters is a list of"),
-        ([("x", ">")], "filters is a list of"),
-        ([[]], "filters is a list of"),
-        ({"x": 3}, "filters is a list of"),
-        (7, "filters is a list of"),
+        ("x > 3", "filters must be a list of"),
+        ([("x", ">")], "filters must be a list of"),
+        ([[]], "filters must be a list of"),
+        ({"x": 3}, "filters must be a list of"),
+        (7, "filters must be a list of"),
         ([("x", "like", 3)], "filters: .*like"),
     ],
 )
@@ -110,7 +110,7 @@ def test_columns_and_values_that_do_not_fit(files: DatasetFiles) -> None:
 
 def test_predicates_of_another_form(files: DatasetFiles) -> None:
     with pytest.raises(
-        ValueError, match=r"predicate is an object of petastorm\.predicates\.PredicateBase; it was <func"
+        ValueError, match=r"predicate must be an object of petastorm\.predicates\.PredicateBase; got <func"
     ):
         selected(files, lambda x: True, None, by_row=False)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="names no column"):

@@ -27,7 +27,7 @@ def test_entries_become_lists_by_name() -> None:
 
 @pytest.mark.parametrize("value", ["loss", 3, [3]])
 def test_other_values_are_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match="history is a dict from each metric's name to its values"):
+    with pytest.raises(TypeError, match="history must be a dict from each metric's name to its values"):
         history_of("history", value)
 
 

@@ -37,7 +37,7 @@ def test_a_model_is_replaced_and_copied() -> None:
     copied.layers[-1].kernel.assign(2 * copied.layers[-1].kernel)
     assert numpy.allclose(model.predict(ROWS), ROWS.sum(1, keepdims=True)), "a copy shares no numbers"
     assert numpy.allclose(model.setModel(copied).predict(ROWS), 2 * ROWS.sum(1, keepdims=True))
-    with pytest.raises(TypeError, match=r"model is a model of Keras 3 or Keras 2 \(keras\.Model\); it was 3"):
+    with pytest.raises(TypeError, match=r"model must be a model of Keras 3 or Keras 2 \(keras\.Model\); got 3"):
         model.setModel(3)
 
 

@@ -41,7 +41,7 @@ def test_arguments_come_before_what_the_model_was_compiled_with() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "words"),
     [
-        ({"model": None}, TypeError, r"model is a model of Keras 3 or Keras 2 \(keras\.Model\); it was None"),
+        ({"model": None}, TypeError, r"model must be a model of Keras 3 or Keras 2 \(keras\.Model\); got None"),
         ({"optimizer": None}, TypeError, "model is not compiled, so that optimizer= is needed"),
         ({"loss": None}, ValueError, "loss is missing, and the model is not compiled with one"),
         ({"label_cols": ["y", "z"], "loss": ["mse"] * 3}, ValueError, "3 losses were given for 2 label columns"),
@@ -49,7 +49,7 @@ def test_arguments_come_before_what_the_model_was_compiled_with() -> None:
         (
             {"checkpoint_callback": keras.callbacks.Callback()},
             TypeError,
-            "checkpoint_callback is a keras.callbacks.M",
+            "checkpoint_callback must be a keras.callbacks.M",
         ),
         ({"loss_weights": [1, 2]}, ValueError, "2 loss_weights were given for 1 label columns"),
         (

@@ -274,7 +274,7 @@ class Old(Line):
 @pytest.mark.parametrize(
     ("changed", "error", "words"),
     [
-        ({"model": None}, TypeError, "model is a LightningModule, or a torch.nn.Module with optimizer and loss"),
+        ({"model": None}, TypeError, "model must be a LightningModule, or a torch.nn.Module with optimizer and loss"),
         ({"model": NoForward()}, ValueError, r"NoForward has no forward\(\), which predicts"),
         ({"model": NoStep()}, ValueError, r"NoStep has no training_step\(\)"),
         ({"label_cols": None}, ValueError, "label_cols is required"),
@@ -283,7 +283,7 @@ class Old(Line):
             TypeError,
             "callbacks are Callbacks of lightning.pytorch, as the model is; one was <b",
         ),
-        ({"data_module": Line()}, TypeError, "data_module is a LightningDataModule of lightning.pytorch, or its class"),
+        ({"data_module": Line()}, TypeError, "data_module must be a LightningDataModule of lightning.pytorch, or its class"),
         ({"num_gpus": 2}, ValueError, "num_gpus=2: each process has one GPU; ask for more of them by num_proc"),
         ({"trainer_args": {"strategy": "ddp"}}, ValueError, r"trainer_args\['strategy'\] = 'ddp' is not taken: the ra"),
         (
@@ -296,7 +296,7 @@ class Old(Line):
             TypeError,
             "has 'max_epoch', which no Trainer of .* Did you mean 'max_epo",
         ),
-        ({"trainer_args": 5}, TypeError, "trainer_args is a dict of arguments of the Trainer; it was 5"),
+        ({"trainer_args": 5}, TypeError, "trainer_args must be a dict of arguments of the Trainer; got 5"),
         ({"checkpoint_every_steps": 5}, ValueError, "with Lightning there is a checkpoint after each epoch"),
         ({"model": Manual(), "backward_passes_per_step": 2}, ValueError, "Manual optimizes by hand"),
         ({"model": Strange()}, DataError, "asked its batch for 'label': it is a dict of 'features', 'y'"),

@@ -79,7 +79,7 @@ def test_hooks_of_lightning_1_that_are_not_called_are_named() -> None:
     [
         ({"trainer_args": {"num_nodes": 2}}, ValueError, "is not taken: Spark places the ranks; num_proc is their num"),
         ({"trainer_args": {"callbacks": [3]}}, TypeError, r"trainer_args\['callbacks'\] are Callbacks of lightning"),
-        ({"trainer_args": {"accelerator": "tpu"}}, ValueError, "is 'cpu', 'gpu' or 'auto'; it was 'tpu'"),
+        ({"trainer_args": {"accelerator": "tpu"}}, ValueError, "must be 'cpu', 'gpu' or 'auto'; got 'tpu'"),
         ({"sync": "ddp"}, ValueError, r"sync must be one of \('allreduce', 'local_sgd', 'diloco'\); got 'ddp'"),
         (
             {"sync": "diloco", "gradient_compression": hvd.Compression.fp16},

@@ -18,5 +18,5 @@ def test_a_module_is_replaced_and_copied() -> None:
     assert numpy.allclose(model.predict(line_rows()[0]), expected(linear())), "a copy shares no numbers"
     assert model.setModel(copied.train()) is model and not model.getModel().training
     assert numpy.allclose(model.predict(line_rows()[0]), float(linear().bias[0]))  # type: ignore[index]
-    with pytest.raises(TypeError, match=r"model is a torch\.nn\.Module; it was 3"):
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module; got 3"):
         model.setModel(3)  # type: ignore[arg-type]

@@ -65,7 +65,11 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
             "model's weight is uninitialized.*Call the model",
         ),
         ({"model": torch.nn.Linear(2, 1, dtype=torch.complex64)}, ValueError, "weight has type torch.complex64"),
-        ({"store": Store.create("/tmp"), "run_id": "../other"}, ValueError, "run_id names a folder; it was '../other'"),
+        (
+            {"store": Store.create("/tmp"), "run_id": "../other"},
+            ValueError,
+            "run_id must name a folder; got '../other'",
+        ),
         ({"metrics": [[], []]}, ValueError, r"metrics\[0\] has 0 functions for 1 label columns"),
         ({"backend": SparkBackend(), "num_proc": 2}, ValueError, "num_proc and backend can't be combined"),
     ],

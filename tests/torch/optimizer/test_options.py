@@ -231,7 +231,7 @@ def test_ranks_that_disagree_once_another_has_joined(three_ranks: RankPool) -> N
         if rank < 2:
             model = torch.nn.Linear(2, 3 + rank)
             optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-            message = rf"Rank {rank} has: 2 parameters.*weight.*{3 + rank}, 2.* once rank 2 has joined"
+            message = rf"Rank {rank} has: 2 parameters.*weight.*{3 + rank}, 2.* once rank 2 has called join"
             with pytest.raises(MismatchError, match=f"^The ranks disagree about the parameters of .*{message}"):
                 model(torch.ones(1, 2)).sum().backward()
             optimizer.zero_grad()

@@ -246,7 +246,7 @@ def test_a_step_that_not_all_ranks_take_changes_nothing(two_ranks: RankPool) -> 
                 optimizer.step()
                 continue
             before = [param.clone() for param in model.parameters()]
-            with pytest.raises(MismatchError, match=r"no parameters changed: .* rank 1 has joined"):
+            with pytest.raises(MismatchError, match=r"no parameters changed: .* rank 1 has called join"):
                 optimizer.step()
             assert all(map(torch.equal, model.parameters(), before))
             assert [len(group["params"]) for group in optimizer.param_groups] == [6]

@@ -131,7 +131,7 @@ void APeerMaySendSomethingElse() {
   CHECK_CONTAINS(other.Exchange().message(), "did not begin with a hello");
   Fixture aborts;
   aborts.peer.Send(0, FrameType::kAbort, Encode(Abort{0, "rank 0 failed"}));
-  CHECK_EQ(aborts.Exchange().message(), std::string("rank 0 failed (told by rank 0)"));
+  CHECK_EQ(aborts.Exchange().message(), std::string("rank 0 failed (reported by rank 0)"));
   Fixture garbled;
   garbled.peer.Send(0, FrameType::kAbort, "?");
   CHECK_CONTAINS(garbled.Exchange().message(), "sent a control message that cannot be read");

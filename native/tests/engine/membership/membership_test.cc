@@ -77,7 +77,7 @@ void AFailureNamesWhoBrokeTheJob() {
   const Status named(SE_NO_MEMORY, "rank 10 on host (pid 5) could not");
   CHECK_EQ(membership.WithOwnName(named).message(), named.message());
   const Status aborted = membership.Aborted(Abort{2, "rank 12 is lost"}, 1);
-  CHECK_EQ(aborted.message(), std::string("rank 12 is lost (told by rank 11)"));
+  CHECK_EQ(aborted.message(), std::string("rank 12 is lost (reported by rank 11)"));
   CHECK_EQ(membership.lost_rank(), 2);
   CHECK_EQ(membership.AbortFor(aborted).lost_rank, 2);
   CHECK_EQ(membership.AbortFor(aborted).reason, aborted.message());

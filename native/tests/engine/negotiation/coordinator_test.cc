@@ -198,11 +198,11 @@ void JoinedRanksNeedNotAsk() {
   Signature gather = Allreduce("g");
   gather.op = SE_ALLGATHER;
   c.Add(0, gather, kStart);
-  CHECK_CONTAINS(c.TakeReady().at(0).text, "rank 7 has joined");
+  CHECK_CONTAINS(c.TakeReady().at(0).text, "rank 7 has called join()");
   Signature max = Allreduce("m");
   max.reduce_op = SE_MAX;
   c.Add(0, max, kStart);
-  CHECK_CONTAINS(c.TakeReady().at(0).text, "Max is not possible once rank 7 has joined");
+  CHECK_CONTAINS(c.TakeReady().at(0).text, "Max is not possible once rank 7 has called join()");
   c.Add(0, join, kStart);
   responses = c.TakeReady();
   CHECK_EQ(responses.size(), size_t{1});
