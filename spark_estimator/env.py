@@ -223,8 +223,8 @@ class Settings:
     )  # fmt: skip
     timeline: str = _variable(
         "HOROVOD_TIMELINE", "", str, unit="path",
-        effect="Chrome trace of every operation; on one host a single file when the job has ended, elsewhere one per "
-        "rank; DYNAMIC: starts with start_timeline()",
+        effect="Chrome trace of every operation; without Spark, on one host, a single file when the job has ended; "
+        "elsewhere one per rank; DYNAMIC: starts with start_timeline()",
     )  # fmt: skip
     timeline_rank_files: bool = _variable(
         "SPARK_ESTIMATOR_TIMELINE_RANK_FILES", False, _boolean, unit="1 or 0",
@@ -236,8 +236,8 @@ class Settings:
     )  # fmt: skip
     worker_threads: int | None = _variable(
         "SPARK_ESTIMATOR_WORKER_THREADS", None, _count, unit="threads",
-        effect="threads of numeric libraries in a worker, unless OMP_NUM_THREADS or its like is set; -: the worker's "
-        "share of the cores; 0: the libraries choose",
+        effect="threads of numeric libraries in a worker, unless you set OMP_NUM_THREADS for it (on Spark: "
+        "spark.executorEnv.OMP_NUM_THREADS); -: the worker's share of the cores; 0: the libraries choose",
     )  # fmt: skip
     worker_malloc: str = _variable(
         "SPARK_ESTIMATOR_WORKER_MALLOC", "keep", one_of(MALLOCS), unit="kind",

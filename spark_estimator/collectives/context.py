@@ -161,7 +161,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This rank's index among those of its host; the number of the GPU to use."""
+    """This rank's index among those of its host; where each rank has whole GPUs, the number of the GPU to use."""
     return _member().topology.local_rank
 
 

@@ -93,7 +93,8 @@ SHARED = (
         "num_proc",
         None,
         whole(1),
-        "the number of training processes; None: as many as spark.default.parallelism and the task slots allow",
+        "the number of training processes; None: as many as spark.default.parallelism and the task slots allow; "
+        "required with dynamic allocation",
         "int | None",
     ),
     Row("model", None, anything, "the model to train; required"),
@@ -229,7 +230,14 @@ SHARED = (
         "None: never",
         "int | None",
     ),
-    Row("restore_best", False, truth, "return the model of the best epoch instead of the last one", "bool"),
+    Row(
+        "restore_best",
+        False,
+        truth,
+        "return the model of the epoch with the lowest validation loss (without validation, the lowest training loss) "
+        "instead of the last one",
+        "bool",
+    ),
     Row("use_gpu", True, truth, "whether to use GPUs if there are any", "bool"),
     Row(
         "backward_passes_per_step",
@@ -343,7 +351,8 @@ LEARNING_RATE = Row(
     "learning_rate",
     None,
     positive,
-    "overrides the optimizer's learning rate (for ParamGridBuilder); None: keeps it",
+    "the learning rate instead of the optimizer's (for ParamGridBuilder); None: the optimizer's; either is multiplied "
+    "by the number of processes, except with sync='diloco' or 'local_sgd'",
     "float | None",
 )
 

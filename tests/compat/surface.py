@@ -83,8 +83,11 @@ DIFFERENCES: dict[tuple[int, str], str] = {
     (15, "stall inspector"): "after 10 s",
     (15, "timeline"): "rows by rank; no MEMCPY phases",
     (16, "`HOROVOD_STALL_CHECK_TIME_SECONDS`"): "10 by default",
-    (2, "`init(comm=[ranks])`"): "a list that is not all ranks is refused: use process sets",
-    (2, "`init(comm=MPI.Comm)`"): "MPI is not used",
+    (
+        2,
+        "`init(comm=[ranks])`",
+    ): "under another launcher, a job of these ranks; in a job of horovodrun or Spark only all ranks: use process sets",
+    (2, "`init(comm=MPI.Comm)`"): "under another launcher, a job of the communicator's processes; MPI carries no data",
     (2, "`mpi_threads_supported`"): "MPI is not used",
     (4, "Adasum optimizer"): "works without MPI",
     (4, "`.skip_synchronize()`"): "not needed; the gradients are averages when backward() returns",

@@ -207,13 +207,16 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.metrics)
 
     def setLearningRate(self, value: float | None) -> Self:
-        """Sets learning_rate: overrides the optimizer's learning rate (for ParamGridBuilder); None: keeps it.
+        """Sets learning_rate: the learning rate instead of the optimizer's (for ParamGridBuilder); None: the
+        optimizer's; either is multiplied by the number of processes, except with sync='diloco' or 'local_sgd'.
         Returns self.
         """
         return self._set(learning_rate=value)
 
     def getLearningRate(self) -> float | None:
-        """learning_rate: overrides the optimizer's learning rate (for ParamGridBuilder); None: keeps it."""
+        """learning_rate: the learning rate instead of the optimizer's (for ParamGridBuilder); None: the optimizer's;
+        either is multiplied by the number of processes, except with sync='diloco' or 'local_sgd'.
+        """
         return self._get(self.learning_rate)
 
     def setCallbacks(self, value: Any) -> Self:

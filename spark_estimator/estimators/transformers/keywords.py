@@ -182,13 +182,13 @@ class TransformersEstimatorKeywords(PredictingKeywords):
 
     def setNumProc(self, value: int | None) -> Self:
         """Sets num_proc: the number of training processes; None: as many as spark.default.parallelism and the task
-        slots allow. Returns self.
+        slots allow; required with dynamic allocation. Returns self.
         """
         return self._set(num_proc=value)
 
     def getNumProc(self) -> int | None:
         """num_proc: the number of training processes; None: as many as spark.default.parallelism and the task slots
-        allow.
+        allow; required with dynamic allocation.
         """
         return self._get(self.num_proc)
 
@@ -532,11 +532,15 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         return self._get(self.early_stopping_patience)
 
     def setRestoreBest(self, value: bool) -> Self:
-        """Sets restore_best: return the model of the best epoch instead of the last one. Returns self."""
+        """Sets restore_best: return the model of the epoch with the lowest validation loss (without validation, the
+        lowest training loss) instead of the last one. Returns self.
+        """
         return self._set(restore_best=value)
 
     def getRestoreBest(self) -> bool:
-        """restore_best: return the model of the best epoch instead of the last one."""
+        """restore_best: return the model of the epoch with the lowest validation loss (without validation, the
+        lowest training loss) instead of the last one.
+        """
         return self._get(self.restore_best)
 
     def setUseGpu(self, value: bool) -> Self:
