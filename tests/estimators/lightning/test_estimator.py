@@ -283,7 +283,11 @@ class Old(Line):
             TypeError,
             "callbacks are Callbacks of lightning.pytorch, as the model is; one was <b",
         ),
-        ({"data_module": Line()}, TypeError, "data_module must be a LightningDataModule of lightning.pytorch, or its class"),
+        (
+            {"data_module": Line()},
+            TypeError,
+            "data_module must be a LightningDataModule of lightning.pytorch, or its class",
+        ),
         ({"num_gpus": 2}, ValueError, "num_gpus=2: each process has one GPU; ask for more of them by num_proc"),
         ({"trainer_args": {"strategy": "ddp"}}, ValueError, r"trainer_args\['strategy'\] = 'ddp' is not taken: the ra"),
         (
