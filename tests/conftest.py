@@ -6,6 +6,7 @@ import faulthandler
 import fcntl
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -27,6 +28,13 @@ _terminal = pytest.StashKey[int]()
 # Java that lives for a minute spends a third of its time on code that it would need for hours.
 for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS"):
     os.environ.setdefault(_variable, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+# A shell's background job, such as `make test &`, inherits SIGINT and SIGQUIT ignored, and nohup's job SIGHUP: programs
+# that tests interrupt would never end. A handler here is the default in a program that is started.
+for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else lambda *_: None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
