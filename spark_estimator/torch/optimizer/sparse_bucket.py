@@ -74,7 +74,7 @@ class SparseBucket(Bucket):
         try:
             received = gathered(self._handle, self.location, self._gpu, self._sent, "DistributedOptimizer", forms)
         except MismatchError as error:
-            if "joined" not in str(error):
+            if "join()" not in str(error):
                 raise
             raise MismatchError(
                 f"The sparse gradient of parameter {slot.name!r} is sent by an allgather, which a rank that called "

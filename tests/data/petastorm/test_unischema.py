@@ -68,7 +68,7 @@ def test_rows_are_not_written() -> None:
     assert row == {"x": 1, "y": None}
     with pytest.raises(DataError, match="the row has no value for 'x'"):
         insert_explicit_nulls(schema, {})
-    with pytest.raises(ValueError, match="image_codec is 'png' or 'jpeg'"):
+    with pytest.raises(ValueError, match="image_codec must be 'png' or 'jpeg'"):
         CompressedImageCodec("gif")
 
 

@@ -236,7 +236,7 @@ def test_ranks_that_disagree_once_another_has_joined(three_ranks: RankPool) -> N
                 model(torch.ones(1, 2)).sum().backward()
             optimizer.zero_grad()
             with pytest.raises(
-                MismatchError, match=f"^The ranks disagree about the parameters to .*{3 + rank}, 2.* joined"
+                MismatchError, match=f"^The ranks disagree about the parameters to .*{3 + rank}, 2.* called join"
             ):
                 hvd.broadcast_parameters(model.state_dict(), 0)
         hvd.join()
