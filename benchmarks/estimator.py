@@ -6,7 +6,8 @@ second (the median of interleaved rounds), and how many times faster than this b
 - *batches*: shuffled batches of 1,024 rows from a rank's spool, on one thread; the bound is numpy's gather of the same
   rows in one call. Rows have 20 float32 numbers; a second case has a tenth of the rows, with 784 numbers each.
 - *predictions* of a network of 20, 64 and 1 units for a column of vectors, into a column that Spark averages: ours;
-  `predict_batch_udf` on the same column; and row by row, as Horovod's estimators predict, on a hundredth of the rows.
+  `predict_batch_udf` on the same column; where MLflow is installed, `mlflow.pyfunc.spark_udf` of a model that calls the
+  network; and row by row, as Horovod's estimators predict, on a hundredth of the rows.
 
 Each round compares the means of the results.
 """
@@ -14,9 +15,11 @@ Each round compares the means of the results.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,8 +60,27 @@ def batch_backends(rows: int, width: int) -> list[Backend]:
     return [Backend(f"batches of {width}, ours", rows, ours), Backend(f"batches of {width}, bound", rows, gathered)]
 
 
-def prediction_backends(spark: Any, rows: int) -> list[Backend]:
-    """Predictions: this package's, Spark's batch inference, and row by row as in Horovod."""
+def mlflow_function(spark: Any, net: nn.Module, folder: str) -> Any:
+    """`mlflow.pyfunc.spark_udf` of a model that calls `net` with all rows of a batch.
+
+    Args:
+        folder: a new one, for the model.
+    """
+    import mlflow
+
+    base: Any = mlflow.pyfunc.PythonModel  # type: ignore[attr-defined,unused-ignore]
+
+    class Predictor(base):
+        def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+            with torch.inference_mode():
+                return net(torch.from_numpy(numpy.stack(model_input["x"].tolist()))).numpy().reshape(-1)
+
+    mlflow.pyfunc.save_model(folder, python_model=Predictor(), pip_requirements=[])
+    return mlflow.pyfunc.spark_udf(spark, folder, result_type="float", env_manager="local")
+
+
+def prediction_backends(spark: Any, rows: int, folder: str) -> list[Backend]:
+    """Predictions: this package's, Spark's batch inference, MLflow's function, and row by row as in Horovod."""
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql import functions
     from pyspark.sql.types import FloatType
@@ -97,11 +119,18 @@ def prediction_backends(spark: Any, rows: int) -> list[Backend]:
     def mean(predicted: Any, name: str) -> float:
         return float(predicted.agg(functions.avg(name)).first()[0])
 
+    by_mlflow: list[Backend] = []
+    if importlib.util.find_spec("mlflow") is not None:
+        loaded = mlflow_function(spark, net, folder + "/model")
+        structs = frame.select(loaded(functions.struct("x")).alias("y"))
+        by_mlflow = [Backend("predictions, mlflow spark_udf", count, lambda: mean(structs, "y"))]
+
     # The sample has another mean than all rows; the difference is measured with our predictions.
     offset = mean(model.transform(frame), "y__output") - mean(model.transform(few), "y__output")
     return [
         Backend("predictions, ours", count, lambda: mean(model.transform(frame), "y__output")),
         Backend("predictions, predict_batch_udf", count, lambda: mean(frame.select(batched("x").alias("y")), "y")),
+        *by_mlflow,
         Backend(
             "predictions, row by row",
             few_count,
@@ -132,8 +161,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for width, rows in ((_WIDTH, options.rows), (784, max(1, options.rows // 10))):
             backends += _measured(batch_backends(rows, width), options.rounds, screen)
         context.shutdown()
-        with session("local[2]") as spark:
-            backends += _measured(prediction_backends(spark, options.rows), options.rounds, screen)
+        with session("local[2]") as spark, tempfile.TemporaryDirectory() as folder:
+            backends += _measured(prediction_backends(spark, options.rows, folder), options.rounds, screen)
     if options.json is not None:
         runs = [{"name": backend.name, "rows": backend.rows, "seconds": backend.seconds} for backend in backends]
         command = shlex.join(["python", "-m", _MODULE, *words])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_every_backend_is_timed(tmp_path: Path) -> None:
         text=True,
     )
     runs = json.loads((tmp_path / "out.json").read_text())["runs"]
-    assert len(runs) == 7
+    assert len(runs) == (8 if importlib.util.find_spec("mlflow") else 7)
     for run in runs:
         assert len(run["seconds"]) == 1 and run["seconds"][0] > 0
         assert run["name"] in ended.stdout

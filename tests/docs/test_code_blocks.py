@@ -158,6 +158,13 @@ PROGRAMS = (
     ),
     Program("docs/how-to/timeline.md", (0,), prints(r"\['t\.json', 't\.rank1\.json'\]"), slow=True),
     Program("docs/how-to/logging-and-mlflow.md", (0,), prints(r"\[0\] epoch 3: loss 0\.41"), slow=True),
+    Program(
+        "docs/how-to/logging-and-mlflow.md",
+        (2,),
+        prints(r"\s+y__output$", r"\|\s+x\|\s+prediction\|"),
+        needs="mlflow",
+        slow=True,
+    ),
     Program("docs/how-to/petastorm.md", (0,), prints(r".*accuracy of the last batch: 1\.0"), slow=True),
     Program("docs/how-to/petastorm.md", (1,), prints(r".*loss below 0\.1: True"), needs="tensorflow", slow=True),
     Program("spark_estimator/README.md", (0,), prints(r".*rank 1 came last", r".*reducescatter"), TWO),
