@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -41,6 +42,13 @@ class Callback:
         """After the last epoch."""
 
 
+def _is_true(answer: Any) -> bool:
+    """Whether a callback returned True: Python's, numpy's (as a comparison of numpy numbers gives) or a tensor's."""
+    if isinstance(answer, torch.Tensor):
+        return answer.dtype == torch.bool and answer.numel() == 1 and bool(answer)
+    return isinstance(answer, (bool, numpy.bool_)) and bool(answer)
+
+
 _METHODS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
@@ -73,6 +81,6 @@ class TorchCallbacks:
         """Calls `on_epoch_end`. A collective: whether any callback of any rank ends the training."""
         if not self._callbacks:
             return False
-        stops = any(answer is True for answer in self.call("on_epoch_end", epoch, logs))
+        stops = any(_is_true(answer) for answer in self.call("on_epoch_end", epoch, logs))
         votes = hvd.allreduce(torch.tensor([float(stops)]), op=hvd.Sum, name="a callback ends the training")
         return bool(votes.item())

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.torch.callbacks import Callback, TorchCallbacks
@@ -43,8 +45,18 @@ def test_without_callbacks_nothing_is_exchanged() -> None:
     assert TorchCallbacks([]).ends_after(0, {}) is False
 
 
+# What comparing a loss with a number gives, if one of them is numpy's or torch's.
+NUMBERS: list[tuple[list[Any], bool]] = [
+    ([None, numpy.float64(2.0) > 1.0], True),
+    ([None, torch.tensor(2.0) > 1.0], True),
+    ([numpy.float64(2.0) > 3.0, torch.tensor(1)], False),
+]
+
+
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(("answers", "ends"), [([None, True], True), ([None, False], False), ([1, "yes"], False)])
+@pytest.mark.parametrize(
+    ("answers", "ends"), [([None, True], True), ([None, False], False), ([1, "yes"], False), *NUMBERS]
+)
 def test_only_true_ends_the_training(answers: list[Any], ends: bool) -> None:
     callbacks = [Ends(answer) for answer in answers]
     assert TorchCallbacks(callbacks).ends_after(3, {"epoch": 3}) is ends
