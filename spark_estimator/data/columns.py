@@ -14,7 +14,8 @@ VectorUDT, dense and sparse   a vector of float32
 struct                        its fields, one by one, as ``name.field``
 binary                        with ``decoders``, the array that the function makes of it; uint8 stays so in the spool,
                               and is a float32 in a feature's tensor, an int64 in a label's
-string, map, others           refused, with the name of what turns them into numbers
+string                        with ``categories``, ids from 0: int64; also of whole numbers and booleans, and of arrays
+map, others                   refused, with the name of what turns them into numbers
 ============================  ===========================================================================
 """
 
@@ -26,7 +27,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from spark_estimator.data.categories import CategoryEncoder, is_text
 from spark_estimator.data.fields import Field
+from spark_estimator.data.nulls import Nulls, policy_of
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ class Readable:
         kind: its Spark type, in words.
         shape: of a row's array, where a function of the user's makes it and has been seen to; None: it is just long.
         kept: ``uint8`` where a function makes arrays of bytes: pixels, which the spool keeps so; else empty.
+        ids: the number of ids of a column of categories, which become ids where the column is read; 0: it has none.
     """
 
     name: str
@@ -59,6 +63,12 @@ class Readable:
     kind: str
     shape: tuple[int, ...] | None = None
     kept: str = ""
+    ids: int = 0
+
+    @property
+    def takes_nulls(self) -> bool:
+        """Whether null is a value as any other: that of a category is id 0."""
+        return bool(self.ids) and not self.is_array
 
     @property
     def marks(self) -> Column:
@@ -81,6 +91,9 @@ class Readable:
         assert self.expression is not None, self.name
         if self.kind == "binary":
             return self.expression
+        if self.ids:
+            spark_type = "string" if is_text(self.kind.removeprefix("array<")) else "bigint"
+            return self.expression.cast(f"array<{spark_type}>" if self.is_array else spark_type)
         # Whole numbers are made of others in the spool, where a fraction would be noticed.
         fractions = dtype == "int64" and self.dtype != "int64"
         spark_type = "double" if fractions else _SPARK_TYPES[dtype]
@@ -101,6 +114,24 @@ def raw(schema: StructType, name: str) -> Readable:
     if type(kind).__name__ == "VectorUDT":
         return Readable(name, True, "", vector_to_array(column), "vector")
     return Readable(name, kind.typeName() == "array", "", column, kind.simpleString())
+
+
+def category(schema: StructType, name: str, encoder: CategoryEncoder) -> Readable:
+    """How a column of categories is read.
+
+    Args:
+        name: of a column, or a path into a struct.
+        encoder: makes its ids.
+
+    Raises:
+        DataError: the column is missing, or does not hold such categories.
+    """
+    from pyspark.sql import functions
+
+    kind, path = _find(schema, name)
+    encoder.check(name, kind.simpleString())
+    is_array = kind.typeName() == "array"
+    return Readable(name, is_array, "int64", functions.col(path), kind.simpleString(), ids=encoder.size)
 
 
 def readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
@@ -133,22 +164,33 @@ def readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
     return Readable(name, is_array, dtype, column, words)
 
 
-def cast_columns(columns: Sequence[Readable], dtypes: Sequence[str], nulls: str | float) -> list[Column]:
+def cast_columns(columns: Sequence[Readable], dtypes: Sequence[str], nulls: Nulls) -> list[Column]:
     """The columns, cast to the types of their tensors, under the names ``c0``, ``c1`` and so on.
 
     Args:
         dtypes: [columns] of their tensors.
-        nulls: a number replaces nulls, but neither NaN nor values in arrays; "error" and "drop" leave nulls.
+        nulls: a number replaces nulls, but neither NaN, values in arrays nor categories; "error" and "drop" leave
+            nulls.
     """
     from pyspark.sql import functions
 
     cast = []
     for number, (column, dtype) in enumerate(zip(columns, dtypes, strict=True)):
         expression = column.cast(dtype)
-        if not isinstance(nulls, str) and not column.is_array and column.kind != "binary":
-            expression = functions.coalesce(expression, functions.lit(nulls).cast(_SPARK_TYPES[dtype]))
+        policy = policy_of(nulls, column.name)
+        if not isinstance(policy, str) and not (column.is_array or column.ids or column.kind == "binary"):
+            expression = functions.coalesce(expression, functions.lit(policy).cast(_SPARK_TYPES[dtype]))
         cast.append(expression.alias(f"c{number}"))
     return cast
+
+
+def dropping_columns(columns: Sequence[Readable], nulls: Nulls) -> list[str]:
+    """The names in `cast_columns` of those in which null or NaN drops the row; in categories null drops none."""
+    return [
+        f"c{number}"
+        for number, column in enumerate(columns)
+        if policy_of(nulls, column.name) == "drop" and not column.takes_nulls
+    ]
 
 
 def packed_columns(schema: StructType, fields: Sequence[Field]) -> tuple[list[Column], tuple[Field, ...]]:
@@ -265,8 +307,9 @@ def remedy(type_name: str) -> str:
     """
     if type_name in ("string", "varchar", "char"):
         return (
-            "and models need numbers. Encode it first: pyspark.ml.feature.StringIndexer (and OneHotEncoder) for "
-            "categories, or a tokenizer of your own for text; or leave it out."
+            "and models need numbers. Estimators turn the values of a feature into ids: categories={'column': 1000}. "
+            "Or encode it first: pyspark.ml.feature.StringIndexer (and OneHotEncoder) for categories and labels, a "
+            "tokenizer of your own for text; or leave it out."
         )
     if type_name == "binary":
         return (

@@ -245,6 +245,20 @@ def is_list(kind: pyarrow.DataType) -> bool:
     )
 
 
+def with_values(lists: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
+    """Arrays of the same lengths with other values; null where there is no array.
+
+    Args:
+        values: of all arrays that are not null, one after the other.
+    """
+    lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(lists), 0).to_numpy()
+    offsets = pyarrow.array(numpy.concatenate([[0], numpy.cumsum(lengths, dtype=numpy.int64)]))
+    result = pyarrow.LargeListArray.from_arrays(offsets, values)
+    if not lists.null_count:
+        return result
+    return pyarrow.compute.if_else(lists.is_valid(), result, pyarrow.scalar(None, result.type))
+
+
 def _first(mask: pyarrow.Array) -> int:
     """The index of the first true."""
     return int(numpy.asarray(mask).argmax())

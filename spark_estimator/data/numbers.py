@@ -8,8 +8,10 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
+from spark_estimator.data.categories import CategoryEncoder
 from spark_estimator.data.columns import Readable, check_decoded, did_you_mean, remedy
-from spark_estimator.data.fields import Array, is_list
+from spark_estimator.data.fields import Array, is_list, with_values
+from spark_estimator.data.nulls import NullPolicy
 from spark_estimator.errors import DataError
 
 _VECTOR = ["type", "size", "indices", "values"]
@@ -65,11 +67,7 @@ def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> R
     Raises:
         DataError: the column is missing, or its type cannot be trained on.
     """
-    if name not in kinds:
-        raise DataError(
-            f"there is no column {name!r}: the files have {', '.join(map(repr, kinds))}." + did_you_mean(name, kinds)
-        )
-    kind = kinds[name]
+    kind = _kind(kinds, name)
     if kind == "vector":
         return Readable(name, True, "float32", None, kind)
     if decoded:
@@ -84,6 +82,28 @@ def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> R
     if element in _WHOLE:
         return Readable(name, is_array, "int64", None, kind)
     raise DataError(f"column {name!r} has type {kind}, {remedy('array' if is_array else element.split('(')[0])}")
+
+
+def category_in(kinds: Mapping[str, str], name: str, encoder: CategoryEncoder) -> Readable:
+    """As `columns.category`, for a column of files.
+
+    Args:
+        kinds: of all columns, by name.
+
+    Raises:
+        DataError: the column is missing, or does not hold such categories.
+    """
+    kind = _kind(kinds, name)
+    encoder.check(name, kind)
+    return Readable(name, kind.startswith("array<"), "int64", None, kind, ids=encoder.size)
+
+
+def _kind(kinds: Mapping[str, str], name: str) -> str:
+    if name not in kinds:
+        raise DataError(
+            f"there is no column {name!r}: the files have {', '.join(map(repr, kinds))}." + did_you_mean(name, kinds)
+        )
+    return kinds[name]
 
 
 def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
@@ -102,42 +122,46 @@ def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
         inside = array.flatten()  # of those rows alone that are in this slice, and not null
         numbers = numbers_of(inside)
         if numbers is not inside:
-            lengths = _integers(pyarrow.compute.list_value_length(array), 0)
-            offsets = pyarrow.array(numpy.concatenate([[0], numpy.cumsum(lengths)]), pyarrow.int64())
-            return _with_nulls_of(array, pyarrow.LargeListArray.from_arrays(offsets, numbers))
+            return with_values(array, numbers)
     return array
 
 
-def without_nulls(batch: pyarrow.RecordBatch, nulls: str | float, dtypes: Sequence[str]) -> pyarrow.RecordBatch:
+def without_nulls(
+    batch: pyarrow.RecordBatch, policies: Sequence[NullPolicy], dtypes: Sequence[str]
+) -> pyarrow.RecordBatch:
     """A batch as after `columns.cast_columns` and ``dropna`` in Spark: rows are dropped, or a number replaces nulls.
 
     Args:
-        nulls: "error" leaves them, "drop" drops rows with a null (or, as Spark's ``dropna``, NaN) in a column, a number
-            replaces those that are not in arrays.
-        dtypes: [columns] of the tensors that they are for; further columns are taken along as they are.
+        policies: [columns] "error" leaves nulls, "drop" drops rows with a null (or, as Spark's ``dropna``, NaN) in the
+            column, a number replaces those that are not in arrays. Further columns are taken along as they are.
+        dtypes: [columns] of the tensors that they are for.
     """
-    if nulls == "error":
-        return batch
-    columns = list(batch.columns)
-    if nulls == "drop":
-        keep = numpy.ones(batch.num_rows, bool)
-        for column, _ in zip(columns, dtypes, strict=False):
+    before = batch.columns
+    columns = list(before)
+    keep = numpy.ones(batch.num_rows, bool)
+    for number, (policy, dtype) in enumerate(zip(policies, dtypes, strict=True)):
+        column = columns[number]
+        if policy == "drop":
             keep &= numpy.asarray(column.is_valid())
             if pyarrow.types.is_floating(column.type):
                 keep &= ~numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.is_nan(column), False))
-        return batch if keep.all() else batch.filter(pyarrow.array(keep))
-    for number, dtype in enumerate(dtypes):
-        column = columns[number]
-        if column.null_count and not pyarrow.types.is_nested(column.type) and not pyarrow.types.is_binary(column.type):
-            # In the type of the tensor, as Spark has it: 0.5 in a column of whole numbers is 0.
-            kind = pyarrow.from_numpy_dtype(numpy.dtype(dtype))
-            if pyarrow.types.is_integer(kind) and pyarrow.types.is_floating(column.type):
-                kind = column.type  # a fraction that does not fit is to be noticed
-            value = numpy.dtype(dtype).type(nulls)
-            columns[number] = pyarrow.compute.fill_null(
-                column.cast(kind, safe=False), pyarrow.scalar(value.item()).cast(kind)
-            )
-    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+        elif not isinstance(policy, str) and column.null_count:
+            columns[number] = _filled(column, policy, dtype)
+    if any(column is not earlier for column, earlier in zip(columns, before, strict=True)):
+        batch = pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    return batch if keep.all() else batch.filter(pyarrow.array(keep))
+
+
+def _filled(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Array:
+    """A column with a number in place of nulls; unchanged if it has arrays."""
+    if pyarrow.types.is_nested(column.type) or pyarrow.types.is_binary(column.type):
+        return column
+    # In the type of the tensor, as Spark has it: 0.5 in a column of whole numbers is 0.
+    kind = pyarrow.from_numpy_dtype(numpy.dtype(dtype))
+    if pyarrow.types.is_integer(kind) and pyarrow.types.is_floating(column.type):
+        kind = column.type  # a fraction that does not fit is to be noticed
+    value = numpy.dtype(dtype).type(number)
+    return pyarrow.compute.fill_null(column.cast(kind, safe=False), pyarrow.scalar(value.item()).cast(kind))
 
 
 def _values_of_vectors(array: pyarrow.Array) -> pyarrow.Array:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 import pyarrow
 import pyarrow.compute
 
+from spark_estimator.data.categories import CategoryEncoder
 from spark_estimator.data.decoding import Decoder, lists_of
 from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.nulls import Nulls, drops_rows, policy_of
 from spark_estimator.data.numbers import numbers_of, without_nulls
 from spark_estimator.data.transformation import Takes, Transformation
 
@@ -22,25 +24,27 @@ _MOST_BATCH_ROWS = 1 << 16
 class Preparation:
     """The preparation of rows where they are read: on a rank, or in the task that feeds one. It is sent there.
 
-    First bytes are decoded, then the transformation is called, then nulls are handled.
+    First bytes are decoded and categories become ids, then the transformation is called, then nulls are handled.
 
     Attributes:
         columns: [c0, c1, ...] the names in the batches of the columns that fields call so.
         marker: the column that marks rows for validation; None: no row is.
-        nulls: as in `numbers.without_nulls`.
+        nulls: what is done about them, by the names of `columns` or for all.
         decoders: by the column's name in the batches.
         transformation: None: there is none.
         transformation_columns: the columns that the transformation receives; empty: `columns` and `marker`.
         by_name: the columns of a transformation that takes rows are all that it returns.
+        encoders: of categories, by the column's name in the batches.
     """
 
     columns: tuple[str, ...]
     marker: str | None = None
-    nulls: str | float = "error"
+    nulls: Nulls = "error"
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
     transformation: Transformation | None = None
     transformation_columns: tuple[str, ...] = ()
     by_name: bool = False
+    encoders: Mapping[str, CategoryEncoder] = field(default_factory=dict)
 
     @property
     def read(self) -> list[str]:
@@ -50,7 +54,7 @@ class Preparation:
     @property
     def keeps_rows(self) -> bool:
         """Whether every input row becomes one output row."""
-        return self.nulls != "drop" and self.transformation is None
+        return not drops_rows(self.nulls) and self.transformation is None
 
     @property
     def _wanted(self) -> list[str]:
@@ -83,7 +87,8 @@ class Preparation:
         if self.marker is not None:
             columns.append(marks(result[self.marker]))
             names.append("marker")
-        return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), self.nulls, dtypes)
+        policies = [policy_of(self.nulls, name) for name in self.columns]
+        return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), policies, dtypes)
 
     def passed(self, batch: pyarrow.RecordBatch, row: int = 0) -> tuple[Preparation, dict[str, pyarrow.Array]]:
         """Applies the functions to a batch.
@@ -91,7 +96,10 @@ class Preparation:
         Returns:
             The preparation, with what these rows have shown of the functions' results, and the columns by name.
         """
-        columns: dict[str, pyarrow.Array] = {name: batch.column(name) for name in self.read}
+        columns: dict[str, pyarrow.Array] = {
+            name: self.encoders[name].ids(batch.column(name)) if name in self.encoders else batch.column(name)
+            for name in self.read
+        }
         decoders = dict(self.decoders)
         decoded: dict[str, Array] = {}
         for name, decoder in self.decoders.items():

@@ -8,11 +8,13 @@ from __future__ import annotations
 import numbers
 import os
 import reprlib
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, TypeGuard
 
 import numpy
 
+from spark_estimator.data.categories import LONGEST_TEXT, MOST_HASHED_IDS, MOST_IDS
 from spark_estimator.errors import PreflightError
 from spark_estimator.store import Store
 
@@ -146,6 +148,15 @@ def null_policy(name: str, value: Any) -> str | float:
     raise ValueError(f"{name} must be 'error', 'drop' or a number that replaces nulls; got {described(value)}.")
 
 
+def null_policies(name: str, value: Any) -> str | float | dict[str, str | float]:
+    """The same, or a dict with one for each of some columns."""
+    if not isinstance(value, Mapping):
+        return null_policy(name, value)
+    if not all(isinstance(column, str) for column in value):
+        raise TypeError(f"{name} must have the names of columns as its keys; got {described(value)}.")
+    return {column: null_policy(f"{name}[{column!r}]", policy) for column, policy in value.items()}
+
+
 def paddings(name: str, value: Any) -> float | dict[str, float] | None:
     """A number, or one for each of some columns; or None."""
     if value is None:
@@ -174,6 +185,68 @@ def functions(name: str, value: Any) -> dict[str, Any] | None:
     if not isinstance(value, dict) or not all(isinstance(item, str) and callable(of) for item, of in value.items()):
         raise TypeError(f"{name} must be a dict from columns to functions; got {described(value)}.")
     return dict(value) or None
+
+
+def categories(name: str, value: Any) -> dict[str, Any] | None:
+    """A dict from columns to a number of ids, a list of values, or ``{"hash": number of ids}``; or None."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(column, str) for column in value):
+        raise TypeError(f"{name} must be a dict from columns to categories; got {described(value)}.")
+    return {column: _categories_of(f"{name}[{column!r}]", entry) for column, entry in value.items()} or None
+
+
+def known_categories(name: str, value: Any) -> dict[str, Any] | None:
+    """The same for a trained model, whose vocabularies have been counted."""
+    result = categories(name, value)
+    for column, entry in (result or {}).items():
+        if isinstance(entry, int):
+            raise TypeError(f"{name}[{column!r}] of a model must be a list of values, or a hash; got {entry}.")
+    return result
+
+
+def _categories_of(name: str, entry: Any) -> Any:
+    """An entry of `categories`, as JSON can hold it."""
+    if isinstance(entry, Mapping) and list(entry) == ["hash"]:
+        return {"hash": _id_count(f"{name}['hash']", entry["hash"], MOST_HASHED_IDS)}
+    if isinstance(entry, numbers.Number):
+        return _id_count(name, entry, MOST_IDS)
+    kind = "the number of ids, a list of values, or {'hash': the number of ids}"
+    if isinstance(entry, (Mapping, Set)):  # a set has no order, and the order makes the ids
+        raise TypeError(f"{name} must be {kind}; got {described(entry)}.")
+    values = _items(name, entry, kind)
+    if all(isinstance(value, str) for value in values):
+        values = [str(value) for value in values]
+    elif all(isinstance(value, (numbers.Integral, numpy.bool_)) for value in values):
+        values = [int(value) for value in values]
+    else:
+        raise TypeError(f"{name} must be a list of strings, or of integers; got {described(values)}. Null has id 0.")
+    if not values:
+        raise ValueError(f"{name} is an empty list: list at least one value.")
+    if len(values) >= MOST_IDS:
+        raise ValueError(f"{name} has {len(values)} values; at most {MOST_IDS - 1} are possible. Use {{'hash': ids}}.")
+    if len(set(values)) < len(values):
+        twice = next(value for value, count in Counter(values).items() if count > 1)
+        raise ValueError(f"{name} contains {twice!r} twice.")
+    bad = next((value for value in values if _is_no_category(value)), None)
+    if bad is not None:
+        limit = f"{LONGEST_TEXT} characters" if isinstance(bad, str) else "64 bits"
+        raise ValueError(f"{name} contains {described(bad)}, which has more than {limit}.")
+    return values
+
+
+def _is_no_category(value: str | int) -> bool:
+    return len(value) > LONGEST_TEXT if isinstance(value, str) else not -(1 << 63) <= value < 1 << 63
+
+
+def _id_count(name: str, value: Any, most: int) -> int:
+    """A number of ids."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, the number of ids; got {described(value)}.")
+    count = int(value)
+    if not 2 <= count <= most:
+        raise ValueError(f"{name} must be a number of ids from 2 to {most}; got {count}.")
+    return count
 
 
 def edited_fields(name: str, value: Any) -> list[list[Any]] | None:

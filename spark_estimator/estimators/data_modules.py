@@ -120,11 +120,12 @@ def plan_of(estimator: TableEstimator[Any], dataset_idx: int | None) -> ModulePl
     """The plan for a data set in the estimator's store.
 
     Raises:
-        ValueError: there is no store or no data; or the estimator transforms rows, which the class does itself.
+        ValueError: there is no store or no data; or the estimator changes rows, which the class does itself.
     """
     value = estimator._value
     kind = value("data_module")
-    for name in ("transformation_fn", "checkpoint_every_steps", "checkpoint_every_seconds", "cache_bytes"):
+    refused = ("transformation_fn", "categories", "checkpoint_every_steps", "checkpoint_every_seconds", "cache_bytes")
+    for name in refused:
         if value(name) is not None:
             raise ValueError(f"{name} and data_module={kind.__name__} can't be combined.")
     store = estimator._data_store("data_module=")

@@ -279,6 +279,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             repeatable=seed is not None or value("store") is not None,
             framework=training.framework,
             owner=run_lease.new_owner(),
+            categories=tuple(encoder.summary for encoder in plan.columns.encoders.values()),
         )
         with self._tracked(run_id) as run:
             if run is not None:
@@ -286,6 +287,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             result, state = self._launched(backend, spec, metadata, None if run is None else run.take_record)
             trained, optimizer = training.trained(state)
             keywords = self._get_model_kwargs(trained, result.history, optimizer, run_id, metadata.of_model())
+            if plan.columns.encoders:
+                keywords["categories"] = {name: encoder.entry for name, encoder in plan.columns.encoders.items()}
             fitted = self._completed(self.get_model_class()(**keywords), training)
             if run is not None:
                 assert metadata.features is not None

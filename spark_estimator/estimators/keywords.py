@@ -58,9 +58,10 @@ class SharedKeywords(TableParams):
     read_files: Param[bool]
     cache_bytes: Param[int | None]
     buffer_bytes: Param[int | None]
-    nulls: Param[str | float]
+    nulls: Param[str | float | dict[str, str | float]]
     padding: Param[float | dict[str, float] | None]
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
+    categories: Param[dict[str, Any] | None]
     transformation_fn: Param[Callable[[Any], Any] | None]
     transformation_edit_fields: Param[list[list[Any]] | None]
     transformation_removed_fields: Param[list[str] | None]
@@ -442,15 +443,16 @@ class SharedKeywords(TableParams):
         """buffer_bytes: with cache_bytes, the most bytes of rows that each process keeps in memory; None: 256 MiB."""
         return self._get(self.buffer_bytes)
 
-    def setNulls(self, value: str | float) -> Self:
+    def setNulls(self, value: str | float | Mapping[str, str | float]) -> Self:
         """Sets nulls: how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), or a number that
-        replaces them. Returns self.
+        replaces them; or a dict with one of these per column, where 'error' applies to the other columns. Returns
+        self.
         """
         return self._set(nulls=value)
 
-    def getNulls(self) -> str | float:
+    def getNulls(self) -> str | float | dict[str, str | float]:
         """nulls: how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), or a number that replaces
-        them.
+        them; or a dict with one of these per column, where 'error' applies to the other columns.
         """
         return self._get(self.nulls)
 
@@ -477,6 +479,22 @@ class SharedKeywords(TableParams):
         array, of the same shape for all rows: {'image': decode}.
         """
         return self._get(self.decoders)
+
+    def setCategories(self, value: Mapping[str, int | Sequence[Any] | Mapping[str, int]] | None) -> Self:
+        """Sets categories: a dict from feature columns of strings, integers or booleans to what turns their values
+        into ids: a number of ids, such as {'city': 1000}, for the most frequent values of the training's rows; a
+        list of values, whose ids start at 1; or {'hash': 100000}, for a hash; id 0 is null, and a value that is
+        not in the vocabulary. Returns self.
+        """
+        return self._set(categories=value)
+
+    def getCategories(self) -> dict[str, Any] | None:
+        """categories: a dict from feature columns of strings, integers or booleans to what turns their values into
+        ids: a number of ids, such as {'city': 1000}, for the most frequent values of the training's rows; a list
+        of values, whose ids start at 1; or {'hash': 100000}, for a hash; id 0 is null, and a value that is not in
+        the vocabulary.
+        """
+        return self._get(self.categories)
 
     def setTransformationFn(self, value: Callable[[Any], Any] | None) -> Self:
         """Sets transformation_fn: a function from a pandas.DataFrame with the columns read to one with the model's
@@ -585,6 +603,7 @@ class ModelKeywords(PredictingKeywords):
     run_id: Param[str | None]
     batch_size: Param[int]
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
+    categories: Param[dict[str, Any] | None]
 
     def setModel(self, value: Any) -> Self:
         """Sets model: the framework's trained model. Returns self."""
@@ -645,3 +664,15 @@ class ModelKeywords(PredictingKeywords):
         array, of the same shape for all rows: {'image': decode}.
         """
         return self._get(self.decoders)
+
+    def setCategories(self, value: Mapping[str, Sequence[Any] | Mapping[str, int]] | None) -> Self:
+        """Sets categories: a dict from feature columns to the values with ids 1, 2 and so on, or to {'hash': the
+        number of ids}. Returns self.
+        """
+        return self._set(categories=value)
+
+    def getCategories(self) -> dict[str, Any] | None:
+        """categories: a dict from feature columns to the values with ids 1, 2 and so on, or to {'hash': the number
+        of ids}.
+        """
+        return self._get(self.categories)

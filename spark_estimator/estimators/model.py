@@ -14,7 +14,8 @@ import pyarrow
 import pyarrow.compute
 from pyspark.ml.util import MLReadable, MLWritable
 
-from spark_estimator.data.columns import raw, readable
+from spark_estimator.data.categories import CategoryEncoder, encoder_of, encoders_of
+from spark_estimator.data.columns import category, raw, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import checks, params
@@ -179,13 +180,17 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         """A column with a struct of the predictions."""
         inputs = self._renamed_inputs()
         columns: list[Column] = []
-        decoders = self._decoders()
+        decoders, encoders = self._decoders(), self._encoders(inputs)
         for field in inputs:
             for name, trained_name in zip(field.names, field.columns, strict=True):
+                if trained_name in encoders:
+                    columns.append(category(dataset.schema, name, encoders[trained_name]).cast(field.dtype))
+                    continue
                 # Arrays that exist already are read as such.
                 is_bytes = trained_name in decoders and raw(dataset.schema, name).kind == "binary"
                 columns.append(readable(dataset.schema, name, is_bytes).cast(field.dtype))
-        predictor = replace(self._predictor(inputs, decoders), columns=self._prediction_columns())
+        predictor = self._predictor(inputs, decoders)
+        predictor = replace(predictor, columns=self._prediction_columns(), encoders=encoders)
         return udf_of(predictor, len(columns))(*columns)
 
     def _row_function(self) -> RowFunction | None:
@@ -220,7 +225,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             outputs = [len(values) for values in function.outputs_of(row)]
         else:
             inputs = inputs or self._inputs_of_row(dataset, row)
-            outputs = self._predictor(inputs).widths_of_row(row)
+            predictor = replace(self._predictor(inputs), encoders=self._encoders(inputs))
+            outputs = predictor.widths_of_row(row)
         if len(outputs) != len(labels):
             raise ValueError(f"the model returned {len(outputs)} outputs for {len(labels)} label_columns: {labels}.")
         return ModelMetadata({}, inputs, outputs, label_types, output_kinds)
@@ -228,11 +234,16 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
     def _inputs_of_row(self, dataset: DataFrame, row: Any) -> list[Field]:
         """[inputs] one field for each feature column, in its type, with the values of the first row."""
         shapes = self._value("input_shapes") if self.hasParam("input_shapes") else None
+        encoders = encoders_of(self._value("categories"))
         fields = []
         for number, name in enumerate(self._value("feature_columns") or ()):
-            column = readable(dataset.schema, name)
+            encoder = encoders.get(name)
+            column = category(dataset.schema, name, encoder) if encoder else readable(dataset.schema, name)
             width = len(row[name]) if column.is_array else 1
-            shape = tuple(shapes[number][1:]) if shapes is not None else (width,)
+            # As in a training: [rows] of ids are what an embedding takes.
+            shape: tuple[int, ...] = () if column.ids and not column.is_array else (width,)
+            if shapes is not None:
+                shape = tuple(shapes[number][1:])
             dtype = "int64" if column.dtype == "int64" else self._floating
             fields.append(Field((name,), (f"c{number}",), (width,), dtype, shape))
         return fields
@@ -257,7 +268,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             DataError: the features do not fit.
         """
         inputs = self._renamed_inputs()
-        matrices = matrices_of(features, inputs, self._decoders())
+        matrices = matrices_of(features, inputs, self._decoders(), self._encoders(inputs))
         results = self._predictor(inputs).outputs_for(matrices)
         return results[0] if len(results) == 1 else results
 
@@ -295,6 +306,22 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             if name in functions
         }
 
+    def _encoders(self, inputs: Sequence[Field]) -> dict[str, CategoryEncoder]:
+        """As `_decoders`, of features with categories.
+
+        Args:
+            inputs: those of the training, under the names of the columns to predict from.
+        """
+        categories = self._value("categories") or {}
+        trained = self._value("_metadata")
+        trained_inputs = trained.inputs if isinstance(trained, ModelMetadata) and trained.inputs else inputs
+        return {
+            column: encoder_of(name, categories[trained_name])
+            for field, trained_field in zip(inputs, trained_inputs, strict=True)
+            for name, trained_name, column in zip(field.names, trained_field.names, field.columns, strict=True)
+            if trained_name in categories
+        }
+
     def _prediction_columns(self) -> tuple[PredictionColumn, ...]:
         """The columns that `transform` adds.
 
@@ -330,7 +357,9 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         function = self._row_function()
         if function is not None:
             return replace(function, predictor=replace(function.predictor, columns=columns))
-        return replace(self._predictor(self._renamed_inputs(), self._decoders()), columns=columns)
+        inputs = self._renamed_inputs()
+        predictor = self._predictor(inputs, self._decoders())
+        return replace(predictor, columns=columns, encoders=self._encoders(inputs))
 
 
 def udf_of(predictor: Predictor, columns: int) -> Any:

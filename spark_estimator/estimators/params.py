@@ -20,12 +20,14 @@ from pyspark.ml.param import Param, Params
 
 from spark_estimator.estimators.checks import (
     anything,
+    categories,
     edited_fields,
     function,
     functions,
+    known_categories,
     listed,
     names,
-    null_policy,
+    null_policies,
     one_of,
     paddings,
     positive,
@@ -304,9 +306,11 @@ SHARED = (
     Row(
         "nulls",
         "error",
-        null_policy,
-        "how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), or a number that replaces them",
-        "str | float",
+        null_policies,
+        "how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), or a number that replaces them; or "
+        "a dict with one of these per column, where 'error' applies to the other columns",
+        "str | float | Mapping[str, str | float]",
+        "str | float | dict[str, str | float]",
     ),
     Row(
         "padding",
@@ -318,6 +322,16 @@ SHARED = (
         "float | dict[str, float] | None",
     ),
     DECODERS,
+    Row(
+        "categories",
+        None,
+        categories,
+        "a dict from feature columns of strings, integers or booleans to what turns their values into ids: a number of "
+        "ids, such as {'city': 1000}, for the most frequent values of the training's rows; a list of values, whose ids "
+        "start at 1; or {'hash': 100000}, for a hash; id 0 is null, and a value that is not in the vocabulary",
+        "Mapping[str, int | Sequence[Any] | Mapping[str, int]] | None",
+        "dict[str, Any] | None",
+    ),
     Row(
         "transformation_fn",
         None,
@@ -412,6 +426,14 @@ MODEL = (
     Row("run_id", None, text, "the name of the training", "str | None"),
     Row("batch_size", 1024, whole(1), "rows per call of the model", "int"),
     DECODERS,
+    Row(
+        "categories",
+        None,
+        known_categories,
+        "a dict from feature columns to the values with ids 1, 2 and so on, or to {'hash': the number of ids}",
+        "Mapping[str, Sequence[Any] | Mapping[str, int]] | None",
+        "dict[str, Any] | None",
+    ),
     *PREDICTING,
 )
 

@@ -42,6 +42,7 @@ class TrainSpec:
         limits: of disk and memory, for rows that ranks read from files; None: all rows are kept on disk.
         repeatable: the same rows shall give the same numbers again.
         tracking: what the ranks do for the training's MLflow run; None: there is none.
+        categories: [columns] the summaries of the encoders of categories.
         The others are the estimator's parameters.
     """
 
@@ -75,6 +76,7 @@ class TrainSpec:
     module: ModulePlan | None = None
     limits: RowLimits | None = None
     tracking: RankTracking | None = None
+    categories: tuple[str, ...] = ()
 
     @property
     def by_value(self) -> bool:

@@ -14,9 +14,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_estimator.data.columns import cast_columns, packed_columns, readable
+from spark_estimator.data.columns import cast_columns, dropping_columns, packed_columns, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field, matrix_of
+from spark_estimator.data.nulls import Nulls
 from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows, files_at
 from spark_estimator.data.preparation import Preparation
@@ -94,17 +95,18 @@ def fields_of(right: dict[str, tuple[str, Array]]) -> list[Field]:
     ]
 
 
-def through_spark(frame: DataFrame, names: list[str], nulls: str | float = "error") -> pyarrow.RecordBatch:
+def through_spark(frame: DataFrame, names: list[str], nulls: Nulls = "error") -> pyarrow.RecordBatch:
     columns = [readable(frame.schema, name, name == "image") for name in names]
     cast = frame.select(*cast_columns(columns, [column.dtype for column in columns], nulls))
-    cast = cast.dropna() if nulls == "drop" else cast
+    dropping = dropping_columns(columns, nulls)
+    cast = cast.dropna(subset=dropping) if dropping else cast
     rows = cast.toArrow().combine_chunks().to_batches()[0]
     cs = tuple(f"c{n}" for n in range(len(names)))
     decoders = {c: Decoder(name, decode) for c, name in zip(cs, names, strict=True) if name == "image"}
     return Preparation(cs, decoders=decoders).batch(rows, [column.dtype for column in columns])
 
 
-def from_files(files: DataFiles, names: list[str], nulls: str | float = "error") -> pyarrow.RecordBatch:
+def from_files(files: DataFiles, names: list[str], nulls: Nulls = "error") -> pyarrow.RecordBatch:
     columns = [readable_in(files.kinds, name, name == "image") for name in names]
     decoders = {name: Decoder(name, decode) for name in names if name == "image"}
     rows = FileRows(files, Preparation(tuple(names), nulls=nulls, decoders=decoders))
@@ -146,6 +148,8 @@ def test_nulls_by_each_policy(spark: SparkSession, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="column 'n' holds null in row 1 "):
             matrix_of(batch_with("error"), n)
         assert batch_with("drop").column("c0").to_pylist() == [1]
+        by_column = batch_with({"n": 7, "x": "drop"})
+        assert by_column.column("c0").to_pylist() == [1, 7]
         filled = batch_with(7.0)
         assert matrix_of(filled, n).ravel().tolist() == [1, 7, 3, 4]
         assert matrix_of(filled, x).ravel().tolist()[:3] == [0.5, 1.5, 7.0]

@@ -139,6 +139,12 @@ PROGRAMS = (
     Program(
         "docs/how-to/hugging-face.md", (0,), prints_on_both_ranks(r": loss \d\.\d+"), TWO, needs="accelerate", slow=True
     ),
+    Program(
+        "docs/how-to/dataframes.md",
+        (0,),
+        prints(r"accuracy (0\.9|1\.0)", r"\['Berlin', 'Paris', 'Rome'\]$"),
+        slow=True,
+    ),
     Program("docs/how-to/lightning.md", (0,), prints_number("loss", 0, 0.1), needs="lightning", slow=True),
     Program("docs/how-to/lightning.md", (1,), fits_and_predicts, needs="lightning", slow=True),
     Program(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy
 import pytest
 
@@ -20,8 +22,25 @@ from spark_estimator import TorchEstimator
         ({"validation": [0.1]}, ValueError, "validation must be a fraction of the rows or a column name"),
         ({"input_shapes": [[20]]}, ValueError, r"shapes that start with -1.*it contains \[20\]"),
         ({"nulls": "ignore"}, ValueError, "nulls must be 'error', 'drop' or a number"),
+        ({"nulls": {"x": "ignore"}}, ValueError, r"nulls\['x'\] must be 'error', 'drop' or a number .*; got 'ignore'"),
+        ({"nulls": {3: 0}}, TypeError, "nulls must have the names of columns as its keys; got {3: 0}"),
         ({"padding": {"x": "0"}}, TypeError, "padding must be a number that pads shorter arrays, or a dict"),
         ({"decoders": {"x": 1}}, TypeError, "decoders must be a dict from columns to functions"),
+        ({"categories": ["x"]}, TypeError, r"categories must be a dict from columns to categories; got \['x'\]"),
+        ({"categories": {"x": 1}}, ValueError, r"categories\['x'\] must be a number of ids from 2 to 1000000; got 1"),
+        ({"categories": {"x": True}}, TypeError, r"categories\['x'\] must be an integer, the number of ids; got True"),
+        ({"categories": {"x": 2.5}}, TypeError, r"must be an integer, the number of ids; got 2\.5"),
+        ({"categories": {"x": {"hash": 2**31}}}, ValueError, r"categories\['x'\]\['hash'\] must be .* to 2147483647"),
+        ({"categories": {"x": {"size": 9}}}, TypeError, "must be the number of ids, a list of values, or {'hash'"),
+        ({"categories": {"x": {"a", "b"}}}, TypeError, "must be the number of ids, a list of values, or .*; got {'a"),
+        ({"categories": {"x": "ab"}}, TypeError, "must be the number of ids, a list of values, or .*; got 'ab'"),
+        ({"categories": {"x": []}}, ValueError, "is an empty list"),
+        ({"categories": {"x": ["a", None]}}, TypeError, r"list of strings, or of integers; .*None\]\. Null has id 0"),
+        ({"categories": {"x": ["a", 1]}}, TypeError, "must be a list of strings, or of integers"),
+        ({"categories": {"x": ["a", "b", "a"]}}, ValueError, "contains 'a' twice"),
+        ({"categories": {"x": ["a" * 1001]}}, ValueError, "contains 'aaa.*, which has more than 1000 characters"),
+        ({"categories": {"x": [1 << 63]}}, ValueError, "contains 9223372036854775808, which has more than 64 bits"),
+        ({"categories": {"x": range(1_000_000)}}, ValueError, "has 1000000 values; at most 999999 are possible"),
         ({"backend": 3}, TypeError, r"backend must be a SparkBackend, or another Backend with run\(\) and"),
         ({"store": 3}, TypeError, "store must be a Store or its path, for example .*; got 3"),
         ({"input_shapes": 3}, TypeError, "input_shapes must be a list of shapes .*; got 3"),
@@ -52,3 +71,17 @@ def test_numbers_of_numpy_are_numbers() -> None:
     estimator = TorchEstimator(**parameters, validation=numpy.float32(0.25), shuffle=numpy.bool_(False))
     assert (estimator.getNulls(), estimator.getPadding(), estimator.getLearningRate()) == (0.0, 0.5, 0.1)
     assert (estimator.getValidation(), estimator.getShuffle()) == (0.25, False)
+
+
+def test_categories_become_what_json_has() -> None:
+    values = {
+        "a": numpy.int64(9),
+        "b": numpy.array([3, 1]),
+        "c": numpy.array(["x", "y"]),
+        "d": {"hash": numpy.int32(5)},
+        "e": [True, numpy.bool_(False)],
+    }
+    categories = TorchEstimator(categories=values).getCategories()
+    assert categories == {"a": 9, "b": [3, 1], "c": ["x", "y"], "d": {"hash": 5}, "e": [1, 0]}
+    assert json.loads(json.dumps(categories)) == categories
+    assert TorchEstimator(categories={}).getCategories() is None

@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.compat.importer import install, installed
+from spark_estimator.data.categories import CategoryEncoder, encoded
 from spark_estimator.data.columns import did_you_mean, remedy
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Array, Field, is_list, matrix_of
@@ -42,6 +43,7 @@ class Predictor(ABC):
         decoders: of columns of bytes, by the names of `inputs`' columns.
         columns: of predictions, which are made of what the model returns.
         aliases: the driver has Horovod's names, which the model's classes may import.
+        encoders: of columns of categories, by the names of `inputs`' columns.
     """
 
     payload: bytes = field(repr=False)
@@ -51,6 +53,7 @@ class Predictor(ABC):
     decoders: Mapping[str, Decoder] = field(default_factory=dict)
     columns: tuple[PredictionColumn, ...] = ()
     aliases: bool = field(default_factory=installed)
+    encoders: Mapping[str, CategoryEncoder] = field(default_factory=dict)
 
     @abstractmethod
     def loaded(self) -> Any:
@@ -97,10 +100,10 @@ class Predictor(ABC):
         Raises:
             DataError: a value cannot be used.
         """
-        batch = pyarrow.RecordBatch.from_arrays(list(columns), names=self._columns)
+        batch = encoded(pyarrow.RecordBatch.from_arrays(list(columns), names=self._columns), self.encoders)
         mask = None
-        if any(column.null_count for column in columns):
-            mask = numpy.logical_and.reduce([numpy.asarray(column.is_valid()) for column in columns])
+        if any(column.null_count for column in batch.columns):
+            mask = numpy.logical_and.reduce([numpy.asarray(column.is_valid()) for column in batch.columns])
             batch = batch.filter(pyarrow.array(mask))
         struct = struct_of(self.columns, self._results(batch))
         return struct if mask is None else spread(struct, mask)
@@ -152,7 +155,8 @@ class Predictor(ABC):
             row: of Spark's, or a mapping, with the columns of `inputs`.
         """
         columns = {name: [row[name]] for field in self.inputs for name in field.names}
-        matrices = [numpy.require(matrix, requirements="W") for matrix in matrices_of(columns, self.inputs, {})]
+        converted = matrices_of(columns, self.inputs, {}, self.encoders)
+        matrices = [numpy.require(matrix, requirements="W") for matrix in converted]
         return [int(output.size) for output in self.called(self.model(), matrices)]
 
     def arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
@@ -181,7 +185,10 @@ class Predictor(ABC):
         Raises:
             DataError: a column is missing, or cannot be used.
         """
-        arrays = [_arrow_column(column_of(features, name), name, nulls=True) for name in self._names]
+        arrays = [
+            _arrow_column(column_of(features, name), name, nulls=True, categories=column in self.encoders)
+            for name, column in zip(self._names, self._columns, strict=True)
+        ]
         return self.as_frame(self.predictions(arrays), getattr(features, "index", None))
 
     def as_frame(self, struct: pyarrow.StructArray, index: Any) -> Any:
@@ -222,8 +229,16 @@ def decoded(batch: pyarrow.RecordBatch, decoders: Mapping[str, Decoder]) -> pyar
     return pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)
 
 
-def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, Decoder]) -> list[Array]:
+def matrices_of(
+    features: Any,
+    inputs: Sequence[Field],
+    decoders: Mapping[str, Decoder],
+    encoders: Mapping[str, CategoryEncoder],
+) -> list[Array]:
     """[inputs] matrices of [rows, width], of what a model's ``predict`` takes.
+
+    Args:
+        decoders, encoders: by the names of the inputs' columns.
 
     Raises:
         DataError: it does not fit; the text names the column, or the input.
@@ -232,9 +247,12 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
         raise DataError("predict() works without Spark; of a DataFrame of Spark's, transform(df) predicts.")
     if hasattr(features, "columns") or isinstance(features, Mapping):
         names = [name for field in inputs for name in field.names]
-        arrays = [_arrow_column(column_of(features, name), name) for name in names]
         columns = [column for field in inputs for column in field.columns]
-        batch = decoded(pyarrow.RecordBatch.from_arrays(arrays, names=columns), decoders)
+        arrays = [
+            _arrow_column(column_of(features, name), name, categories=column in encoders)
+            for name, column in zip(names, columns, strict=True)
+        ]
+        batch = encoded(decoded(pyarrow.RecordBatch.from_arrays(arrays, names=columns), decoders), encoders)
         for column, name in zip(batch.columns, names, strict=True):
             kind = column.type.value_type if is_list(column.type) else column.type
             if _is_text(kind):
@@ -247,6 +265,9 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
         raise DataError("predict() was given None: it takes an array for each input, or a frame with their columns.")
     matrices = []
     for array, wanted in zip(array_likes, inputs, strict=True):
+        if not encoders.keys().isdisjoint(wanted.columns):
+            matrices.append(_ids_of(array, wanted, encoders))
+            continue
         result = numpy.asarray(array)
         values = result.flat if result.dtype.kind in "OUS" else ()
         text = next((value for value in values if isinstance(value, (str, bytes))), None)
@@ -267,6 +288,23 @@ def matrices_of(features: Any, inputs: Sequence[Field], decoders: Mapping[str, D
     return matrices
 
 
+def _ids_of(values: Any, wanted: Field, encoders: Mapping[str, CategoryEncoder]) -> Array:
+    """[rows, width] ids of an array of categories.
+
+    Raises:
+        DataError: the input has other columns, too.
+    """
+    if len(wanted.columns) > 1:
+        raise DataError(
+            f"the input of {wanted.name} contains categories beside other columns: give predict() a frame, or a dict, "
+            "with these columns."
+        )
+    column = pyarrow.RecordBatch.from_arrays(
+        [_arrow_column(values, wanted.name, categories=True)], names=list(wanted.columns)
+    )
+    return matrix_of(encoded(column, encoders), wanted, source="a batch of rows")
+
+
 def _is_text(kind: pyarrow.DataType) -> bool:
     return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_binary(kind))
 
@@ -285,19 +323,22 @@ def column_of(features: Any, name: str) -> Any:
     return values
 
 
-def _arrow_column(values: Any, name: str, *, nulls: bool = False) -> pyarrow.Array:
+def _arrow_column(values: Any, name: str, *, nulls: bool = False, categories: bool = False) -> pyarrow.Array:
     """A column of pandas, or a list, as numbers or arrays of them, or as bytes.
 
     Args:
         nulls: NaN in a column of numbers means null.
+        categories: it is a column of categories, in which NaN always means null.
     """
     try:
         if getattr(values, "dtype", numpy.dtype(object)) == numpy.dtype(object) or getattr(values, "ndim", 1) > 1:
-            array = pyarrow.array([value.toArray() if hasattr(value, "toArray") else value for value in values])
+            items = [value.toArray() if hasattr(value, "toArray") else value for value in values]
+            array = pyarrow.array(items, from_pandas=categories)
         else:
-            array = pyarrow.array(values, from_pandas=nulls)
+            array = pyarrow.array(values, from_pandas=nulls or categories)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
-        raise DataError(f"column {name!r} is not one of numbers: {error}") from error
+        wanted = "categories of one type" if categories else "numbers"
+        raise DataError(f"column {name!r} is not one of {wanted}: {error}") from error
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks()
     if pyarrow.types.is_dictionary(array.type):  # pandas' categories

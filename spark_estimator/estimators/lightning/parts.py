@@ -121,6 +121,8 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
             raise TypeError(f"callbacks are Callbacks of {flavour}, as the model is; one was {described(callback)}.")
     data_module = value("data_module")
     if data_module is not None:
+        if value("categories"):
+            raise ValueError("categories and data_module can't be combined: the data module makes the ids itself.")
         kind = data_module.kind if isinstance(data_module, ModulePlan) else data_module
         kind = kind if isinstance(kind, type) else type(kind)
         if not issubclass(kind, package.LightningDataModule):

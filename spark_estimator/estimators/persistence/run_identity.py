@@ -29,6 +29,7 @@ def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
             f"backward_passes_per_step={spec.backward_passes_per_step}",
             f"train_steps_per_epoch={spec.train_steps}",
         ],
+        "categories": list(spec.categories),
     }
 
 

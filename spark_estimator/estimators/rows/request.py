@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from spark_estimator.data.columns import Readable
+from spark_estimator.data.categories import CategoryEncoder, encoders_of
+from spark_estimator.data.columns import Readable, did_you_mean
 from spark_estimator.data.decoding import Decoder
+from spark_estimator.data.nulls import Nulls, policy_of
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
@@ -22,22 +24,24 @@ class RowRequest:
         labels: as the estimator's parameter has them.
         weight: the column of sample weights; None: there is none.
         marker: the column that marks rows for validation; None: there is none.
-        nulls: "error", "drop", or the number that replaces nulls.
+        nulls: "error", "drop", or the number that replaces nulls; for all columns, or by the column's name.
         ragged: what is done with arrays of different lengths.
         decoders: by the column's name.
         transformation: None: there is none.
         by_name: a batch has what a transformation that takes rows returns, by name; other columns have no role.
+        encoders: of features with categories, by the column's name.
     """
 
     features: tuple[str, ...] | None
     labels: tuple[str, ...]
     weight: str | None
     marker: str | None
-    nulls: str | float
+    nulls: Nulls
     ragged: Ragged
     decoders: Mapping[str, Decoder]
     transformation: Transformation | None
     by_name: bool = False
+    encoders: Mapping[str, CategoryEncoder] = field(default_factory=dict)
 
     @classmethod
     def of(cls, value: Callable[[str], Any], marker: str | None) -> RowRequest:
@@ -67,10 +71,30 @@ class RowRequest:
             Ragged(value("padding"), value("input_shapes"), value("label_shapes")),
             {name: Decoder(name, decoder) for name, decoder in (value("decoders") or {}).items()},
             None if function is None else Transformation(function, edited, removed),
+            encoders=encoders_of(value("categories")),
         )
 
-    def check_replacement(self, columns: Sequence[Readable]) -> None:
-        """Refuses a replacement for nulls that an integer column cannot hold.
+    def check_categories(self, features: Sequence[str]) -> None:
+        """Refuses categories of columns that are not features.
+
+        Raises:
+            DataError: the text names the column.
+        """
+        others = {*self.labels, *filter(None, (self.weight, self.marker))}
+        for name in self.encoders:
+            if name in others:
+                raise DataError(
+                    f"categories refers to {name!r}, which is a label, the sample weight or the validation column: "
+                    "categories are for features. pyspark.ml.feature.StringIndexer numbers the classes of a label."
+                )
+            if name not in features:
+                raise DataError(
+                    f"categories refers to {name!r}, which isn't a feature: {', '.join(features)}."
+                    + did_you_mean(name, features)
+                )
+
+    def check_nulls(self, columns: Sequence[Readable]) -> None:
+        """Refuses a policy of a column that is not read, and a replacement that an integer column cannot hold.
 
         Args:
             columns: those that become tensors.
@@ -78,11 +102,19 @@ class RowRequest:
         Raises:
             DataError: the text names the column.
         """
-        if isinstance(self.nulls, str) or (float(self.nulls).is_integer() and abs(self.nulls) < 1 << 63):
-            return
-        for column in columns:
-            if column.dtype == "int64" and not column.is_array:
+        names = [column.name for column in columns]
+        for name in self.nulls if isinstance(self.nulls, Mapping) else ():
+            if name not in names:
                 raise DataError(
-                    f"nulls={self.nulls!r} isn't valid for integer column {column.name!r} ({column.kind}). Use a whole "
+                    f"nulls refers to {name!r}, which isn't a feature, a label or the sample weight: "
+                    f"{', '.join(names)}.{did_you_mean(name, names)}"
+                )
+        for column in columns:
+            policy = policy_of(self.nulls, column.name)
+            if isinstance(policy, str) or (float(policy).is_integer() and abs(policy) < 1 << 63):
+                continue
+            if column.dtype == "int64" and not (column.is_array or column.ids):
+                raise DataError(
+                    f"nulls={policy!r} isn't valid for integer column {column.name!r} ({column.kind}). Use a whole "
                     "number of at most 64 bits, or cast the column to double."
                 )

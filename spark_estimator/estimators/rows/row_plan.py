@@ -6,7 +6,8 @@ It is built in this order; each step uses only the steps before it:
 2. `RowSample`: the columns, their types, the first rows, the lengths of arrays and their fill values. A DataFrame takes
    one small Spark job, or two.
 3. `Fields`: each tensor's type and shape. The model is tried on the first rows, on the driver.
-4. `RowSource`: files that the ranks read, or Spark's tasks.
+4. The vocabularies of categories: the most frequent values of all rows, by one query.
+5. `RowSource`: files that the ranks read, or Spark's tasks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_source import RowSource, files_source, frame_source
 from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
 from spark_estimator.estimators.rows.shapes import Fields, Trial, fitting_fields
+from spark_estimator.estimators.rows.vocabularies import counted_in_files, counted_in_frame
 from spark_estimator.store import FilesystemStore
 
 if TYPE_CHECKING:
@@ -64,9 +66,10 @@ def plan_frame(
     """
     sample = sample_frame(frame, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
+    columns = counted_in_frame(frame, sample.columns) if sample.columns.uncounted else sample.columns
     source = frame_source(
         frame,
-        sample.columns,
+        columns,
         fields.all,
         read_files=read_files,
         store=store,
@@ -74,7 +77,7 @@ def plan_frame(
         limited=limited,
         spare_store=spare_store,
     )
-    return RowPlan(sample.columns, fields, source)
+    return RowPlan(columns, fields, source)
 
 
 def plan_files(files: DataFiles, validation: DataFiles | None, request: RowRequest, trial: Trial) -> RowPlan:
@@ -89,4 +92,5 @@ def plan_files(files: DataFiles, validation: DataFiles | None, request: RowReque
     """
     sample = sample_files(files, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
-    return RowPlan(sample.columns, fields, files_source(files, validation, sample.columns))
+    columns = counted_in_files(files, sample.columns) if sample.columns.uncounted else sample.columns
+    return RowPlan(columns, fields, files_source(files, validation, columns))

@@ -6,11 +6,11 @@ On the driver `frame_source` chooses one and logs which. On a rank `rank_rows` i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.collectives import context
-from spark_estimator.data.columns import cast_columns, packed_columns
+from spark_estimator.data.columns import cast_columns, dropping_columns, packed_columns
 from spark_estimator.data.fields import Field
 from spark_estimator.data.materialize import materialized
 from spark_estimator.data.parquet import DataFiles, FileRows
@@ -18,7 +18,7 @@ from spark_estimator.data.preparation import Preparation, dtypes_of
 from spark_estimator.data.rank.spool import Spool, SpoolFeed, receive
 from spark_estimator.data.scan import ThroughSpark, just_files
 from spark_estimator.env import Settings
-from spark_estimator.estimators.rows.sampling import Columns
+from spark_estimator.estimators.rows.sampling import Columns, by_position
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.launch.spark.row_writer import Rows, worker_end
 from spark_estimator.log import logger
@@ -139,19 +139,20 @@ def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field], 
         *cast_columns(columns.fed, dtypes_of(fields), preparation.nulls),
         *([columns.marker.marks.alias("marker")] if columns.marker else []),
     )
-    # Spark has cast and renamed the columns and replaced nulls; only decoding remains.
-    names = tuple(f"c{number}" for number in range(len(columns.fed)))
-    if preparation.nulls == "drop":
-        rows = rows.dropna(subset=list(names))
-    decoders = {
-        name: preparation.decoders[column.name]
-        for name, column in zip(names, columns.fed, strict=True)
-        if column.name in preparation.decoders
-    }
-    if decoders:
-        feed = SpoolFeed(tuple(fields), marker, folder, Preparation(names, marker, decoders=decoders))
-    else:
-        packed, packed_fields = packed_columns(rows.schema, fields)
-        rows, feed = rows.select(*packed), SpoolFeed(packed_fields, marker, folder)
+    dropping = dropping_columns(columns.fed, preparation.nulls)
+    rows = rows.dropna(subset=dropping) if dropping else rows
+    packed, packed_fields = packed_columns(rows.schema, fields)
+    rows, feed = rows.select(*packed), SpoolFeed(packed_fields, marker, folder)
+    # Spark has cast and renamed the columns and replaced nulls; only decoding and the ids of categories remain.
+    decoders = by_position(preparation.decoders, columns.fed)
+    encoders = by_position(preparation.encoders, columns.fed)
+    if decoders or encoders:
+        names = tuple(name for name in rows.columns if name != marker)
+        numbered = {name: f"c{number}" for number, name in enumerate(names)}
+        packed_fields = tuple(
+            replace(field, columns=tuple(numbered[column] for column in field.columns)) for field in packed_fields
+        )
+        remaining = Preparation(names, marker, decoders=decoders, encoders=encoders)
+        feed = SpoolFeed(packed_fields, marker, folder, remaining)
     # Rows are spread by their values: a stage that is retried sends each rank the same rows, without a sort.
     return Rows(rows, feed, tuple(rows.columns))

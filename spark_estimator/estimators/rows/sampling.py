@@ -10,16 +10,26 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow
 
-from spark_estimator.data.columns import Readable, cast_columns, check_decoded, raw, readable
+from spark_estimator.data.categories import CategoryEncoder, Uncounted, encoded, with_largest_ids
+from spark_estimator.data.columns import (
+    Readable,
+    cast_columns,
+    category,
+    check_decoded,
+    dropping_columns,
+    raw,
+    readable,
+)
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import widths_of
 from spark_estimator.data.first_rows import decoded
 from spark_estimator.data.kept_rows import KeptRows, bytes_of_row, check_kept, lengths_of, read_back_as
-from spark_estimator.data.numbers import readable_in
+from spark_estimator.data.nulls import Nulls, drops_rows
+from spark_estimator.data.numbers import category_in, readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.row_lengths import Ragged
@@ -36,6 +46,7 @@ SAMPLE_ROWS = 100
 _ROWS_TO_MEASURE = 1 << 14
 # The random columns by which CrossValidator and TrainValidationSplit split rows.
 _TUNING_COLUMN = re.compile(r"(CrossValidator|TrainValidationSplit)_[0-9a-f]+_rand")
+_Converter = TypeVar("_Converter", Decoder, CategoryEncoder)
 _MARKER_KINDS = ("boolean", "int", "bigint", "tinyint", "smallint")
 
 
@@ -70,6 +81,23 @@ class Columns:
         """The columns that become tensors, in the order of ``c0``, ``c1`` and so on: features, labels, weight."""
         return (*self.features, *self.labels, *((self.weight,) if self.weight else ()))
 
+    @property
+    def encoders(self) -> Mapping[str, CategoryEncoder]:
+        """Of the features with categories, by name."""
+        return self.preparation.encoders
+
+    @property
+    def uncounted(self) -> list[Uncounted]:
+        """The encoders whose vocabularies are the most frequent values of the rows, which are not known yet."""
+        return [encoder for encoder in self.encoders.values() if isinstance(encoder, Uncounted)]
+
+    def with_encoders(self, encoders: Mapping[str, CategoryEncoder]) -> Columns:
+        """The same columns with other ids of categories."""
+        kept = self.kept
+        if kept is not None and kept.then is not None:
+            kept = replace(kept, then=replace(kept.then, encoders=encoders))
+        return replace(self, preparation=replace(self.preparation, encoders=encoders), kept=kept)
+
 
 @dataclass(frozen=True)
 class RowSample:
@@ -98,7 +126,7 @@ def sample_frame(frame: DataFrame, request: RowRequest) -> RowSample:
         raise DataError(
             "fit() doesn't support streaming DataFrames, which have no last row. Call it in foreachBatch or on a table."
         )
-    return _sample(FrameSource(frame, request.decoders), request)
+    return _sample(FrameSource(frame, request.decoders, request.encoders), request)
 
 
 def sample_files(files: DataFiles, request: RowRequest) -> RowSample:
@@ -107,7 +135,7 @@ def sample_files(files: DataFiles, request: RowRequest) -> RowSample:
     Raises:
         DataError: as `sample_frame`, or the files' columns differ.
     """
-    return _sample(FileSource(files, request.decoders), request)
+    return _sample(FileSource(files, request.decoders, request.encoders), request)
 
 
 class Source(ABC):
@@ -141,7 +169,7 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: str | float) -> list[int]:
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
         """The longest array, over all rows, of each of the columns at some positions."""
 
 
@@ -164,14 +192,19 @@ class _Untransformed(Source):
 class FrameSource(_Untransformed):
     """A DataFrame: each question about its rows is a Spark job."""
 
-    def __init__(self, frame: DataFrame, decoders: Mapping[str, Decoder]) -> None:
+    def __init__(
+        self, frame: DataFrame, decoders: Mapping[str, Decoder], encoders: Mapping[str, CategoryEncoder]
+    ) -> None:
         self._frame = frame
         self._schema = frame.schema
         self._decoders = decoders
+        self._encoders = encoders
         super().__init__(self._schema.names)
 
     def column(self, name: str) -> Readable:
         """As `Source.column`."""
+        if name in self._encoders:
+            return category(self._schema, name, self._encoders[name])
         return readable(self._schema, name, name in self._decoders)
 
     def raw(self, name: str) -> Readable:
@@ -209,33 +242,40 @@ class FrameSource(_Untransformed):
         # Floating columns as doubles, to see whether their numbers are whole.
         dtypes = ["float64" if column.dtype == "float32" and not column.is_array else column.dtype for column in fed]
         rows = _first(self._cast(fed, dtypes, preparation.nulls))
+        rows = encoded(rows, by_position(preparation.encoders, fed))
         return decoded(rows, fed, preparation, [f"c{number}" for number in range(len(fed))])
 
-    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: str | float) -> list[int]:
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
         """As `Source.longest`."""
         from pyspark.sql import functions
 
         # Rows that are dropped do not count, and any column can cause that.
-        read = list(range(len(fed))) if nulls == "drop" else list(positions)
+        read = list(range(len(fed))) if drops_rows(nulls) else list(positions)
         frame = self._cast([fed[n] for n in read], [fed[n].dtype for n in read], nulls)
         sizes = [functions.max(functions.size(f"c{read.index(position)}")) for position in positions]
         return [max(0, int(size or 0)) for size in frame.agg(*sizes).collect()[0]]
 
-    def _cast(self, columns: Sequence[Readable], dtypes: Sequence[str], nulls: str | float) -> DataFrame:
+    def _cast(self, columns: Sequence[Readable], dtypes: Sequence[str], nulls: Nulls) -> DataFrame:
         frame = self._frame.select(*cast_columns(columns, dtypes, nulls))
-        return frame.dropna() if nulls == "drop" else frame
+        dropping = dropping_columns(columns, nulls)
+        return frame.dropna(subset=dropping) if dropping else frame
 
 
 class FileSource(_Untransformed):
     """Parquet files, which this process reads."""
 
-    def __init__(self, files: DataFiles, decoders: Mapping[str, Decoder]) -> None:
+    def __init__(
+        self, files: DataFiles, decoders: Mapping[str, Decoder], encoders: Mapping[str, CategoryEncoder]
+    ) -> None:
         self._files = files
         self._decoders = decoders
+        self._encoders = encoders
         super().__init__(list(files.kinds))
 
     def column(self, name: str) -> Readable:
         """As `Source.column`."""
+        if name in self._encoders:
+            return category_in(self._files.kinds, name, self._encoders[name])
         return readable_in(self._files.kinds, name, name in self._decoders)
 
     def raw(self, name: str) -> Readable:
@@ -267,10 +307,11 @@ class FileSource(_Untransformed):
         first = rows.first_rows([column.dtype for column in fed], SAMPLE_ROWS)
         return decoded(first, fed, preparation, [f"c{number}" for number in range(len(fed))])
 
-    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: str | float) -> list[int]:
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
         """As `Source.longest`."""
-        read = list(range(len(fed))) if nulls == "drop" else list(positions)
-        rows = FileRows(self._files, Preparation(tuple(fed[n].name for n in read), nulls=nulls))
+        read = list(range(len(fed))) if drops_rows(nulls) else list(positions)
+        preparation = Preparation(tuple(fed[n].name for n in read), nulls=nulls, encoders=self._encoders)
+        rows = FileRows(self._files, preparation)
         return rows.longest([fed[n].dtype for n in read], [f"c{read.index(position)}" for position in positions])
 
 
@@ -286,6 +327,8 @@ class TransformedSource(Source):
         for column in arguments:
             if column.name in preparation.decoders:
                 check_decoded(column.name, column.kind)
+            if column.name in preparation.encoders:
+                preparation.encoders[column.name].check(column.name, column.kind)
         rows = inner.raw_rows(arguments)
         if not rows.num_rows:
             raise DataError("the DataFrame has no rows.")
@@ -295,7 +338,7 @@ class TransformedSource(Source):
         self.by_row = self._preparation.transformation.takes is Takes.ROW
         self.returned = self._preparation.columns
         if self.by_row:
-            if preparation.nulls == "drop":
+            if drops_rows(preparation.nulls):
                 raise DataError(
                     "nulls='drop' isn't possible with a transformation_fn that takes rows: drop them before."
                 )
@@ -323,8 +366,11 @@ class TransformedSource(Source):
         """As `Source.column`."""
         column = readable_in({name: shown.words for name, shown in self._shown.items()}, name)
         shown = self._shown[name]
+        # The function gets ids; `transform` reads categories.
+        kinds = {raw.name: raw.kind for raw in self.arguments if raw.name in self._preparation.encoders}
         return replace(
             column,
+            kind=kinds.get(name, column.kind),
             dtype="float32" if shown.is_bytes else column.dtype,
             shape=shown.shape,
             kept="uint8" if shown.is_bytes else "",
@@ -334,11 +380,11 @@ class TransformedSource(Source):
         self, fed: Sequence[Readable], preparation: Preparation
     ) -> tuple[pyarrow.RecordBatch, Preparation, list[Readable]]:
         """As `Source.first_rows`."""
-        plain = replace(preparation, marker=None, decoders={}, transformation=None)
+        plain = replace(preparation, marker=None, decoders={}, encoders={}, transformation=None)
         rows = pyarrow.RecordBatch.from_arrays(list(self._columns.values()), names=list(self._columns))
         return plain.batch(rows, [column.dtype for column in fed]), self._preparation, list(fed)
 
-    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: str | float) -> list[int]:
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
         """As `Source.longest`: to measure it, the function would have to be called for each row once more."""
         raise DataError(
             f"padding of column {fed[positions[0]].name!r}, which transformation_fn returns, needs the array's length: "
@@ -348,6 +394,7 @@ class TransformedSource(Source):
 
 def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
     names, by_default = _names(source, request)
+    request.check_categories(request.features or by_default)
     preparation = Preparation(
         tuple(names),
         request.marker,
@@ -355,6 +402,7 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
         request.decoders,
         request.transformation,
         by_name=request.by_name,
+        encoders=request.encoders,
     )
     transformed = TransformedSource(source, preparation) if request.transformation is not None else None
     prepared: Source = source if transformed is None else transformed
@@ -364,14 +412,14 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
         request = replace(request, labels=(), weight=None, ragged=Ragged())
     fed = [_column(prepared, name, by_default=name in by_default) for name in names]
     marker = _marker(prepared, request.marker)
-    request.check_replacement(fed)
+    request.check_nulls(fed)
     read = {column.name for column in prepared.arguments or fed}
     unknown = next((name for name in request.decoders if name not in read), None)
     if unknown is not None:
         raise DataError(f"decoders refers to {unknown!r}, which isn't a column that is read: {', '.join(names)}.")
     rows, preparation, fed = prepared.first_rows(fed, preparation)
     if not rows.num_rows:
-        raise DataError("the DataFrame has no rows" + (" without nulls." if request.nulls == "drop" else "."))
+        raise DataError("the DataFrame has no rows" + (" without nulls." if drops_rows(request.nulls) else "."))
     labels, weights = len(request.labels), 0 if request.weight is None else 1
     features = len(fed) - labels - weights
     padding = request.ragged.paddings(fed)
@@ -391,7 +439,12 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
         preparation=preparation,
         kept=None if transformed is None else transformed.kept(preparation),
     )
-    return RowSample(columns, rows, widths, padding)
+    return RowSample(columns, with_largest_ids(rows, [column.ids for column in fed]), widths, padding)
+
+
+def by_position(by_name: Mapping[str, _Converter], fed: Sequence[Readable]) -> dict[str, _Converter]:
+    """What converts some columns, under the names ``c0``, ``c1`` and so on of the columns fed."""
+    return {f"c{number}": by_name[column.name] for number, column in enumerate(fed) if column.name in by_name}
 
 
 def _names(source: Source, request: RowRequest) -> tuple[list[str], list[str]]:
@@ -442,11 +495,15 @@ def _marker(source: Source, name: str | None) -> Readable | None:
 
 
 def _first(frame: DataFrame) -> pyarrow.RecordBatch:
-    limited = frame.limit(SAMPLE_ROWS)
-    if hasattr(limited, "toArrow"):
-        table = limited.toArrow()
+    return collected(frame.limit(SAMPLE_ROWS))
+
+
+def collected(frame: DataFrame) -> pyarrow.RecordBatch:
+    """The rows of a small DataFrame."""
+    if hasattr(frame, "toArrow"):
+        table = frame.toArrow()
     else:  # Spark 3.5
-        table = pyarrow.Table.from_pandas(limited.toPandas(), preserve_index=False)
+        table = pyarrow.Table.from_pandas(frame.toPandas(), preserve_index=False)
     batches = table.combine_chunks().to_batches()
     if not batches:
         return pyarrow.RecordBatch.from_pylist([], schema=table.schema)

@@ -108,7 +108,8 @@ def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Seque
     tried = Fields(tuple(natural), tuple(choice for choice in label_choices[0]), weight)
     raise DataError(
         "the model and the losses don't fit the columns: a batch of the first rows failed on the driver with "
-        f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {shown(tried)}{_remedy(first_error, tried)}"
+        f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {shown(tried)}"
+        + _remedy(first_error, tried, sample)
     ) from first_error
 
 
@@ -254,7 +255,7 @@ def shown(fields: Fields) -> str:
     return f"The model's inputs were {inputs}; the loss's labels {labels}."
 
 
-def _remedy(error: Exception, fields: Fields) -> str:
+def _remedy(error: Exception, fields: Fields, sample: RowSample) -> str:
     """A sentence on what to change, for those errors of a framework that show it; else empty."""
     text = str(error)
     if re.search(r"expected (scalar type|target dtype to be) Long", text):  # PyTorch's losses of classes
@@ -262,4 +263,8 @@ def _remedy(error: Exception, fields: Fields) -> str:
         return (
             f" The loss takes integers as labels: cast the column, df.withColumn({name!r}, df[{name!r}].cast('long'))."
         )
+    sizes = {column.name: column.ids for column in sample.columns.features if column.ids}
+    if sizes and re.search(r"out of (range|bounds)|is not in \[", text):  # PyTorch's and TensorFlow's embeddings
+        needed = ", ".join(f"{size} for {name!r}" for name, size in sizes.items())
+        return f" Embeddings need as many rows as there are ids of categories: {needed}."
     return RESHAPE if re.search(r"shape|size|dimension", text, re.IGNORECASE) else ""

@@ -102,11 +102,13 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         function for each row, with all columns of the DataFrame.
         """
         inputs, widths, decoders = self._renamed_inputs(), self._outputs, self._decoders()
+        encoders = self._encoders(inputs)
 
         def predict(module: nn.Module, row: Any) -> Any:
             columns = {name: [row[name]] for field in inputs for name in field.names}
             predictor = TorchPredictor(b"", inputs, widths, 1, decoders)
-            matrices = [numpy.require(matrix, requirements="W") for matrix in matrices_of(columns, inputs, decoders)]
+            converted = matrices_of(columns, inputs, decoders, encoders)
+            matrices = [numpy.require(matrix, requirements="W") for matrix in converted]
             outputs = [output.reshape(-1) for output in predictor.called(module.eval(), matrices)]
             return outputs[0] if len(outputs) == 1 else outputs
 

@@ -175,6 +175,7 @@ ESTIMATOR = (
 WITHOUT: Mapping[str, Any] = {
     "buffer_bytes": None,
     "cache_bytes": None,
+    "categories": None,
     "decoders": None,
     "feature_cols": None,
     "input_shapes": None,

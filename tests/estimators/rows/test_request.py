@@ -37,8 +37,17 @@ def test_fields_of_a_function_need_the_function() -> None:
 def test_a_replacement_fits_the_columns(nulls: float) -> None:
     whole, real = (Readable(f"of {dtype}", False, dtype, None, "some") for dtype in ("int64", "float32"))
     request = request_of(nulls=nulls)
-    request.check_replacement([real])
+    request.check_nulls([real])
     with pytest.raises(DataError, match=r"isn't valid for integer column 'of int64' \(some\)"):
-        request.check_replacement([real, whole])
-    request_of(nulls=3).check_replacement([whole])
-    request_of(nulls="drop").check_replacement([whole])
+        request.check_nulls([real, whole])
+    request_of(nulls=3).check_nulls([whole])
+    request_of(nulls="drop").check_nulls([whole])
+
+
+def test_policies_of_columns() -> None:
+    whole, real = (Readable(f"of {dtype}", False, dtype, None, "some") for dtype in ("int64", "float32"))
+    request_of(nulls={"of int64": 3, "of float32": 0.5}).check_nulls([whole, real])
+    with pytest.raises(DataError, match=r"nulls=0\.5 isn't valid for integer column 'of int64'"):
+        request_of(nulls={"of int64": 0.5, "of float32": "drop"}).check_nulls([whole, real])
+    with pytest.raises(DataError, match=r"nulls refers to 'Of int64', which isn't a feature, .* mean 'of int64'"):
+        request_of(nulls={"Of int64": 3}).check_nulls([whole, real])

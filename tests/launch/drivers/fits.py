@@ -91,6 +91,21 @@ def folds(frame):
     }
 
 
+def categories(frame):
+    """A column of texts: its vocabulary, and the rows whose prediction is the number of their text's id."""
+    table = nn.Embedding(4, 1)
+    made = estimator(table, feature_cols=["city"], categories={"city": 4}, epochs=1)
+    model = made.fit(frame.selectExpr("concat('city ', int(b * 7 + 0.5) % 3) AS city", "y"))
+    ids = {city: number for number, city in enumerate(model.getCategories()["city"], 1)}
+    weights = model.getModel().weight.flatten().tolist()
+    cities = [(city,) for city in ("city 0", "city 1", "city 2", "city 3", None)]
+    predicted = model.transform(frame.sparkSession.createDataFrame(cities, "city string")).collect()
+    return {
+        "known": model.getCategories(),
+        "right": [row.y__output == weights[ids.get(row.city, 0)] for row in predicted],
+    }
+
+
 def main():
     lines = Lines()
     logging.getLogger("spark_estimator").addHandler(lines)
@@ -113,6 +128,7 @@ def main():
     except Exception as error:
         traceback.print_exc()
         results["folds"] = {"type": type(error).__name__, "text": str(error)[:1000]}
+    results["categories"] = categories(frame)
     print("RESULT " + json.dumps(results), flush=True)
     spark.stop()
 

@@ -34,3 +34,4 @@ def test_fit_over_connect(tmp_path: Path) -> None:
     (error,) = results["folds"]["errors"]  # type: ignore[index]
     assert error < 0.2
     assert results["folds"]["rows"] == 300  # type: ignore[index]
+    assert results["categories"] == {"known": {"city": ["city 0", "city 1", "city 2"]}, "right": [True] * 5}

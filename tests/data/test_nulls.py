@@ -1,0 +1,19 @@
+"""What is done about nulls, for all columns or by column."""
+
+from __future__ import annotations
+
+from spark_estimator.data.nulls import Nulls, drops_rows, policy_of
+
+
+def test_policies() -> None:
+    by_column: Nulls = {"a": 0.5, "b": "drop"}
+    assert [policy_of(by_column, name) for name in "abc"] == [0.5, "drop", "error"]
+    assert [policy_of("drop", name) for name in "ab"] == ["drop", "drop"]
+    assert [drops_rows(nulls) for nulls in (by_column, {"a": 0.5}, {}, "drop", "error", 3.0)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
