@@ -43,7 +43,7 @@ def load(folder: str | Store, step: int | None = None, names: Collection[str] | 
         names: only the objects of these names are read; None: all, and the step.
 
     Raises:
-        DataError: there is none, or it is damaged.
+        DataError: there is none, it is damaged, or it has no object of such a name.
     """
     store = store_of(folder)
     source = find(store, store.prefix_path, step)
@@ -51,6 +51,11 @@ def load(folder: str | Store, step: int | None = None, names: Collection[str] | 
         raise DataError(f"{store.prefix_path} has no complete checkpoint.")
     path, text = source
     index = index_of(text, f"{path}/{folders.METADATA}")
+    known = {str(saved.path[0]) for saved in index.values() if saved.path[0] != "ranks"}
+    if missing := sorted(set(names or ()) - known):
+        raise DataError(
+            f"{path} has no object named {', '.join(map(repr, missing))}. It has {', '.join(map(repr, sorted(known)))}."
+        )
     wanted = [
         saved for saved in index.values() if saved.path[0] != "ranks" and (names is None or saved.path[0] in names)
     ]

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from spark_estimator.data.categories import CategoryEncoder, is_text
 from spark_estimator.data.fields import Field
 from spark_estimator.data.nulls import Nulls, policy_of
+from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _find(schema: StructType, name: str) -> tuple[DataType, str]:
     if schema.names.count(name) > 1:
         raise DataError(f"there are {schema.names.count(name)} columns named {name!r}: rename all but one of them.")
     if name in schema.names:
-        return schema[name].dataType, f"`{name.replace('`', '``')}`"
+        return schema[name].dataType, quoted(name)
     current: Any = schema
     path = []
     for part in name.split("."):
@@ -240,7 +241,7 @@ def _find(schema: StructType, name: str) -> tuple[DataType, str]:
                 + did_you_mean(name, schema.names)
             )
         current = current[part].dataType
-        path.append(f"`{part.replace('`', '``')}`")
+        path.append(quoted(part))
     return current, ".".join(path)
 
 

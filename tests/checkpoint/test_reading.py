@@ -61,6 +61,8 @@ def test_the_newest_complete_checkpoint_counts(root: Path) -> None:
     assert torch.equal(reading.load(str(root), step=5)["m"]["w"], MATRIX + 1), "the later attempt"
     assert reading.load(str(root), names=["n"]) == {"n": {"v": [1, "a"]}}
     assert reading.load(str(root), names=[]) == {}
+    with pytest.raises(DataError, match=r"has no object named 'o'\. It has 'm', 'n', 'step'\."):
+        reading.load(str(root), names=["n", "o"])
 
 
 def test_checkpoints_that_are_not_there(root: Path) -> None:

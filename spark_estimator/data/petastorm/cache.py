@@ -13,6 +13,7 @@ from spark_estimator.data.columns import Readable, raw
 from spark_estimator.data.materialize import materialized
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.parquet_file import local_form, store_for
+from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 from spark_estimator.store import FilesystemStore, Store
@@ -78,7 +79,7 @@ def vector_expression(frame: DataFrame, name: str, dtype: str | None) -> Column:
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions
 
-    return vector_to_array(functions.col(f"`{name.replace('`', '``')}`"), dtype or "float64")
+    return vector_to_array(functions.col(quoted(name)), dtype or "float64")
 
 
 def _cache_store(spark: SparkSession) -> FilesystemStore:

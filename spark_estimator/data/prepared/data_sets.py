@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.columns import did_you_mean
+from spark_estimator.data.quoting import quoted
 from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import announce
 
@@ -253,15 +254,15 @@ def _write(
     names = list(dict.fromkeys([*columns, *([validation] if isinstance(validation, str) else [])]))
     chosen = df.select(
         *(
-            vector_to_array(functions.col(f"`{name}`")).alias(name)
+            vector_to_array(functions.col(quoted(name))).alias(name)
             if isinstance(kinds[name], VectorUDT)
-            else functions.col(f"`{name}`")
+            else functions.col(quoted(name))
             for name in names
         )
     )
     held, share = None, 0.0
     if isinstance(validation, str):
-        column = functions.col(f"`{validation}`")
+        column = functions.col(quoted(validation))
         marked = column if isinstance(kinds[validation], BooleanType) else column > 0
         unmarked = ~column if isinstance(kinds[validation], BooleanType) else column == 0
         [[share]] = chosen.agg(functions.coalesce(functions.avg(marked.cast("double")), functions.lit(0.0))).collect()

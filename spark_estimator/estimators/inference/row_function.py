@@ -17,6 +17,7 @@ import cloudpickle
 import numpy
 
 from spark_estimator.data.fields import Array
+from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference.prediction_columns import Role, struct_of, struct_type
 from spark_estimator.estimators.inference.predictor import Predictor
@@ -92,7 +93,7 @@ def row_udf(row_function: RowFunction, dataset: DataFrame) -> Any:
         return row_function.predictions(row)
 
     predicted.__annotations__ = {}  # as text they are no types to PySpark, which warns
-    columns = [functions.col(f"`{name}`") for name in dataset.columns]
+    columns = [functions.col(quoted(name)) for name in dataset.columns]
     struct = struct_type(row_function.predictor.columns)
     return functions.udf(predicted, struct)(functions.struct(*columns))
 

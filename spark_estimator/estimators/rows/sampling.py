@@ -32,6 +32,7 @@ from spark_estimator.data.nulls import Nulls, drops_rows
 from spark_estimator.data.numbers import category_in, readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.quoting import quoted
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.transformation import Takes
 from spark_estimator.errors import DataError
@@ -222,7 +223,7 @@ class FrameSource(_Untransformed):
         frame = self._frame.select(*(column.stored for column in columns))
         lengths = []
         for field in frame.schema.fields:
-            column = functions.col(f"`{field.name}`")
+            column = functions.col(quoted(field.name))
             if field.dataType.typeName() in ("string", "binary", "varchar", "char"):
                 lengths.append(functions.octet_length(column))
             elif field.dataType.typeName() == "array":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow
 
 from spark_estimator.data.numbers import numbers_of
+from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ class Features:
 def _path(frame: DataFrame, name: str) -> str:
     """How Spark's functions call a column, or a field of a struct."""
     if name in frame.columns:
-        return f"`{name.replace('`', '``')}`"
-    return ".".join(f"`{part}`" for part in name.split("."))
+        return quoted(name)
+    return ".".join(map(quoted, name.split(".")))
 
 
 def _in_plain_lists(frame: Any) -> Any:

@@ -12,6 +12,7 @@ import pyarrow
 import torch
 from pyspark.ml.param import Param
 
+from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import PythonEnvironmentError
 from spark_estimator.estimators import checks, estimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
@@ -103,7 +104,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
         validation = self._value("validation")
         marker = validation if isinstance(validation, str) else None
         function = Tokenising(task, pickle.dumps(tokenizer), marker, self._value("nulls") == "drop")
-        columns = [f"`{name}`" for name in function.columns]
+        columns = [quoted(name) for name in function.columns]
         tokens = dataset.select(*columns).mapInArrow(_called(function), function.schema)
         return estimator.TableEstimator._fit(informed, tokens)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_estimator.data.fields import Field
+from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
 from spark_estimator.estimators import checks, model, params
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, PredictionColumn, Role
@@ -135,7 +136,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
             raise DataError(
                 f"column {self._text!r} has type {kind}; task={task!r} needs {'words' if words else 'texts'}."
             )
-        column = functions.col(f"`{self._text}`")
+        column = functions.col(quoted(self._text))
         predictor = replace(self._text_predictor(as_json=chat), columns=self._prediction_columns())
         return model.udf_of(predictor, 1)(functions.to_json(column) if chat else column)
 

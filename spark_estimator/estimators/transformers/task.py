@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.columns import did_you_mean
+from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _classes(frame: DataFrame, label: str, task: str, named: Sequence[Any] | Non
         if len(set(named)) < len(named):
             raise ValueError(f"labels contains a class twice: {named!r:.200}.")
         return tuple(named)
-    column = functions.col(f"`{label}`")
+    column = functions.col(quoted(label))
     values = frame.select((functions.explode(column) if task == "token_classification" else column).alias("label"))
     classes = [row[0] for row in values.dropna().distinct().limit(_MOST_CLASSES + 1).collect()]
     if len(classes) > _MOST_CLASSES:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import pyarrow
 
+from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.transformers.task import TextTask
 
@@ -46,7 +47,7 @@ class Tokenising:
     def schema(self) -> str:
         """Of the result, in Spark's words."""
         labels = "int" if self.task.task == "classification" else "array<int>"
-        marker = "" if self.marker is None else f", `{self.marker}` boolean"
+        marker = "" if self.marker is None else f", {quoted(self.marker)} boolean"
         return ", ".join(f"{name} array<int>" for name in self.task.inputs) + f", labels {labels}{marker}"
 
     @property
