@@ -50,6 +50,7 @@ def test_a_broken_spark_estimator_json_names_the_key(tmp_path: Path) -> None:
         ("params", 3, "must be an object; it is 3"),
         ("params", {"nope": 1}, r"does not fit: TorchModel has no parameter 'nope'.*[^.]\.\n"),
         ("params", {"batch_size": "<b>"}, "does not fit: .*batch_size"),
+        ("params", {"categories": {"x": 3}}, "does not fit: .*categories"),
         ("params", {"history": "<b>"}, "does not fit: .*history"),
         ("inputs", [], "must be a list of objects, with one"),
         ("inputs", 5, "must be a list of objects"),
@@ -87,3 +88,16 @@ def test_nothing_there(tmp_path: Path) -> None:
         TorchModel.load(str(tmp_path / "elsewhere"))
     with pytest.raises(DataError, match="folder that the driver can access"):
         TorchModel.load("s3://bucket/model")
+
+
+def test_categories_are_json(tmp_path: Path) -> None:
+    """They need no trust. A folder that was written before there were any is read, too."""
+    path = tmp_path / "model"
+    model_of(linear(), categories={"a": ["x", "Ö"], "b": {"hash": 5}}).save(str(path))
+    file = path / "spark_estimator.json"
+    manifest = json.loads(file.read_text())
+    assert manifest["params"]["categories"] == {"a": ["x", "Ö"], "b": {"hash": 5}}
+    assert TorchModel.load(str(path)).getCategories() == {"a": ["x", "Ö"], "b": {"hash": 5}}
+    del manifest["params"]["categories"]
+    file.write_text(json.dumps(manifest))
+    assert TorchModel.load(str(path)).getCategories() is None

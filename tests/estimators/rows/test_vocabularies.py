@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import numpy
 import pytest
 import torch
@@ -15,8 +16,11 @@ from torch import nn
 from spark_estimator import DataError, TorchEstimator
 from spark_estimator.data.parquet import files_at
 from spark_estimator.estimators.rows.request import RowRequest
+from spark_estimator.estimators.rows.row_plan import plan_frame
 from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
 from spark_estimator.estimators.rows.vocabularies import counted_in_files, counted_in_frame
+from spark_estimator.estimators.torch.check import TorchTrial
+from spark_estimator.estimators.torch.parts import parts_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,6 +187,26 @@ class Embedding(nn.Module):
 
     def forward(self, city: torch.Tensor) -> torch.Tensor:
         return self.table(city)
+
+
+def test_a_vocabulary_is_sent_once(frame: DataFrame) -> None:
+    """To the tasks that read the rows, and not to the ranks that train on ids."""
+    net = Embedding(6)
+    estimator = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        loss=nn.MSELoss(),
+        feature_cols=["city"],
+        label_cols=["y"],
+        categories={"city": 6},
+    )
+    trial = TorchTrial(parts_of(estimator._value)[0])
+    plan = plan_frame(frame, RowRequest.of(estimator._value, None), trial, read_files=False, store=None, size=1)
+    assert plan.source.rows is not None
+    value = values_of(plan.columns)["city"][0].encode()
+    assert cloudpickle.dumps(plan.source.rows.feed).count(value) == 1
+    assert value not in cloudpickle.dumps(plan.fields)
+    assert [column.kind for column in plan.columns.features] == ["string"], "as in MLflow's signature"
 
 
 @pytest.mark.parametrize("categories", [50, {"hash": 50}, [f"c{n}" for n in range(49)]])
