@@ -190,7 +190,22 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         result: _Model = self._fit_on_prepared_data(backend, files.rows, rows, metadata, None, dataset_idx)
         return result
 
+    def _takes_folders(self) -> bool:
+        """Whether rows are written into folders that a class of the user's reads: `_fit_on_folders`."""
+        return False
+
+    def _fit_on_folders(self, dataset: DataFrame) -> _Model:
+        raise NotImplementedError
+
+    def _has_own_loaders(self) -> bool:
+        """Whether the user's loaders bring the rows, and the DataFrame's are read for their types only."""
+        return False
+
     def _fit(self, dataset: DataFrame) -> _Model:
+        if self._takes_folders():
+            return self._fit_on_folders(dataset)
+        if self._has_own_loaders():
+            dataset = dataset.limit(100)
         if self._value("mlflow"):
             check_installed()
         training = self._training()

@@ -91,15 +91,17 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
     def _training(self) -> _LightningTraining:
         return _LightningTraining(*parts_of(self._value))
 
-    def _fit(self, dataset: DataFrame) -> TorchModel:
-        module = self._value("data_module")
-        if data_modules.takes_folders(module):
-            self._training()  # raises where a parameter can't be used, before rows are written
-            size = self._size(self._chosen_backend())
-            with data_modules.written(self, dataset, size(dataset.sparkSession) if callable(size) else size) as index:
-                return self.copy({self.data_module: data_modules.plan_of(self, index)})._fit(dataset)
-        # If the user passes loaders, the rows are read for their types only.
-        return super()._fit(dataset if module is None else dataset.limit(100))
+    def _takes_folders(self) -> bool:
+        return data_modules.takes_folders(self._value("data_module"))
+
+    def _has_own_loaders(self) -> bool:
+        return self._value("data_module") is not None
+
+    def _fit_on_folders(self, dataset: DataFrame) -> TorchModel:
+        self._training()  # raises where a parameter can't be used, before rows are written
+        size = self._size(self._chosen_backend())
+        with data_modules.written(self, dataset, size(dataset.sparkSession) if callable(size) else size) as index:
+            return self.copy({self.data_module: data_modules.plan_of(self, index)})._fit(dataset)
 
 
 class _LightningTraining:

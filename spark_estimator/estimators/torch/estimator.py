@@ -56,9 +56,10 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, estimator.TableEstimato
     def _training(self) -> _TorchTraining:
         return _TorchTraining(*parts_of(self._value))
 
-    def _fit(self, dataset: DataFrame) -> TorchModel:
-        if not data_modules.takes_folders(self._value("data_module")):
-            return super()._fit(dataset)
+    def _takes_folders(self) -> bool:
+        return data_modules.takes_folders(self._value("data_module"))
+
+    def _fit_on_folders(self, dataset: DataFrame) -> TorchModel:
         self._training()  # raises where a parameter can't be used, before rows are written
         size = self._size(self._chosen_backend())
         processes = size(dataset.sparkSession) if callable(size) else size
@@ -67,7 +68,7 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, estimator.TableEstimato
 
     def fit_on_parquet(self, params: Any = None, dataset_idx: int | None = None) -> TorchModel:
         """See `TableEstimator.fit_on_parquet`."""
-        if not params and data_modules.takes_folders(self._value("data_module")):
+        if not params and self._takes_folders():
             planned = self.copy({self.data_module: data_modules.plan_of(self, dataset_idx)})
             return planned.fit_on_parquet(None, dataset_idx)
         return super().fit_on_parquet(params, dataset_idx)
