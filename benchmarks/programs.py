@@ -177,6 +177,10 @@ def _mpi_tools(name: str) -> tuple[str, str]:
     compiler, launcher = shutil.which(f"mpicc.{name}"), shutil.which(f"mpirun.{name}")
     if compiler is None or launcher is None:
         raise UnavailableError(f"mpicc.{name} or mpirun.{name} is not installed (Debian: lib{name}-dev, {name}-bin)")
+    # Debian's mpicc comes with the programs, and the header with another package.
+    header = [compiler, "-x", "c", "-include", "mpi.h", "-fsyntax-only", os.devnull]
+    if subprocess.run(header, capture_output=True, timeout=_COMPILE_SECONDS).returncode != 0:
+        raise UnavailableError(f"mpicc.{name} finds no mpi.h (Debian: lib{name}-dev)")
     return compiler, launcher
 
 

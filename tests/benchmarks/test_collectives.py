@@ -15,7 +15,16 @@ from benchmarks.namespaces import Network, UnavailableError
 
 pytestmark = pytest.mark.slow
 
-INSTALLED = [name for name in ("openmpi", "mpich") if shutil.which(f"mpicc.{name}") and shutil.which(f"mpirun.{name}")]
+
+def is_installed(name: str) -> bool:
+    try:
+        programs._mpi_tools(name)
+    except programs.UnavailableError:
+        return False
+    return True
+
+
+INSTALLED = [name for name in ("openmpi", "mpich") if is_installed(name)]
 
 
 def rows_of(printed: str) -> list[dict[str, str]]:

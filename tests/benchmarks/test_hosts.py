@@ -30,10 +30,11 @@ def test_every_layout_has_its_table(permitted: None, tmp_path: Path, capsys: pyt
     hosts.main(["--layout", "2x1,2x2", "--bytes", "4,60000", "--seconds", "0.01", "--json", str(file)])
     runs = json.loads(file.read_text())["runs"]
     assert [run["layout"] for run in runs] == ["2x1", "2x2"]
-    for run, expected in zip(runs, [{"flat", "gloo"}, {"flat", "hierarchical", "gloo"}], strict=True):
+    in_all = {"flat", "encrypted", "gloo", "link", "wire"}
+    for run, expected in zip(runs, [in_all, in_all | {"hierarchical"}], strict=True):
         assert [result["bytes"] for result in run["results"]] == [4, 60000]
         for result in run["results"]:
-            assert set(result["subjects"]) == expected | {"link", "wire"}
+            assert set(result["subjects"]) == expected
             assert all(figure["us"] > 0 for figure in result["subjects"].values())
             assert result["subjects"]["wire"]["blocks"] == 0 < result["subjects"]["link"]["blocks"]
     printed = capsys.readouterr().out
@@ -49,7 +50,8 @@ def test_other_ops_have_no_bound(permitted: None, tmp_path: Path) -> None:
     (run,) = json.loads(file.read_text())["runs"]
     assert [result["op"] for result in run["results"]] == ["broadcast", "barrier"]
     for result in run["results"]:
-        assert set(result["subjects"]) == {"flat", "gloo"} and "allreduce only" in result["not_offered"]["link"]
+        assert set(result["subjects"]) == {"flat", "encrypted", "gloo"}
+        assert "allreduce only" in result["not_offered"]["link"]
 
 
 def test_where_it_cannot_run_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

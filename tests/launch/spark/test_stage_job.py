@@ -57,7 +57,10 @@ def test_values_and_the_rank_s_failure(either: Any) -> None:
 
 @pytest.mark.slow
 def test_a_result_that_spark_has_lost_ends_the_job(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DriverRegistration, "repeated", lambda registration, connected: [1] if connected == 2 else [])
+    def repeated(registration: DriverRegistration, connected: int) -> list[int]:
+        return [1] if connected == 2 and registration._complete else []
+
+    monkeypatch.setattr(DriverRegistration, "repeated", repeated)
     spark.conf.set("spark.spark_estimator.barrier", "false")
     try:
         with pytest.raises(WorkerFailedError, match=r"^rank 1 \(host .*\) ended, but its result is lost") as caught:

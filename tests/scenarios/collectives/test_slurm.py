@@ -74,4 +74,9 @@ def test_a_task_that_does_not_join_is_named(network: Network, slurm: Slurm, prog
     program.write_text("import os, sys\nif os.environ['SLURM_PROCID'] == '1': sys.exit()\n" + SCRIPT)
     answers = results(network, slurm, ["-N", "2", "-n", "3", "-K0"], program, HOROVOD_START_TIMEOUT="4")
     assert [answer[0] for answer in answers] == ["PeerLostError"] * 2
-    assert all("rank 1 of number 0 of 3 processes started by Slurm's srun" in str(text) for _, text in answers)
+    # What is seen first: that the process on this host has ended, or that it does not come to the meeting.
+    reasons = (
+        "Slurm's srun runs only 1 of the 2 processes on host host0 that its variables name",
+        "rank 1 of number 0 of 3 processes started by Slurm's srun",
+    )
+    assert all(any(reason in str(text) for reason in reasons) for _, text in answers), answers

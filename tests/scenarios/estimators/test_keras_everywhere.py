@@ -57,6 +57,6 @@ def test_fit_transform_and_folders(tmp_path: Path, backend: str, kind: str) -> N
         "optimizer": "TypeError: optimizer is an optimizer of Keras 3, or its name; model is not compiled",
         "loss": "ValueError: loss is missing, and the model is not compiled with one",
         "callbacks": "TypeError: callbacks are objects of keras.callbacks.Callback; one was <built-in function print>",
-        "model": "TypeError: model must be a model of Keras 3 or Keras 2 (keras.Model); got <class ",
+        "model": "TypeError: model must be a model of Keras 3 or Keras 2 (keras.Model); got the class Dense; pass",
     }.items():
         assert words in results["refusals"][name], results["refusals"][name]
