@@ -87,7 +87,8 @@ class Preparation:
         if self.marker is not None:
             columns.append(marks(result[self.marker]))
             names.append("marker")
-        policies = [policy_of(self.nulls, name) for name in self.columns]
+        # Columns behind those of the tensors are taken along as they are.
+        policies = [policy_of(self.nulls, name) for name in self.columns[: len(dtypes)]]
         return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), policies, dtypes)
 
     def passed(self, batch: pyarrow.RecordBatch, row: int = 0) -> tuple[Preparation, dict[str, pyarrow.Array]]:

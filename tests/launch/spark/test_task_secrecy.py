@@ -29,7 +29,11 @@ def test_within_the_block_this_thread_is_not_logged(caplog: pytest.LogCaptureFix
             from_another_thread()
             _ = 1 / 0
         log.debug("after it")
-    assert caplog.messages == ["another thread", "after it"]
+    # What py4j's garbage collector logs at any time is not meant.
+    messages = [
+        message for message in caplog.messages if not message.startswith(("Command to send: m\n", "Answer received"))
+    ]
+    assert messages == ["another thread", "after it"]
 
 
 def test_a_small_function_travels_with_its_task() -> None:
