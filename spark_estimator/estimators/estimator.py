@@ -195,6 +195,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         return False
 
     def _fit_on_folders(self, dataset: DataFrame) -> _Model:
+        """Trains on such folders. A class that overrides `_takes_folders` overrides this, too."""
         raise NotImplementedError
 
     def _has_own_loaders(self) -> bool:

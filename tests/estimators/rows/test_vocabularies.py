@@ -189,17 +189,22 @@ class Embedding(nn.Module):
         return self.table(city)
 
 
-def test_a_vocabulary_is_sent_once(frame: DataFrame) -> None:
-    """To the tasks that read the rows, and not to the ranks that train on ids."""
-    net = Embedding(6)
-    estimator = TorchEstimator(
+def embedding_estimator(size: int, categories: Any) -> TorchEstimator:
+    """Of a model with an embedding of `size` ids for the column city."""
+    net = Embedding(size)
+    return TorchEstimator(
         model=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         loss=nn.MSELoss(),
         feature_cols=["city"],
         label_cols=["y"],
-        categories={"city": 6},
+        categories={"city": categories},
     )
+
+
+def test_a_vocabulary_is_sent_once(frame: DataFrame) -> None:
+    """To the tasks that read the rows, and not to the ranks that train on ids."""
+    estimator = embedding_estimator(6, 6)
     trial = TorchTrial(parts_of(estimator._value)[0])
     plan = plan_frame(frame, RowRequest.of(estimator._value, None), trial, read_files=False, store=None, size=1)
     assert plan.source.rows is not None
@@ -212,15 +217,7 @@ def test_a_vocabulary_is_sent_once(frame: DataFrame) -> None:
 @pytest.mark.parametrize("categories", [50, {"hash": 50}, [f"c{n}" for n in range(49)]])
 def test_an_embedding_that_is_too_small_is_an_error_on_the_driver(frame: DataFrame, categories: Any) -> None:
     """Also if the first rows have only small ids."""
-    net = Embedding(49)
-    estimator = TorchEstimator(
-        model=net,
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        loss=nn.MSELoss(),
-        feature_cols=["city"],
-        label_cols=["y"],
-        categories={"city": categories},
-    )
+    estimator = embedding_estimator(49, categories)
     with pytest.raises(
         DataError, match=r"IndexError: index out of range.*as there are ids of categories: 50 for 'city'"
     ):

@@ -6,7 +6,6 @@ Arguments: the master or remote address; the tracking server's address. It print
 
 import json
 import sys
-import traceback
 
 import mlflow
 import numpy
@@ -60,8 +59,4 @@ def main():
     spark.stop()
 
 
-try:
-    main()
-except BaseException:
-    traceback.print_exc()
-    raise
+main()

@@ -180,15 +180,15 @@ def test_folds_at_the_same_time_are_runs_below_the_active_one(
 class Waiting:
     """A callback that creates a file in its second epoch, and waits there until another file exists."""
 
-    def __init__(self, begun: Path, goes_on: Path) -> None:
-        self._begun, self._goes_on = str(begun), str(goes_on)
+    def __init__(self, begun: Path, released: Path) -> None:
+        self._begun, self._released = str(begun), str(released)
 
     def on_epoch_begin(self, epoch: int) -> None:
         if epoch != 1:
             return
         Path(self._begun).touch()
         deadline = time.monotonic() + 120
-        while not Path(self._goes_on).exists():
+        while not Path(self._released).exists():
             assert time.monotonic() < deadline, "the test did not let the training continue"
             time.sleep(0.05)
 
@@ -230,15 +230,15 @@ def test_a_cancelled_training_is_a_killed_run(
 def test_a_server_that_goes_away_and_comes_back(
     line: DataFrame, estimator: Make, experiment: str, server: TrackingServer, tmp_path: Path
 ) -> None:
-    begun, goes_on = tmp_path / "begun", tmp_path / "goes on"
-    made = estimator(mlflow=True, callbacks=[Waiting(begun, goes_on)], epochs=4)
+    begun, released = tmp_path / "begun", tmp_path / "released"
+    made = estimator(mlflow=True, callbacks=[Waiting(begun, released)], epochs=4)
     models: list[Any] = []
     thread = threading.Thread(target=lambda: models.append(made.fit(line)))
     thread.start()
     wait_for(begun, thread)
     server.stop()
-    goes_on.touch()
-    time.sleep(2)  # as long as the other epochs take
+    released.touch()
+    time.sleep(2)  # so that the other epochs log while there is no server
     server.start()
     thread.join(200)
     (run,) = runs_of(experiment)
