@@ -224,12 +224,12 @@ class TorchLoader:
         epoch = self._epoch
         order = self._order(epoch)
         rows = self._rows.left(self._earlier, order) if self._earlier else self._rows
-        plan = rows.plan(self._batch_size)
+        steps = rows.plan(self._batch_size).steps
         self._state = _Reading.WITHIN
         for batch in rows.batches(self._batch_size, None, order, self._steps):
             tensors = [torch.from_numpy(array) for array in self._joined.split(batch.matrices)]
             self._steps += 1
-            if self._steps == plan.steps:
+            if self._steps == steps:
                 self.set_epoch(epoch + 1)
             yield tuple(tensors) if self._names is None else dict(zip(self._names, tensors, strict=True))
 

@@ -146,10 +146,11 @@ class ShardBatches:
         def gathered(numbers: Array, names: Sequence[str] | None = None) -> Page:
             stored, wanted = everything if names is None else self._joined.only(names)
             arrays = wanted.split([matrices[number].take(numbers, axis=0) for number in stored])
-            return {
-                field.name: array.view(bool) if field.name in self._truths else array
-                for field, array in zip(wanted.fields, arrays, strict=True)
-            }
+            read = self._names if names is None else [field.name for field in wanted.fields]
+            page = dict(zip(read, arrays, strict=True))
+            for name in self._truths.intersection(page):
+                page[name] = page[name].view(bool)
+            return page
 
         transformer = self._transformer
         if transformer is None:

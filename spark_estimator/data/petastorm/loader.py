@@ -76,7 +76,10 @@ class _Loader:
                 raise RuntimeError(
                     "the reader was stopped, or the loader's with block has ended: it gives no more rows."
                 )
-            yield {name: numbers_for_torch(array, name) for name, array in batch.items()}
+            if {array.dtype for array in batch.values()} <= _SAME_DTYPES:
+                yield batch
+            else:
+                yield {name: numbers_for_torch(array, name) for name, array in batch.items()}
         self.reader.last_row_consumed = True
 
     def __enter__(self) -> Any:
