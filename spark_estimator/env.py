@@ -28,6 +28,9 @@ IGNORE_LAUNCHER_VARIABLE = "SPARK_ESTIMATOR_IGNORE_LAUNCHER"
 JOB_KEY_VARIABLE = "SPARK_ESTIMATOR_JOB_KEY"
 JOINED_VARIABLE = "SPARK_ESTIMATOR_JOINED"
 MASTER_VARIABLE = "SPARK_ESTIMATOR_MASTER"
+SPOOL_VARIABLE = "SPARK_ESTIMATOR_SPOOL_FOLDER"
+#: The value of `SPOOL_VARIABLE` for rows that touch no disk.
+IN_MEMORY = "memory"
 
 
 class _Ranks(Protocol):
@@ -276,9 +279,10 @@ class Settings:
         "terminal or in a notebook, and estimators print theirs elsewhere",
     )  # fmt: skip
     spool_folder: str = _variable(
-        "SPARK_ESTIMATOR_SPOOL_FOLDER", "", str, unit="folder",
-        effect="where each executor keeps the rows of an estimator's DataFrame during training; default: Spark's local "
-        "folder (SPARK_LOCAL_DIRS), else the system's temporary folder",
+        SPOOL_VARIABLE, "", str, unit="folder",
+        effect="where each host keeps its ranks' rows during training; memory: in memory, as by default where "
+        "spark.io.encryption.enabled is true; else the default is Spark's local folder (SPARK_LOCAL_DIRS), or the "
+        "system's temporary folder",
     )  # fmt: skip
     ssh_command: str = _variable(
         "SPARK_ESTIMATOR_SSH_COMMAND", "ssh", str, unit="command",

@@ -13,7 +13,6 @@ from spark_estimator.data.preparation import dtypes_of
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.spool import SpoolFeed, receive
 from spark_estimator.data.scan import files_of
-from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 from spark_estimator.launch.spark.row_writer import Rows, worker_end
 
@@ -139,7 +138,7 @@ def shared(
             ) from None
     fields = _fields_of(frame, columns, caller)
     rows = frame.select(*cast_columns(columns, dtypes_of(fields), "error"))
-    feed = SpoolFeed(Joined.of(fields).stored, None, Settings.read().spool_folder or None)
+    feed = SpoolFeed(Joined.of(fields).stored)
     return {**kwargs, _ARGUMENT: FrameShare(tuple(schema.names), fields)}, Rows(rows, feed, tuple(rows.columns))
 
 

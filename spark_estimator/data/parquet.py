@@ -99,12 +99,10 @@ class FileRows:
     Attributes:
         files: that hold them.
         preparation: which of their columns are wanted, and what is done to them.
-        folder: of the spool, as in `SpoolFeed`.
     """
 
     files: DataFiles
     preparation: Preparation
-    folder: str | None = None
 
     def read(self, fields: Sequence[Field], rank: int, size: int) -> tuple[Spool, Spool]:
         """Reads a rank's share into its spool.
@@ -117,7 +115,7 @@ class FileRows:
         """
         batches = self._batches(dtypes_of(fields), rank, size, batch_rows_of(fields))
         marker = None if self.preparation.marker is None else "marker"
-        train, held = spooled(batches, fields, marker, self.folder)
+        train, held = spooled(batches, fields, marker)
         return train.spool(), held.spool()
 
     def first_rows(self, dtypes: Sequence[str], count: int) -> pyarrow.RecordBatch:

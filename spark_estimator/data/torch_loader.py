@@ -29,7 +29,6 @@ from spark_estimator.data.rank.shares import Batches
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.data.stream.rows import streamed
-from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 
 _SAMPLE_ROWS = 100
@@ -333,8 +332,7 @@ def _inspected(
 ) -> tuple[FileRows, list[_Column]]:
     """The shapes that the first rows show; for arrays that are padded, all rows. A collective if `padding` is set."""
     result = [readable_in(files.kinds, name, name in wanted.decoders) for name in names]
-    folder = Settings.read().spool_folder or None
-    bare = FileRows(files, replace(wanted, decoders={}), folder)
+    bare = FileRows(files, replace(wanted, decoders={}))
     dtypes = [column.dtype for column in result]
     first = bare.first_rows(dtypes, _SAMPLE_ROWS)
     if not first.num_rows:
@@ -364,7 +362,7 @@ def _inspected(
 
     widths = ragged.widths(widths_of(first, in_arrow), result, fillings, len(result), longest)
     columns = [_Column(*each) for each in zip(result, widths, fillings, strict=True)]
-    return FileRows(files, preparation, folder), columns
+    return FileRows(files, preparation), columns
 
 
 def _field(columns: Sequence[_Column], place: int) -> Field:

@@ -15,6 +15,7 @@ from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.parquet_file import local_form
 from spark_estimator.data.preparation import Preparation
+from spark_estimator.env import SPOOL_VARIABLE
 from spark_estimator.errors import DataError
 
 NUMBER = Field(("n",), ("c0",), (1,), "int64")
@@ -41,11 +42,12 @@ def write(folder: Path, rows: int, *files: int, **more: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_ranks_read_equal_shares_into_their_spools(tmp_path: Path, size: int) -> None:
+def test_ranks_read_equal_shares_into_their_spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     write(tmp_path / "data", 61, 20, 0, 30)
     (tmp_path / "data" / "_SUCCESS").touch()
     (tmp_path / "spool").mkdir()
-    rows = FileRows(files_at(str(tmp_path / "data")), Preparation(("n", "v")), str(tmp_path / "spool"))
+    monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path / "spool"))
+    rows = FileRows(files_at(str(tmp_path / "data")), Preparation(("n", "v")))
     spools = [rows.read((NUMBER, BOTH), rank, size)[0] for rank in range(size)]
     assert {spool.rows for spool in spools} <= {61 // size, 61 // size + 1}
     assert [n for spool in spools for n in spool.matrices[0].ravel().tolist()] == list(range(61))

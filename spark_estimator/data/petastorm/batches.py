@@ -27,7 +27,6 @@ from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.prefetch import Ahead
 from spark_estimator.data.rank.shares import share
-from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 
@@ -72,7 +71,7 @@ def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool) ->
         return RowGroupBatches(plan, batch_size, capacity)
     try:
         fields = tensor_fields(plan)
-        rows = FileRows(plan.files, Preparation(plan.columns), Settings.read().spool_folder or None)
+        rows = FileRows(plan.files, Preparation(plan.columns))
         seed = plan.seed if plan.shuffles or capacity else None
         result = ShardBatches(
             rows, fields, plan.shard, plan.shards, plan.num_epochs, seed, batch_size, plan.transformer, plan

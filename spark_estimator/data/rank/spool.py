@@ -17,7 +17,7 @@ import mmap
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -27,11 +27,15 @@ import pyarrow.compute
 
 from spark_estimator.data.fields import Array, Field, matrix_of
 from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of
+from spark_estimator.data.rank.free_memory import free_memory
+from spark_estimator.env import IN_MEMORY, Settings
 from spark_estimator.errors import DataError
 
 _MESSAGE_BYTES = 1 << 16
 # Of a failure's text, which may hold what a user's function has raised; in JSON a character has 12 bytes at most.
 _FAILURE_CHARACTERS = 4000
+# What rows in memory leave to the programs of the host, or of the control group.
+_SPARED_BYTES = 512 << 20
 _MOST_FILES = 200  # a message of a Unix socket carries 253 descriptors
 
 
@@ -60,17 +64,19 @@ class SpoolFeed:
     Attributes:
         fields: what the rows hold.
         marker: the Arrow column that marks rows for validation; None: no row is.
-        folder: where, on each host; None: in Spark's local folder, or in the system's for temporary files.
         preparation: what is done to the rows before; None: they already are as the fields need them.
     """
 
     fields: tuple[Field, ...]
     marker: str | None = None
-    folder: str | None = None
     preparation: Preparation | None = None
 
     def take(
-        self, batches: Iterable[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool] = lambda: False
+        self,
+        batches: Iterable[pyarrow.RecordBatch],
+        worker: socket.socket,
+        environment: Mapping[str, str],
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
         """Writes all rows and sends their files to the worker; on a failure sends its text, and the worker ends the
         job.
@@ -78,13 +84,15 @@ class SpoolFeed:
         Args:
             batches: the rows.
             worker: the socket whose other end `receive` reads.
+            environment: the worker's variables, which name the folder of the spool.
             ended: returns true when no worker waits for the rows any more.
         """
         try:
             rows = _until(batches, ended)
             if self.preparation is not None:
                 rows = self.preparation.batches(rows, dtypes_of(self.fields), batch_rows_of(self.fields))
-            train, held = spooled(rows, self.fields, self.marker, self.folder)
+            folder = Settings.read(environment).spool_folder
+            train, held = spooled(rows, self.fields, self.marker, folder)
             if ended():
                 return
             _send(worker, {"rows": [train.rows, held.rows]}, [*train.descriptors, *held.descriptors])
@@ -97,14 +105,20 @@ class SpoolFeed:
 
 
 class SpoolWriter:
-    """Takes rows, and keeps each field's in a file without a name."""
+    """Takes rows, and keeps each field's in a file without a name.
 
-    def __init__(self, fields: Sequence[Field], folder: str | None = None) -> None:
+    Args:
+        fields: what the rows hold.
+        configured: as of `spool_folder`.
+    """
+
+    def __init__(self, fields: Sequence[Field], configured: str | None = None) -> None:
         if not 0 < len(fields) <= _MOST_FILES // 2:
             raise DataError(f"a model of {len(fields)} inputs, labels and weights: at most {_MOST_FILES // 2} fit.")
         self.rows = 0
         self._fields = fields
-        self._folder = spool_folder(folder)
+        self._folder = spool_folder(configured)
+        self._row_bytes = sum(field.row_bytes for field in fields)
         self._files = [nameless_file(self._folder) for _ in fields]
 
     @property
@@ -116,13 +130,14 @@ class SpoolWriter:
         """Writes rows behind those that are there.
 
         Raises:
-            DataError: a value cannot be used, or the disk is full.
+            DataError: a value cannot be used, or the disk, or memory, is full.
         """
-        for field, file in zip(self._fields, self._files, strict=True):
-            try:
+        try:
+            require_room(self._folder, batch.num_rows * self._row_bytes)
+            for field, file in zip(self._fields, self._files, strict=True):
                 write_all(file.fileno(), matrix_of(batch, field, self.rows), self.rows * field.row_bytes)
-            except OSError as error:
-                raise _unwritten(error, self._folder, self.rows, self._fields) from error
+        except OSError as error:
+            raise _unwritten(error, self._folder, self.rows, self._row_bytes) from error
         self.rows += batch.num_rows
 
     def spool(self) -> Spool:
@@ -134,12 +149,13 @@ class SpoolWriter:
 
 
 def spooled(
-    batches: Iterable[pyarrow.RecordBatch], fields: Sequence[Field], marker: str | None, folder: str | None = None
+    batches: Iterable[pyarrow.RecordBatch], fields: Sequence[Field], marker: str | None, configured: str | None = None
 ) -> tuple[SpoolWriter, SpoolWriter]:
     """Writes all rows.
 
     Args:
-        marker, folder: as in `SpoolFeed`.
+        marker: as in `SpoolFeed`.
+        configured: as of `spool_folder`.
 
     Returns:
         Those to train on, and those that are marked.
@@ -147,7 +163,7 @@ def spooled(
     Raises:
         DataError: a value cannot be used, or the disk is full.
     """
-    train, held = SpoolWriter(fields, folder), SpoolWriter(fields, folder)
+    train, held = SpoolWriter(fields, configured), SpoolWriter(fields, configured)
     for batch in batches:
         for_training, marked = parted(batch, marker)
         train.append(for_training)
@@ -208,15 +224,18 @@ def mapped(descriptor: int, field: Field, rows: int) -> Array:
     return numpy.frombuffer(memory, field.stored_dtype).reshape(rows, field.width)
 
 
-def spool_folder(configured: str | None) -> str:
-    """The folder of spools on this host.
+def spool_folder(configured: str | None = None) -> str:
+    """The folder of spools on this host, or `IN_MEMORY`.
 
     Args:
-        configured: the user's setting; None or empty: the default.
+        configured: the value of SPARK_ESTIMATOR_SPOOL_FOLDER; None: that of this process; empty: the default.
 
     Raises:
         DataError: the configured folder does not exist on this host.
     """
+    configured = Settings.read().spool_folder if configured is None else configured
+    if configured == IN_MEMORY:
+        return IN_MEMORY
     if configured:
         if not os.path.isdir(configured):
             raise DataError(f"SPARK_ESTIMATOR_SPOOL_FOLDER={configured!r} is no folder on host {socket.gethostname()}.")
@@ -235,14 +254,33 @@ def _until(batches: Iterable[pyarrow.RecordBatch], ended: Callable[[], bool]) ->
 def nameless_file(folder: str) -> IO[bytes]:
     """A file that is freed when the last process that has it open ends.
 
+    Args:
+        folder: a result of `spool_folder`.
+
     Raises:
         DataError: it cannot be created.
     """
     try:
+        if folder == IN_MEMORY:
+            return open(os.memfd_create("spark_estimator rows"), "r+b", buffering=0)
         # Without O_TMPFILE, which not every file system has, the file has a name for a moment.
         return tempfile.TemporaryFile(dir=folder, buffering=0)
     except OSError as error:
-        raise _unwritten(error, folder, 0, ()) from error
+        raise _unwritten(error, folder, 0, 0) from error
+
+
+def require_room(folder: str, size: int) -> None:
+    """Checks that memory can hold more rows, if they are kept there: where it is full, the kernel kills a process.
+
+    Args:
+        folder: a result of `spool_folder`.
+        size: bytes that are written next.
+
+    Raises:
+        OSError: it can't.
+    """
+    if folder == IN_MEMORY and (free := free_memory()) < size + _SPARED_BYTES:
+        raise OSError(errno.ENOMEM, f"{free} bytes are free, of which {_SPARED_BYTES} are left to other programs")
 
 
 def write_all(descriptor: int, matrix: Array, offset: int) -> None:
@@ -267,9 +305,16 @@ def _send(worker: socket.socket, message: dict[str, object], descriptors: Sequen
         return  # the worker has ended; its exit status has the reason
 
 
-def _unwritten(error: OSError, folder: str, rows: int, fields: Sequence[Field]) -> DataError:
+def _unwritten(error: OSError, folder: str, rows: int, row_bytes: int) -> DataError:
     where = f"{folder} on host {socket.gethostname()}"
-    done = f"{rows} rows ({rows * sum(field.row_bytes for field in fields)} bytes) of this rank"
+    done = f"{rows} rows ({rows * row_bytes} bytes) of this rank"
+    if error.errno == errno.ENOMEM and folder == IN_MEMORY:
+        return DataError(
+            f"no {where} is left after {done}: {error.strerror}. Rows are kept in memory because "
+            f"spark.io.encryption.enabled is true, or SPARK_ESTIMATOR_SPOOL_FOLDER={IN_MEMORY}. Use more hosts, or "
+            "files and cache_bytes=0; or name a folder on an encrypted disk of the executors in "
+            "SPARK_ESTIMATOR_SPOOL_FOLDER."
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(
             f"no space left in {where} after {done}. Rows are kept there while training runs, once; give it more, or "

@@ -18,7 +18,7 @@ import numpy
 
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank.shares import Range
-from spark_estimator.data.rank.spool import nameless_file, spool_folder, write_all
+from spark_estimator.data.rank.spool import nameless_file, require_room, spool_folder, write_all
 from spark_estimator.data.stream.pieces import Matrices
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
@@ -60,11 +60,8 @@ class DiskCache:
     _matrices: list[Array] = field(default_factory=list)
 
     @classmethod
-    def of(cls, ranges: Sequence[Range], fields: Sequence[Field], most_bytes: int, folder: str | None) -> DiskCache:
+    def of(cls, ranges: Sequence[Range], fields: Sequence[Field], most_bytes: int) -> DiskCache:
         """A cache for the first ranges that fit into this number of bytes.
-
-        Args:
-            folder: as of `spool_folder`.
 
         Raises:
             DataError: ranges fit, and the configured folder does not exist on this host.
@@ -77,7 +74,7 @@ class DiskCache:
                 places[number] = _Place(rows, each.rows)
                 rows += each.rows
         # Checked here: a failure after this only costs speed.
-        return cls(tuple(fields), places, spool_folder(folder) if places else "")
+        return cls(tuple(fields), places, spool_folder() if places else "")
 
     @property
     def rows(self) -> int:
@@ -120,6 +117,7 @@ class DiskCache:
         try:
             if not self._files:
                 self._open()
+            require_room(self.folder, sum(matrix.nbytes for matrix in batch))
             for each, file, matrix in zip(self.fields, self._files, batch, strict=True):
                 write_all(file.fileno(), matrix, first * each.row_bytes)
         except (OSError, DataError) as error:

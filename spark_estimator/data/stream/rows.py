@@ -137,8 +137,7 @@ class StreamedRows(EpochRows):
     def _windows(self, order: Order, skipped: int) -> Iterator[tuple[Filled, int]]:
         """The windows, and the rows of each that are left out at its beginning: the rank's first `skipped` rows."""
         if self._cache is None:
-            folder = self._pieces.rows.folder
-            self._cache = DiskCache.of(self._ranges, self._pieces.fields, self._cache_bytes, folder)
+            self._cache = DiskCache.of(self._ranges, self._pieces.fields, self._cache_bytes)
         mixing = self._buffers.mixing
         of_epoch = (
             window for window in windows(self._ranges, mixing, order, self.rank) if window.start + window.rows > skipped

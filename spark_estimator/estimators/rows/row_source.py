@@ -17,7 +17,6 @@ from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.preparation import Preparation, dtypes_of
 from spark_estimator.data.rank.spool import Spool, SpoolFeed, receive
 from spark_estimator.data.scan import ThroughSpark, just_files
-from spark_estimator.env import Settings
 from spark_estimator.estimators.rows.sampling import Columns, by_position
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.launch.spark.row_writer import Rows, worker_end
@@ -69,9 +68,8 @@ def frame_source(
         DataError: the rows could not be written to the store.
         ValueError: `limited`, but the DataFrame is not only files, and there is no store.
     """
-    folder = Settings.read().spool_folder or None
     if store is not None:
-        return RowSource(source=FileRows(materialized(frame, columns.read, store), columns.reading, folder))
+        return RowSource(source=FileRows(materialized(frame, columns.read, store), columns.reading))
     try:
         if not read_files:
             raise ThroughSpark("read_files is False")
@@ -79,16 +77,16 @@ def frame_source(
     except ThroughSpark as reason:
         if limited and isinstance(spare_store, FilesystemStore):
             _log.info("the rows are written to the store, because of cache_bytes: %s", reason)
-            return RowSource(source=FileRows(materialized(frame, columns.read, spare_store), columns.reading, folder))
+            return RowSource(source=FileRows(materialized(frame, columns.read, spare_store), columns.reading))
         if limited:
             raise ValueError(
                 f"with cache_bytes the ranks read rows from files in each epoch, and this DataFrame has none: {reason}."
                 " Set store=Store.create('/path'), where fit writes them once, or fit spark.read.parquet(path)."
             ) from reason
         _log.info("rows reach the ranks through Spark's tasks: %s", reason)
-        return RowSource(rows=_through_spark(frame, columns, fields, folder))
+        return RowSource(rows=_through_spark(frame, columns, fields))
     _log.info("the ranks read the DataFrame's %d Parquet files (%d rows) directly", len(files.files), files.rows)
-    return RowSource(source=FileRows(files, columns.reading, folder))
+    return RowSource(source=FileRows(files, columns.reading))
 
 
 def files_source(files: DataFiles, validation: DataFiles | None, columns: Columns) -> RowSource:
@@ -100,12 +98,11 @@ def files_source(files: DataFiles, validation: DataFiles | None, columns: Column
     Raises:
         DataError: the files for validation have other columns.
     """
-    folder = Settings.read().spool_folder or None
     if validation is not None:
         validation.check([column.name for column in columns.read], like=files)
     return RowSource(
-        source=FileRows(files, columns.reading, folder),
-        held_source=None if validation is None else FileRows(validation, columns.reading, folder),
+        source=FileRows(files, columns.reading),
+        held_source=None if validation is None else FileRows(validation, columns.reading),
     )
 
 
@@ -128,13 +125,13 @@ def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
     return rows, marked
 
 
-def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field], folder: str | None) -> Rows:
+def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field]) -> Rows:
     preparation = columns.preparation
     marker = None if columns.marker is None else "marker"
     if preparation.transformation is not None:
         stored = frame.select(*(column.stored for column in columns.read))
         spooled = tuple(fields) if columns.kept is None else columns.kept.fields
-        return Rows(stored, SpoolFeed(spooled, marker, folder, columns.reading))
+        return Rows(stored, SpoolFeed(spooled, marker, columns.reading))
     rows = frame.select(
         *cast_columns(columns.fed, dtypes_of(fields), preparation.nulls),
         *([columns.marker.marks.alias("marker")] if columns.marker else []),
@@ -142,7 +139,7 @@ def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field], 
     dropping = dropping_columns(columns.fed, preparation.nulls)
     rows = rows.dropna(subset=dropping) if dropping else rows
     packed, packed_fields = packed_columns(rows.schema, fields)
-    rows, feed = rows.select(*packed), SpoolFeed(packed_fields, marker, folder)
+    rows, feed = rows.select(*packed), SpoolFeed(packed_fields, marker)
     # Spark has cast and renamed the columns and replaced nulls; only decoding and the ids of categories remain.
     decoders = by_position(preparation.decoders, columns.fed)
     encoders = by_position(preparation.encoders, columns.fed)
@@ -153,6 +150,6 @@ def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field], 
             replace(field, columns=tuple(numbered[column] for column in field.columns)) for field in packed_fields
         )
         remaining = Preparation(names, marker, decoders=decoders, encoders=encoders)
-        feed = SpoolFeed(packed_fields, marker, folder, remaining)
+        feed = SpoolFeed(packed_fields, marker, remaining)
     # Rows are spread by their values: a stage that is retried sends each rank the same rows, without a sort.
     return Rows(rows, feed, tuple(rows.columns))

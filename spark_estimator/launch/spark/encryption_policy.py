@@ -1,10 +1,10 @@
-"""Whether the ranks of a job in a Spark session encrypt what they send between hosts."""
+"""Whether the ranks of a job in a Spark session encrypt what they send between hosts, and may write rows to disks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_estimator.env import Settings
+from spark_estimator.env import IN_MEMORY, SPOOL_VARIABLE, Settings
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
 from spark_estimator.launch.spark.configuration import Configuration, is_true
@@ -13,6 +13,7 @@ from spark_estimator.security.encryption import Policy, libcrypto_path
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_SPARK_ENCRYPTS_FILES = "spark.io.encryption.enabled"
 # Each encrypts the traffic of executors, or, as spark.ssl.enabled, shows that the user wants connections encrypted.
 _SPARK_ENCRYPTS = (
     "spark.network.crypto.enabled",
@@ -33,6 +34,15 @@ def encryption_of(spark: SparkSession) -> tuple[bool, str]:
     if encrypted:
         libcrypto_path()
     return encrypted, reason
+
+
+def spool_variables(spark: SparkSession) -> dict[str, str]:
+    """Variables for the workers of hosts that don't set them: rows stay in memory where Spark encrypts its files.
+
+    Spark's key for its files does not reach the workers, and a file that is mapped into memory can't be decrypted on
+    the way. A session that doesn't show the setting uses disks.
+    """
+    return {SPOOL_VARIABLE: IN_MEMORY} if Configuration(spark).is_true(_SPARK_ENCRYPTS_FILES) else {}
 
 
 def _decided(conf: Configuration) -> tuple[bool, str]:

@@ -24,12 +24,19 @@ _LAST_BATCH = timedelta(seconds=5)
 class Feed(Protocol):
     """Takes a task's rows. It is pickled to the tasks."""
 
-    def take(self, batches: Iterator[pyarrow.RecordBatch], worker: socket.socket, ended: Callable[[], bool]) -> None:
+    def take(
+        self,
+        batches: Iterator[pyarrow.RecordBatch],
+        worker: socket.socket,
+        environment: Mapping[str, str],
+        ended: Callable[[], bool],
+    ) -> None:
         """Takes all rows, in a separate thread, and sends them to the worker at the other end of the socket.
 
         Errors are sent to the worker on the same socket: nothing is raised here.
 
         Args:
+            environment: the worker's variables.
             ended: true once the rows are no longer needed; called before each batch.
         """
         ...
@@ -63,6 +70,7 @@ class Feeding:
         self.variables: Mapping[str, str] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._environment: Mapping[str, str] = {}
         if feed is None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -71,12 +79,17 @@ class Feeding:
 
         def work() -> None:
             with ours:
-                feed.take(batches, ours, self._ended.is_set)
+                feed.take(batches, ours, self._environment, self._ended.is_set)
 
         self._thread = threading.Thread(target=work, name="spark_estimator feed", daemon=True)
 
-    def start(self) -> None:
-        """Begins to take rows."""
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Begins to take rows.
+
+        Args:
+            environment: the worker's variables.
+        """
+        self._environment = environment
         if self._thread is not None:
             self._thread.start()
 

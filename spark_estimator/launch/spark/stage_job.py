@@ -37,7 +37,7 @@ from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.launch.spark.configuration import Configuration, wanted_gpus
 from spark_estimator.launch.spark.driver_reach import address_for_executors
 from spark_estimator.launch.spark.dynamic_allocation import uses_barrier
-from spark_estimator.launch.spark.encryption_policy import encryption_of
+from spark_estimator.launch.spark.encryption_policy import encryption_of, spool_variables
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.launch.spark.rank_registration import DriverRegistration, RankRegistration
@@ -101,7 +101,7 @@ def run_on_spark(
         JobFailedError: Spark ended the job for another reason.
     """
     job = replace(
-        JobSpec.build(function, size, options, spark_environment(spark, options)),
+        spark_job(spark, function, size, options),
         log_folder=Settings.read().log_folder,
         gpus_per_rank=None if Configuration(spark).is_local else wanted_gpus(Configuration(spark)),
         encrypted=encryption_of(spark)[0],
@@ -339,6 +339,18 @@ class _Run:
 
     def _say_begun(self, rank: int, pid: int) -> None:
         announce(f"rank {rank} runs on host {self._ranks.host_of(rank)}, pid {pid}")
+
+
+def spark_job(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> JobSpec:
+    """A job whose workers have the variables that this session demands.
+
+    Raises:
+        PicklingError: the function or an argument can't be pickled.
+    """
+    defaults = {**spool_variables(spark), **options.environment_if_unset}
+    return JobSpec.build(
+        function, size, replace(options, environment_if_unset=defaults), spark_environment(spark, options)
+    )
 
 
 def spark_environment(spark: SparkSession, options: JobOptions) -> dict[str, str]:

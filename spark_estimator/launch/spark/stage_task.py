@@ -119,7 +119,7 @@ class StageTask:
         supervisor = Supervisor(job, endpoint, relay, inherited=feeding.worker_ends)
         try:
             supervisor.start()
-            feeding.start()
+            feeding.start({**around, **environment})
             meeting.connect(supervisor.stop)
             everyone = meeting.everyone(self._facts(context, endpoint, supervisor.pid))
             hosts = hosts_apart([task.host_id for task in everyone], [task.gpus for task in everyone])

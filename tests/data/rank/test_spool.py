@@ -15,8 +15,10 @@ import pytest
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.rank import spool
 from spark_estimator.data.rank.spool import Spool, SpoolFeed, SpoolWriter, receive
 from spark_estimator.data.transformation import Transformation
+from spark_estimator.env import IN_MEMORY, SPOOL_VARIABLE
 from spark_estimator.errors import DataError
 
 
@@ -28,10 +30,10 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def through(feed: SpoolFeed, batches: Iterator[pyarrow.RecordBatch]) -> tuple[Spool, Spool]:
+def through(feed: SpoolFeed, batches: Iterator[pyarrow.RecordBatch], folder: str = "") -> tuple[Spool, Spool]:
     ours, theirs = pair()
     with ours, theirs:
-        thread = threading.Thread(target=feed.take, args=(batches, ours), daemon=True)
+        thread = threading.Thread(target=feed.take, args=(batches, ours, {SPOOL_VARIABLE: folder}), daemon=True)
         thread.start()
         theirs.settimeout(20)
         spools = receive(feed.fields, theirs)
@@ -45,8 +47,8 @@ LABEL = Field(("label",), ("c2",), (1,), "int64")
 
 def test_rows_reach_the_worker(tmp_path: Path) -> None:
     batches = [batch(c0=[1.0 * n], c1=[[2.0 * n, 3.0 * n]], c2=[n]) for n in range(5)]
-    feed = SpoolFeed((X, LABEL), folder=str(tmp_path))
-    train, held = through(feed, iter(batches))
+    feed = SpoolFeed((X, LABEL))
+    train, held = through(feed, iter(batches), str(tmp_path))
     assert train.matrices[0].tolist() == [[n, 2 * n, 3 * n] for n in range(5)]
     assert train.matrices[1].ravel().tolist() == list(range(5))
     assert held.rows == 0
@@ -55,50 +57,72 @@ def test_rows_reach_the_worker(tmp_path: Path) -> None:
         train.matrices[0][0, 0] = 1
 
 
-def test_marked_rows_are_kept_apart(tmp_path: Path) -> None:
-    feed = SpoolFeed((LABEL,), marker="marker", folder=str(tmp_path))
+def test_rows_in_memory_touch_no_disk() -> None:
+    writer = SpoolWriter((LABEL,), IN_MEMORY)
+    writer.append(batch(c2=[1, 2]))
+    assert os.readlink(f"/proc/self/fd/{writer.descriptors[0]}").startswith("/memfd:")
+    assert writer.spool().matrices[0].ravel().tolist() == [1, 2]
+    train, _ = through(SpoolFeed((LABEL,)), iter([batch(c2=[3])]), IN_MEMORY)
+    assert train.matrices[0].ravel().tolist() == [3]
+
+
+def test_memory_that_is_full_is_named_before_the_kernel_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = SpoolWriter((LABEL,), IN_MEMORY)
+    writer.append(batch(c2=[1]))
+    monkeypatch.setattr(spool, "free_memory", lambda: (512 << 20) + 15)
+    writer.append(batch(c2=[2]))
+    words = (
+        r"no memory on host .* is left after 2 rows \(16 bytes\) of this rank: 536870927 bytes are free.*encrypted disk"
+    )
+    with pytest.raises(DataError, match=words):
+        writer.append(batch(c2=[3, 4]))
+    SpoolWriter((LABEL,), "").append(batch(c2=[3, 4]))  # on disk
+
+
+def test_marked_rows_are_kept_apart() -> None:
+    feed = SpoolFeed((LABEL,), marker="marker")
     train, held = through(feed, iter([batch(c2=[1, 2, 3, 4], marker=[True, False, False, True])]))
     assert train.matrices[0].ravel().tolist() == [2, 3]
     assert held.matrices[0].ravel().tolist() == [1, 4]
-    feed = SpoolFeed((LABEL,), marker="marker", folder=str(tmp_path))
+    feed = SpoolFeed((LABEL,), marker="marker")
     with pytest.raises(DataError, match="validation marks holds null"):
         through(feed, iter([batch(c2=[1, 2], marker=[True, None])]))
 
 
-def test_no_rows_at_all(tmp_path: Path) -> None:
-    train, held = through(SpoolFeed((X, LABEL), folder=str(tmp_path)), iter([]))
+def test_no_rows_at_all() -> None:
+    train, held = through(SpoolFeed((X, LABEL)), iter([]))
     assert train.rows == held.rows == 0
     assert train.matrices[0].shape == (0, 3)
 
 
-def test_a_bad_value_is_told_to_the_worker(tmp_path: Path) -> None:
+def test_a_bad_value_is_told_to_the_worker() -> None:
     with pytest.raises(DataError, match="'label' holds null in row 0"):
-        through(SpoolFeed((LABEL,), folder=str(tmp_path)), iter([batch(c2=pyarrow.array([None], pyarrow.int64()))]))
+        through(SpoolFeed((LABEL,)), iter([batch(c2=pyarrow.array([None], pyarrow.int64()))]))
 
 
-def test_a_long_failure_is_told_with_its_beginning_and_its_end(tmp_path: Path) -> None:
+def test_a_long_failure_is_told_with_its_beginning_and_its_end() -> None:
     def broken() -> Iterator[pyarrow.RecordBatch]:
         yield batch(c2=[1])
         raise ValueError("the first" + "\N{GRINNING FACE}" * 100_000 + "the last")
 
     with pytest.raises(DataError, match=r"^ValueError: the first(?s:.*)characters(?s:.*)the last\nmore: "):
-        through(SpoolFeed((LABEL,), folder=str(tmp_path)), broken())
+        through(SpoolFeed((LABEL,)), broken())
 
 
-def test_spark_s_own_failure_is_told_to_the_worker(tmp_path: Path) -> None:
+def test_spark_s_own_failure_is_told_to_the_worker() -> None:
     def broken() -> Iterator[pyarrow.RecordBatch]:
         yield batch(c2=[1])
         raise OSError("the stream broke")
 
     with pytest.raises(DataError, match="OSError: the stream broke"):
-        through(SpoolFeed((LABEL,), folder=str(tmp_path)), broken())
+        through(SpoolFeed((LABEL,)), broken())
 
 
 def exits(_: object) -> object:
     raise SystemExit(3)
 
 
-def test_a_function_that_exits_is_told_to_the_worker(tmp_path: Path) -> None:
+def test_a_function_that_exits_is_told_to_the_worker() -> None:
     """As one that raises: its name, the row and the cause, not just that rows are missing."""
     rows = [batch(b=[b"x"]), batch(b=[b"y"])]
     for preparation, words in (
@@ -108,14 +132,14 @@ def test_a_function_that_exits_is_told_to_the_worker(tmp_path: Path) -> None:
         ),
         (Preparation(("b",), transformation=Transformation(exits)), "transformation_fn failed on 1 rows, from row 0"),
     ):
-        feed = SpoolFeed((Field(("b",), ("c0",), (1,), "float32"),), folder=str(tmp_path), preparation=preparation)
+        feed = SpoolFeed((Field(("b",), ("c0",), (1,), "float32"),), preparation=preparation)
         with pytest.raises(DataError, match=rf"(?s){words}.*: SystemExit: 3\n.*in exits"):
             through(feed, iter(rows))
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
+def test_a_folder_that_is_none() -> None:
     with pytest.raises(DataError, match="SPARK_ESTIMATOR_SPOOL_FOLDER='/nowhere' is no folder on host"):
-        through(SpoolFeed((LABEL,), folder="/nowhere"), iter([batch(c2=[1])]))
+        through(SpoolFeed((LABEL,)), iter([batch(c2=[1])]), "/nowhere")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
@@ -138,7 +162,7 @@ def test_a_supervisor_that_is_gone() -> None:
         receive((LABEL,), theirs)
 
 
-def test_a_worker_that_is_gone_ends_the_feed(tmp_path: Path) -> None:
+def test_a_worker_that_is_gone_ends_the_feed() -> None:
     taken = []
 
     def batches() -> Iterator[pyarrow.RecordBatch]:
@@ -148,7 +172,7 @@ def test_a_worker_that_is_gone_ends_the_feed(tmp_path: Path) -> None:
 
     ours, theirs = pair()
     with ours, theirs:
-        SpoolFeed((LABEL,), folder=str(tmp_path)).take(batches(), ours, lambda: len(taken) > 3)
+        SpoolFeed((LABEL,)).take(batches(), ours, {}, lambda: len(taken) > 3)
     assert len(taken) == 4
 
 

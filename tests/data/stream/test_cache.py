@@ -11,8 +11,10 @@ import numpy
 import pytest
 
 from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.rank import spool
 from spark_estimator.data.rank.shares import Range
 from spark_estimator.data.stream.cache import DiskCache
+from spark_estimator.env import IN_MEMORY, SPOOL_VARIABLE
 from spark_estimator.errors import DataError
 from spark_estimator.log import ROOT
 
@@ -41,13 +43,14 @@ def numbers(result: Iterator[tuple[Array, ...]] | None) -> list[list[int]]:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> DiskCache:
-    return DiskCache.of(RANGES, FIELDS, 12 * 17, str(tmp_path))
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskCache:
+    monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path))
+    return DiskCache.of(RANGES, FIELDS, 12 * 17)
 
 
 @pytest.mark.parametrize(("rows_of_room", "held"), [(0, 0), (3, 3), (4, 4), (6, 4), (7, 7), (16, 14), (17, 17)])
 def test_the_first_ranges_that_fit_have_room(rows_of_room: int, held: int) -> None:
-    assert DiskCache.of(RANGES, FIELDS, 12 * rows_of_room + 11, None).rows == held
+    assert DiskCache.of(RANGES, FIELDS, 12 * rows_of_room + 11).rows == held
 
 
 def test_ranges_come_back_once_they_are_whole(cache: DiskCache, tmp_path: Path) -> None:
@@ -108,10 +111,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture
     log.removeHandler(caplog.handler)
 
 
-def test_a_folder_that_is_gone_costs_speed_and_no_error(tmp_path: Path, lines: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_is_gone_costs_speed_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "spool"
     folder.mkdir()
-    cache = DiskCache.of(RANGES, FIELDS, 12 * 17, str(folder))
+    monkeypatch.setenv(SPOOL_VARIABLE, str(folder))
+    cache = DiskCache.of(RANGES, FIELDS, 12 * 17)
     os.rmdir(folder)
     for _ in range(2):
         assert numbers(cache.keeping(0, batches(0, 4, 2))) == [[0, 1], [2, 3]]
@@ -120,7 +126,22 @@ def test_a_folder_that_is_gone_costs_speed_and_no_error(tmp_path: Path, lines: p
     assert warning.startswith(f"rows cannot be kept in {folder} (") and "read from their files in each epoch" in warning
 
 
-def test_a_configured_folder_that_does_not_exist_is_an_error() -> None:
+def test_memory_that_is_full_costs_speed_and_no_error(
+    monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(SPOOL_VARIABLE, IN_MEMORY)
+    cache = DiskCache.of(RANGES, FIELDS, 12 * 17)
+    assert numbers(cache.keeping(0, batches(0, 4, 2))) == [[0, 1], [2, 3]]
+    kept = cache.kept(0, 0, 4, 4)
+    assert kept is not None and numbers(kept) == [[0, 1, 2, 3]]
+    monkeypatch.setattr(spool, "free_memory", lambda: 0)
+    assert numbers(cache.keeping(1, batches(4, 7, 3))) == [[4, 5, 6]]
+    (warning,) = {record.getMessage() for record in lines.records}
+    assert warning.startswith("rows cannot be kept in memory (") and "0 bytes are free" in warning
+
+
+def test_a_configured_folder_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SPOOL_VARIABLE, "/nowhere")
     with pytest.raises(DataError, match="SPARK_ESTIMATOR_SPOOL_FOLDER='/nowhere' is no folder on host"):
-        DiskCache.of(RANGES, FIELDS, 12 * 17, "/nowhere")
-    assert DiskCache.of(RANGES, FIELDS, 0, "/nowhere").rows == 0, "nothing is kept there"
+        DiskCache.of(RANGES, FIELDS, 12 * 17)
+    assert DiskCache.of(RANGES, FIELDS, 0).rows == 0, "nothing is kept there"

@@ -10,7 +10,7 @@ from spark_estimator import env
 from spark_estimator.errors import EncryptionUnavailableError, PreflightError
 from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
 from spark_estimator.launch.spark import encryption_policy
-from spark_estimator.launch.spark.encryption_policy import encryption_of
+from spark_estimator.launch.spark.encryption_policy import encryption_of, spool_variables
 from spark_estimator.security.encryption import Policy
 
 CRYPTO = "spark.network.crypto.enabled"
@@ -95,3 +95,11 @@ def test_a_host_that_cannot_encrypt_refuses(monkeypatch: pytest.MonkeyPatch) -> 
     assert encryption_of(session())[0] is False
     with pytest.raises(EncryptionUnavailableError):
         encryption_of(session(**{CRYPTO: "true"}))
+
+
+def test_rows_stay_in_memory_where_spark_encrypts_its_files() -> None:
+    name = "spark.io.encryption.enabled"
+    assert spool_variables(session(**{name: "true"})) == {"SPARK_ESTIMATOR_SPOOL_FOLDER": "memory"}
+    assert spool_variables(session("local[2]", **{name: "true"})) != {}, "Spark encrypts files there, too"
+    assert spool_variables(session(**{name: "false"})) == spool_variables(session()) == {}
+    assert spool_variables(Session({name: "true"}, forbids=name)) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -17,7 +17,13 @@ from spark_estimator.launch.spark.row_writer import Feeding, worker_end
 class Sender:
     """Sends each batch as it is, until the rows are no longer needed."""
 
-    def take(self, batches: Iterator[Any], worker: socket.socket, ended: Callable[[], bool]) -> None:
+    def take(
+        self,
+        batches: Iterator[Any],
+        worker: socket.socket,
+        environment: Mapping[str, str],
+        ended: Callable[[], bool],
+    ) -> None:
         for batch in batches:
             if ended():
                 return
@@ -30,7 +36,7 @@ def test_rows_reach_the_worker_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FEED_FD_VARIABLE, str(os.dup(int(feeding.variables[FEED_FD_VARIABLE]))))
     theirs.close()
     with worker_end() as worker:
-        feeding.start()
+        feeding.start({})
         assert [worker.recv(100) for _ in range(3)] == [b"one", b"two", b""]
     feeding.end()
     with pytest.raises(NotInitializedError):
@@ -47,7 +53,7 @@ def test_a_feed_stops_at_the_next_batch_once_the_worker_has_ended() -> None:
 
     feeding = Feeding(Sender(), endless())
     feeding.end()  # before it was started, too
-    feeding.start()
+    feeding.start({})
     feeding.end()
     assert len(asked) == 1
     feeding.worker_ends[0].close()
@@ -55,6 +61,6 @@ def test_a_feed_stops_at_the_next_batch_once_the_worker_has_ended() -> None:
 
 def test_without_a_feed_there_is_nothing() -> None:
     feeding = Feeding(None, iter([]))
-    feeding.start()
+    feeding.start({})
     feeding.end()
     assert (feeding.worker_ends, feeding.variables) == ((), {})

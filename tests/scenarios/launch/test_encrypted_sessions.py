@@ -1,4 +1,4 @@
-"""Jobs in sessions whose Spark encrypts: they run, encrypted, and a capture of the network shows nothing of them."""
+"""Jobs in sessions whose Spark encrypts: neither a capture of the network nor a disk shows anything of them."""
 
 from __future__ import annotations
 
@@ -102,3 +102,20 @@ def test_jobs_run_encrypted_and_a_capture_shows_nothing(
     assert (CANARY * 3).encode() not in packets if encrypted else (CANARY * 3).encode() in packets
     # The driver's own command line and the pickled function have the word as well; a rank's line has more.
     assert (f"{CANARY}: a line of rank".encode() in packets) is not encrypted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_rows_touch_no_disk_where_spark_encrypts_its_files(encrypts: bool, tmp_path: Path) -> None:
+    settings = (f"spark.io.encryption.enabled={str(encrypts).lower()}", *AUTHENTICATE)
+    arguments = ("local-cluster[2,1,1024]", str(tmp_path), *settings)
+    with clusters.driver("encrypted_files.py", *arguments, folder=tmp_path) as driver:
+        results = driver.wait(350)
+    assert list(results) == ["run, tasks", "fit, tasks", "run, files", "fit, files"]
+    for kind, ranks in results.items():
+        assert isinstance(ranks, list) and [rows for rows, _ in ranks] == [100, 100]
+        for _, paths in ranks:
+            in_memory = [path for path in paths if path.startswith("/memfd:spark_estimator rows")]
+            on_disk = [path for path in paths if not path.startswith(("/memfd:", "/dev/zero", "/SYSV"))]
+            assert (bool(in_memory), bool(on_disk)) == (encrypts, not encrypts), f"{kind}: {paths}"

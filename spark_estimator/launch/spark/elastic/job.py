@@ -53,7 +53,7 @@ from spark_estimator.launch.spark.elastic.worker import SparkWorkerHandle
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.slots import count_slots
-from spark_estimator.launch.spark.stage_job import spark_environment
+from spark_estimator.launch.spark.stage_job import spark_job
 from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
 from spark_estimator.launch.spark.task_secrecy import large_payload_apart
 from spark_estimator.launch.worker.worker_host import WorkerHandle
@@ -88,8 +88,7 @@ def run_elastic_on_spark(
             ranks.
         ResultError: a rank's value can't be returned.
     """
-    environment = spark_environment(spark, options)
-    built = JobSpec.build(function, terms.size, replace(options, all_results=True), environment)
+    built = spark_job(spark, function, terms.size, replace(options, all_results=True))
     job = elastic(replace(built, encrypted=encryption_of(spark)[0]))
     jobs = _Jobs(spark, job, terms, options)
     try:
