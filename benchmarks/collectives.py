@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks import programs
 from benchmarks.command_line import Report, ended_by_signals, list_of, parser_of, positive
 from benchmarks.interleaved import OPS, BenchmarkError, Group, Subject
-from benchmarks.programs import UnavailableError
+from benchmarks.namespaces import UnavailableError
 from benchmarks.tables import Ratio
 from spark_estimator.collectives.rendezvous import local_rendezvous
 from spark_estimator.console import ends_with_its_reader

@@ -32,7 +32,7 @@ _QUEUE_MILLISECONDS = 50
 
 
 class UnavailableError(Exception):
-    """This machine or user can't create network namespaces; the message names what is missing."""
+    """Something can't be measured on this machine, or by this user; the message names what is missing."""
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from benchmarks.interleaved import BenchmarkError, Command, Group
+from benchmarks.namespaces import UnavailableError
 from spark_estimator import _native
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, offer_to_command
 from spark_estimator.launch.job.environment import host_share, worker_environment
 
 NATIVE = Path(__file__).parents[1] / "native"
 _COMPILE_SECONDS = 180
-
-
-class UnavailableError(Exception):
-    """A library can't be measured on this machine; the message names what is missing."""
 
 
 def engine_bench(folder: Path) -> Path:

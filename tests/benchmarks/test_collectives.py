@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def is_installed(name: str) -> bool:
     try:
         programs._mpi_tools(name)
-    except programs.UnavailableError:
+    except UnavailableError:
         return False
     return True
 

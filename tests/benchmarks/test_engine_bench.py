@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import programs
+from benchmarks.namespaces import UnavailableError
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,7 @@ OPS = ["allreduce", "broadcast", "allgather", "reducescatter", "alltoall", "barr
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         return programs.engine_bench(tmp_path_factory.mktemp("engine_bench"))
-    except programs.UnavailableError as error:
+    except UnavailableError as error:
         pytest.skip(str(error))
 
 
