@@ -4,8 +4,8 @@ TESTS ?=
 NAMES ?=
 # 0: the site shows the source of diagrams instead of drawings.
 DIAGRAMS ?= 1
-# Two files of tests, or packages that share ranks, run at a time where there are two cores.
-JOBS ?= $(shell [ "$$(nproc 2>/dev/null || echo 1)" -ge 2 ] && echo 2 || echo 1)
+# Tests wait about half of their time, so that two cores run three files of tests, or packages that share ranks, at a time.
+JOBS ?= $(shell [ "$$(nproc 2>/dev/null || echo 1)" -ge 2 ] && echo 3 || echo 1)
 # What the sanitizers watch: all C++ tests, or those of some folders of native/tests.
 SANITIZERS ?= address thread
 AREAS ?=

@@ -88,6 +88,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
+@pytest.mark.slow
 def test_the_source_distribution_holds_what_the_build_reads(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = [member for member in archive.getmembers() if member.isfile()]

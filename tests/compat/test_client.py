@@ -87,6 +87,7 @@ def images(spark: SparkSession, folder: Path) -> DataFrame:
     return spark.createDataFrame(rows, "image string, label bigint")
 
 
+@pytest.mark.slow
 def test_images_with_the_package_s_default_backend(spark: SparkSession, tmp_path: Path) -> None:
     vision = client("vision")
     frame = images(spark, tmp_path)

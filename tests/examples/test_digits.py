@@ -16,7 +16,9 @@ from tests.examples.running import run
         pytest.param(1, [], marks=pytest.mark.slow),
         (2, ["--fp16-allreduce"]),
         pytest.param(2, ["--use-adasum"], marks=pytest.mark.slow),
-        (4, ["--gradient-predivide-factor", "2", "--batch-size", "16", "--lr", "0.025"]),
+        pytest.param(
+            4, ["--gradient-predivide-factor", "2", "--batch-size", "16", "--lr", "0.025"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_digits(size: int, words: list[str]) -> None:

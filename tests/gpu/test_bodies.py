@@ -83,6 +83,7 @@ def test_figures(fakes: dict[str, str], name: str) -> None:
     assert not any("not measured" in line.text for line in lines), lines
 
 
+@pytest.mark.slow
 def test_nccl_is_refused(fakes: dict[str, str]) -> None:
     start = functools.partial(begin, own_gpus=False)
     tasks = {"refused": endings.nccl_is_refused}

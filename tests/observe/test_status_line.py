@@ -304,6 +304,7 @@ def test_in_a_notebook_it_stands_in_the_cell_s_output_and_vanishes(
     assert outputs[-1].data["text/plain"] == "'returned'"
 
 
+@pytest.mark.slow
 def test_a_fit_in_a_notebook_shows_a_bar_and_the_loss_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

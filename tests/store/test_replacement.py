@@ -19,6 +19,7 @@ from spark_estimator.store.replacement import (
 from tests.store.crashes import INTERRUPT, KILL, NO_EXCHANGE, at_each_call
 
 FILES = ("a", "b", "sub/c")
+OTHER_FAULTS = (INTERRUPT, "error=EIO", "error=ENOSPC")
 
 
 def write_folder(target: Path, content: str) -> None:
@@ -37,7 +38,7 @@ def content_of(target: Path) -> str:
 
 
 @pytest.mark.parametrize("options", [(), NO_EXCHANGE], ids=["exchange", "two steps"])
-@pytest.mark.parametrize("fault", [KILL, INTERRUPT, "error=EIO", "error=ENOSPC"])
+@pytest.mark.parametrize("fault", [KILL, *(pytest.param(fault, marks=pytest.mark.slow) for fault in OTHER_FAULTS)])
 @pytest.mark.timeout(400)
 def test_a_fault_at_each_system_call_leaves_a_whole_folder(
     tmp_path: Path, fault: str, options: tuple[str, ...]

@@ -95,6 +95,7 @@ print("rank", hvd.rank(), "of", hvd.size(), "iterations", int(optimizer.iteratio
 """
 
 
+@pytest.mark.slow
 def test_a_training_that_loses_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from spark_estimator._native import library_path
 from spark_estimator.errors import without_links
 from tests.compat.interpreter import fresh
@@ -37,6 +39,7 @@ def test_others_do_not_load_it() -> None:
     assert fresh(program) == "[]"
 
 
+@pytest.mark.slow
 def test_a_tensorflow_whose_c_api_lacks_a_function(tmp_path: Path) -> None:
     """Building a graph raises the error; eagerly collectives work."""
     (tmp_path / "libtensorflow_framework.so.2").symlink_to(library_path())

@@ -173,7 +173,7 @@ def test_on_more_ranks(three_ranks: RankPool, folder: str) -> None:
     three_ranks.run(check, folder, timeout=110)
 
 
-@pytest.mark.parametrize("package", ["spark_estimator", "horovod"])
+@pytest.mark.parametrize("package", ["spark_estimator", pytest.param("horovod", marks=pytest.mark.slow)])
 def test_in_a_process_that_has_built_nothing(folder: str, package: str) -> None:
     program = f"""
         import os

@@ -56,6 +56,7 @@ def exchanged(rank: int) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same_to_the_last_bit() -> None:
     first, second = run_ranks(2, exchanged)
     if first["processor"] == second["processor"] or first["library"] == second["library"]:

@@ -40,6 +40,7 @@ class Slow(keras.callbacks.Callback):
         time.sleep(0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_progress(line: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Log, "interval", 0.2)

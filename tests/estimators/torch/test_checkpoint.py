@@ -152,6 +152,7 @@ def left_in(folder: Path) -> list[str]:
     return [name for name in files if name not in ("runs/run/attempt.json", "runs/run/checkpoint")]
 
 
+@pytest.mark.slow
 def test_a_rank_killed_while_it_saves_is_named_and_leaves_nothing(
     line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

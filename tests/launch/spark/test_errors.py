@@ -132,6 +132,7 @@ class TestForReal:
         assert f"PYSPARK_PYTHON={sys.executable}" in str(outcome["text"])
         return str(outcome["text"])
 
+    @pytest.mark.slow
     def test_workers_without_pyarrow(self, tmp_path: Path) -> None:
         bare = tmp_path / "bare"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=60)
@@ -145,9 +146,11 @@ class TestForReal:
         text = self.refusal(tmp_path, "local[2]", PYSPARK_PYTHON=path)
         assert f"but the driver runs Python 3.{sys.version_info.minor}," in text
 
+    @pytest.mark.slow
     def test_workers_that_do_not_exist(self, tmp_path: Path) -> None:
         assert "there is no '/no/such/python'" in self.refusal(tmp_path, "local[2]", PYSPARK_PYTHON="/no/such/python")
 
+    @pytest.mark.slow
     def test_without_a_session_one_is_made_whose_workers_are_right(self, tmp_path: Path) -> None:
         outcome = self.outcome(tmp_path, PYSPARK_PYTHON=None, PYSPARK_DRIVER_PYTHON=None)
         assert "value" in outcome, outcome

@@ -245,7 +245,13 @@ def test_all_ops_are_right_across_hosts(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "elements"), [(Layout(2, 1), 1), (Layout(2, 2), 3_000_000), (Layout(4, 1), 1)], ids=str
+    ("layout", "elements"),
+    [
+        pytest.param(Layout(2, 1), 1, marks=pytest.mark.slow),
+        (Layout(2, 2), 3_000_000),
+        pytest.param(Layout(4, 1), 1, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_host_that_is_cut_off_at_work_is_named_on_both_sides(layout: Layout, elements: int) -> None:
     victim = layout.hosts - 1
@@ -322,7 +328,9 @@ def test_all_ranks_may_pause_for_long(tmp_path: Path) -> None:
         returned(job.ranks.wait(timeout=60))
 
 
-@pytest.mark.parametrize(("layout", "elements"), [(Layout(0, 2), 3_000_000), (Layout(2, 2), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "elements"), [(Layout(0, 2), 3_000_000), pytest.param(Layout(2, 2), 1, marks=pytest.mark.slow)], ids=str
+)
 def test_a_rank_that_is_stopped_for_good_is_named(layout: Layout, elements: int) -> None:
     with started(layout, work_until_a_peer_is_lost, elements) as job:
         job.await_all("working")

@@ -36,6 +36,7 @@ def request_of(estimator: TorchEstimator) -> RowRequest:
     return RowRequest.of(lambda name: estimator.getOrDefault(name), None)
 
 
+@pytest.mark.slow
 def test_arrays_are_filled_up_to_the_longest_of_all_rows(spark: SparkSession, estimator: Make, tmp_path: Path) -> None:
     """Through Spark and from files; also in the model's predictions, here and from its saved folder."""
     frame = spark.createDataFrame(RAGGED, "v array<float>, n array<int>, y float").coalesce(1)

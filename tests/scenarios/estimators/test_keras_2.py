@@ -27,6 +27,7 @@ def network() -> Any:
     return tf_keras.Sequential(layers)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_fit_transform_and_load(spark: SparkSession, tmp_path: Path) -> None:
     tf_keras.utils.set_random_seed(1)

@@ -27,7 +27,7 @@ def connect_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(params=["processes", "local", pytest.param("connect", marks=pytest.mark.slow)])
+@pytest.fixture(params=["processes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("local", "connect"))])
 def arguments(request: pytest.FixtureRequest) -> list[str]:
     if request.param == "processes":
         return ["-2"]

@@ -51,9 +51,8 @@ LOG4J += "".join(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "kind", ["classic", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("elastic", "connect"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classic", "elastic", "connect"])
 def test_the_key_of_a_spark_job_and_what_it_is_made_of_show_nowhere(kind: str, tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("path", "events", "scratch", "run", "seen")}
     for folder in folders.values():
