@@ -49,6 +49,7 @@ from spark_estimator.launch.spark.session_thread import session_thread
 from spark_estimator.launch.spark.slots import require_slots
 from spark_estimator.launch.spark.stage_task import StageTask
 from spark_estimator.launch.spark.start import StartMonitor, TaskReports
+from spark_estimator.launch.spark.start_turns import StartTurn
 from spark_estimator.launch.spark.task_secrecy import large_payload_apart, unlogged
 from spark_estimator.log import logger
 from spark_estimator.observe import channel, frames
@@ -157,8 +158,14 @@ class _Run:
         self._late = LateLines(job, self._put, connected=self._server is not None)
         if job.progress and self._server is not None:
             self._monitor.status = StatusLine.on_screen(job.size, options.progress_display)
-        connected = None if self._barrier else self._connected
-        self._reports = TaskReports(spark, self._tag.text, has_rows=feed is not None, connected=connected)
+        self._turn = StartTurn(spark, job.function)
+        self._reports = TaskReports(
+            spark,
+            self._tag.text,
+            has_rows=feed is not None,
+            connected=None if self._barrier else self._connected,
+            earlier=self._turn.earlier,
+        )
         self._start = StartMonitor(
             spark=spark,
             function=job.function,
@@ -289,6 +296,8 @@ class _Run:
         """Runs the Spark job; in a separate thread, so that the main thread can be interrupted."""
         try:
             self._tag.add(f"{self._job.function} on {self._job.size} ranks")
+            if not self._barrier and not self._turn.wait(self._is_wanted):
+                return
             if self._state.state in _CLOSED:  # by Ctrl-C, before Spark knows the job
                 return
             with self._reports.kept(), unlogged():
@@ -297,9 +306,13 @@ class _Run:
             self._error = error
             self._state.fire(RunEvent.SPARK_ERROR)
         finally:
+            self._turn.end()
             self._let_supervisors_finish()
             self._late.finish(self._rows)
             self._monitor.events.put(Finished())
+
+    def _is_wanted(self) -> bool:
+        return self._state.state is RunState.RUNNING
 
     def _let_supervisors_finish(self) -> None:
         """Waits for the last lines and reports to the driver.
@@ -328,6 +341,8 @@ class _Run:
 
     def _look_at_the_job(self, attempt: Attempt) -> None:
         """Ends a job that takes too long, or whose results Spark has lost."""
+        if self._start.all_started():
+            self._turn.end()
         attempt.look_at_the_clock(self._job.function, self._job.size, self._monitor.begun, self._start.hindrance)
         for partition in self._registration.repeated(self._connected()):
             with contextlib.suppress(queue.Full):  # it is found again; this thread empties the queue

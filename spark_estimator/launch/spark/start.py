@@ -36,15 +36,23 @@ class TaskReports:
         has_rows: Spark computes rows for the ranks before these start.
         connected: how many of the job's tasks have reached the driver, where those do so first of all; None: Spark is
             asked for the tasks of its barrier stage.
+        earlier: the function of a job of this program that starts before this one; empty: there is none.
     """
 
     def __init__(
-        self, spark: SparkSession, tag: str, *, has_rows: bool = False, connected: Callable[[], int] | None = None
+        self,
+        spark: SparkSession,
+        tag: str,
+        *,
+        has_rows: bool = False,
+        connected: Callable[[], int] | None = None,
+        earlier: Callable[[], str] = str,
     ) -> None:
         self._spark: Any = spark
         self._tag = tag
         self._has_rows = has_rows
         self._connected = connected
+        self._earlier = earlier
         self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
         self._reported: int | None = None
         self._thread = 0
@@ -98,6 +106,12 @@ class TaskReports:
 
     def holders(self) -> str:
         """Text on what runs in this session's application beside the job."""
+        earlier = self._earlier()
+        if earlier:
+            return (
+                f"it waits for another job of this program, {earlier}, which has not started all of its ranks: jobs "
+                "whose ranks start one by one start one after the other"
+            )
         stages = self.others()
         if stages is None:
             kind = "Spark Connect" if self._is_connect else "this session"
@@ -228,7 +242,7 @@ class StartMonitor:
         quiet = seconds < SAY_WAITING_AFTER.total_seconds() or self._waiting_announced
         if not late and (quiet or self.begun):
             return
-        if self.barrier and not self._all_started():
+        if self.barrier and not self.all_started():
             started = self.reports.started()
             waits = self.reports.others() or self.reports.computes_rows()
             if not started and seconds < _OLD.total_seconds() and not waits:
@@ -240,20 +254,20 @@ class StartMonitor:
                 _log.info("%s: its ranks can't report their start to the driver", self.function)
                 return
         if late:
-            raise StartTimeoutError(self._stuck() if self._all_started() else self._slots_wanting())
-        if not self._all_started():
+            raise StartTimeoutError(self._stuck() if self.all_started() else self._slots_wanting())
+        if not self.all_started():
             self._waiting_announced = True
             self.report(self._waiting(seconds))
 
     def hindrance(self) -> str:
         """A sentence on what Spark waits for; '' if it does not wait, had too little time, or does not report it."""
-        if self._all_started() or (self.barrier and self.reports.started() != 0):
+        if self.all_started() or (self.barrier and self.reports.started() != 0):
             return ""
         if self.reports.others() == [] and (count_slots(self.spark).count or 0) >= self.size:
             return ""
         return f"It needs {self.size} free slots at the same time; {self.reports.holders()}."
 
-    def _all_started(self) -> bool:
+    def all_started(self) -> bool:
         """Whether the driver knows that all tasks run."""
         least = 1 if self.barrier else self.size
         return bool(self.begun or self.placed or self.connected() >= least)
