@@ -22,6 +22,7 @@
         │   │   ├── WorkerFailedError  a rank failed; the first failed rank's traceback is the __cause__
         │   │   └── ResultError        all ranks succeeded, but a return value was lost
         │   ├── DataError              a column or value can't be used for training or prediction
+        │   ├── DeviceError            a task can't predict on its GPU: it isn't there, or its memory is full
         │   ├── NotElasticError        the job can't change its ranks: it wasn't started as an elastic job
         │   ├── AuthenticationError    the other end of a connection didn't prove that it has the job's key
         │   ├── EncryptionUnavailableError   the job encrypts its connections, and this host can't
@@ -138,6 +139,10 @@ class SparkEstimatorError(RuntimeError):
 
 class DataError(SparkEstimatorError, ValueError):
     """A column or value can't be used for training or prediction. The message names it and the remedy."""
+
+
+class DeviceError(SparkEstimatorError):
+    """A task can't predict on its GPU. The message names the task, the device and the remedy."""
 
 
 class PreflightError(SparkEstimatorError):

@@ -285,6 +285,13 @@ def precision(name: str, value: Any) -> str | None:
     return None if value is None else "bf16"
 
 
+def autocast_type(name: str, value: Any) -> str | None:
+    """'bf16', 'fp16', or None."""
+    if value not in (None, "bf16", "fp16"):
+        raise ValueError(f"{name} must be 'bf16', 'fp16' or None; got {described(value)}.")
+    return None if value is None else str(value)
+
+
 def one_of(*known: str) -> Callable[[str, Any], str]:
     """One of some words."""
 

@@ -168,7 +168,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         if function is None:
             struct = self._batches_predicted(dataset)
         else:
-            predictor = replace(function.predictor, columns=added)
+            predictor = replace(function.predictor, columns=added).sent_by(dataset.sparkSession)
             struct = row_udf(replace(function, predictor=predictor), dataset)
         # One column first: two that refer to the same call would have the model called twice.
         frame = dataset.withColumn(temporary, struct)
@@ -191,7 +191,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
                 columns.append(readable(dataset.schema, name, is_bytes).cast(field.dtype))
         predictor = self._predictor(inputs, decoders)
         predictor = replace(predictor, columns=self._prediction_columns(), encoders=encoders)
-        return udf_of(predictor, len(columns))(*columns)
+        return udf_of(predictor.sent_by(dataset.sparkSession), len(columns))(*columns)
 
     def _row_function(self) -> RowFunction | None:
         """The function that predicts row by row, from a subclass's `get_prediction_fn`; None: predict batches."""
@@ -199,7 +199,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         if base is None or base.__module__.startswith("spark_estimator."):
             return None
         function: Any = getattr(self, "get_prediction_fn")  # noqa: B009  # not every framework's model has it
-        return RowFunction.of(self._predictor(()), function())
+        # The function makes the tensors that it gives to the model, in host memory.
+        return RowFunction.of(replace(self._predictor(()), device="cpu"), function())
 
     def _metadata_for(self, dataset: DataFrame, function: RowFunction | None) -> ModelMetadata:
         """Completes the metadata from the DataFrame's schema and from what the model returns for the first row."""
@@ -225,7 +226,9 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             outputs = [len(values) for values in function.outputs_of(row)]
         else:
             inputs = inputs or self._inputs_of_row(dataset, row)
-            predictor = replace(self._predictor(inputs), encoders=self._encoders(inputs))
+            predictor = self._predictor(inputs)
+            # In the driver's process, which has no GPU by Spark.
+            predictor = replace(predictor, encoders=self._encoders(inputs), device="cpu", precision=None)
             outputs = predictor.widths_of_row(row)
         if len(outputs) != len(labels):
             raise ValueError(f"the model returned {len(outputs)} outputs for {len(labels)} label_columns: {labels}.")

@@ -20,6 +20,7 @@ from pyspark.ml.param import Param, Params
 
 from spark_estimator.estimators.checks import (
     anything,
+    autocast_type,
     categories,
     edited_fields,
     function,
@@ -41,6 +42,7 @@ from spark_estimator.estimators.checks import (
     whole,
 )
 from spark_estimator.estimators.history import History, history_of, table
+from spark_estimator.estimators.inference.devices import DEVICES
 from spark_estimator.estimators.tracking.options import mlflow_option
 
 if TYPE_CHECKING:
@@ -399,6 +401,24 @@ PREDICTING = (
         "str",
     ),
     *OF_EVALUATORS,
+)
+#: Of estimators and models of PyTorch.
+INFERENCE = (
+    Row(
+        "inference_device",
+        "auto",
+        one_of(*DEVICES),
+        "where transform computes: 'auto': on the GPU that Spark gives the task (spark.task.resource.gpu.amount), or, "
+        "without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error",
+        "str",
+    ),
+    Row(
+        "inference_precision",
+        None,
+        autocast_type,
+        "'bf16' or 'fp16': predict under torch.autocast with this type; None: in the model's own types",
+        "str | None",
+    ),
 )
 
 HISTORY = Row(

@@ -155,7 +155,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
 #: Parameters of an estimator that its model gets.
 _PASSED_ON = {
     *("input_shapes", "loss", "loss_constructors", "decoders", "custom_objects"),
-    *(row.name for row in params.PREDICTING),
+    *(row.name for row in (*params.PREDICTING, *params.INFERENCE)),
 }
 
 

@@ -139,13 +139,15 @@ def _ask(code: str, seconds: float = ASK_SECONDS) -> subprocess.CompletedProcess
 
 def run_checks(all_ways: Sequence[Way], only: str, seed: int, budget: Any, report: Report) -> None:
     """Runs the checks of all backends, all of one backend in one job, then the losses of peers."""
-    from tests.gpu import checks, endings, in_rank, jobs, random_ops, trainings  # with PyTorch, which need not be here
+    # With PyTorch, which need not be here.
+    from tests.gpu import checks, endings, in_rank, jobs, predictions, random_ops, trainings
 
     tasks: dict[str, in_rank.Task] = {
         **checks.CHECKS,
         "two hundred ops on two streams": functools.partial(random_ops.two_hundred_ops_on_two_streams, seed),
         **endings.ENDINGS,
         **trainings.TRAININGS,
+        **predictions.PREDICTIONS,
     }
     tasks = {name: task for name, task in tasks.items() if only in name}
     named = "NCCL is refused"

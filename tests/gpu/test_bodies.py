@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.gpu import check, checks, endings, figures, jobs, random_ops, trainings
+from tests.estimators.torch.stand_in_cuda import stand_in
+from tests.gpu import check, checks, endings, figures, jobs, predictions, random_ops, trainings
 from tests.gpu.in_rank import Task
 from tests.gpu.ways import ONE, OWN, REFUSED, SHARED, Way, refused_way, ways
 
@@ -50,6 +51,12 @@ def begin_small(rank: int, own_gpus: bool) -> None:
     vars(dist)["is_nccl_available"] = lambda: True
     vars(dist)["init_process_group"] = lambda _, **options: make_group("gloo", **options)
     dist.ReduceOp.AVG = dist.ReduceOp.SUM
+
+
+@pytest.mark.parametrize("name", predictions.PREDICTIONS)
+def test_predictions(name: str) -> None:
+    with stand_in(2):
+        predictions.PREDICTIONS[name]()
 
 
 def problems(results: list[jobs.Result]) -> list[jobs.Result]:

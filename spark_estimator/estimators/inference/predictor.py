@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pyarrow
@@ -22,7 +23,12 @@ from spark_estimator.data.fields import Array, Field, is_list, matrix_of
 from spark_estimator.data.numbers import kind_of, numbers_of
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.inference import model_file
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, struct_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from typing_extensions import Self
 
 # A Python worker serves many tasks one after the other: it keeps the model that it has used last.
 _kept: dict[str, Any] = {}
@@ -44,6 +50,9 @@ class Predictor(ABC):
         columns: of predictions, which are made of what the model returns.
         aliases: the driver has Horovod's names, which the model's classes may import.
         encoders: of columns of categories, by the names of `inputs`' columns.
+        device: one of `devices.DEVICES`; where there is no choice, the model's framework decides.
+        precision: "bf16" or "fp16" for mixed precision; None: none.
+        file: the name of the file with the payload (`model_file`), and no payload; empty: none was sent.
     """
 
     payload: bytes = field(repr=False)
@@ -54,10 +63,17 @@ class Predictor(ABC):
     columns: tuple[PredictionColumn, ...] = ()
     aliases: bool = field(default_factory=installed)
     encoders: Mapping[str, CategoryEncoder] = field(default_factory=dict)
+    device: str = "cpu"
+    precision: str | None = None
+    file: str = ""
 
     @abstractmethod
     def loaded(self) -> Any:
         """The model, from its payload. The driver sent it, and this process runs the driver's code anyway."""
+
+    def placed(self, model: Any) -> Any:
+        """The loaded model, moved to the device of the present task. Another task of this process may have another."""
+        return model
 
     @abstractmethod
     def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
@@ -67,12 +83,31 @@ class Predictor(ABC):
             matrices: [inputs] each [rows, width], that may be written to.
 
         Returns:
-            [outputs] each [rows, ...] of float32, or of float64 where float32 would lose something.
+            [outputs] each [rows, ...] of float32, or of float64 where float32 would lose something; contiguous. They
+            have their values after `finish`.
         """
+
+    def finish(self, model: Any) -> None:  # noqa: B027  # there is nothing to wait for on a CPU
+        """Waits until the arrays that `called` has returned have their values."""
 
     @cached_property
     def _key(self) -> str:
+        return self.file or self._digest()
+
+    def _digest(self) -> str:
+        """The same for the same model, as part of a file's name."""
         return hashlib.sha256(self.payload).hexdigest()
+
+    def sent_by(self, spark: SparkSession) -> Self:
+        """The predictor for a function of Spark's: without its payload where that is large, and has been sent."""
+        if len(self.payload) <= model_file.LARGE:
+            return self
+        name = model_file.send(spark, self._digest(), self.payload)
+        return self if name is None else replace(self, payload=b"", file=name)
+
+    def source(self) -> Any:
+        """The payload as an open file in memory, or the path of its file."""
+        return model_file.path_of(self.file) if self.file else io.BytesIO(self.payload)
 
     def prepare_imports(self) -> None:
         """Makes Horovod's names importable here where they were on the driver."""
@@ -81,12 +116,13 @@ class Predictor(ABC):
 
     def model(self) -> Any:
         """The model, loaded once in this process."""
+        key = f"{self._key} {self.device}"
         with _lock:
-            if self._key not in _kept:
+            if key not in _kept:
                 _kept.clear()
                 self.prepare_imports()
-                _kept[self._key] = self.loaded()
-            return _kept[self._key]
+                _kept[key] = self.loaded()
+            return self.placed(_kept[key])
 
     def predictions(self, columns: Sequence[pyarrow.Array]) -> pyarrow.Array:
         """The columns of predictions for some rows.
@@ -143,6 +179,7 @@ class Predictor(ABC):
                         "expected."
                     )
                 result.append(output.reshape(filled, width)[: stop - start])
+        self.finish(model)
         return [
             numpy.concatenate(parts) if parts else numpy.empty((0, width), numpy.float32)
             for parts, width in zip(results, self.widths, strict=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import cloudpickle
@@ -44,13 +43,15 @@ class KerasPredictor(Predictor):
         payload = digest_of(content, model) + cloudpickle.dumps((backend_name(model), content, objects))
         return cls(payload, tuple(inputs), tuple(widths), batch_size, decoders or {})
 
-    @cached_property
-    def _key(self) -> str:
+    def _digest(self) -> str:
         return self.payload[:_DIGEST_BYTES].hex()  # a .keras file contains the time at which it was written
 
     def loaded(self) -> Any:
         """See `Predictor.loaded`. A worker whose Keras runs on another backend already predicts on that one."""
-        backend, model, custom_objects = pickle.loads(self.payload[_DIGEST_BYTES:])  # noqa: S301  # from the driver
+        source = self.source()
+        with open(source, "rb") if isinstance(source, str) else source as content:
+            content.seek(_DIGEST_BYTES)
+            backend, model, custom_objects = pickle.load(content)  # noqa: S301  # from the driver
         if not {"keras", "tf_keras"} & sys.modules.keys():
             choose_backend(backend)
         from spark_estimator.estimators.keras import objects as keras_objects

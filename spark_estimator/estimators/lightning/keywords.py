@@ -31,6 +31,8 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
     optimizer: Param[torch.optim.Optimizer | None]
     loss: Param[list[Callable[..., Any]]]
     metrics: Param[list[Any]]
+    inference_device: Param[str]
+    inference_precision: Param[str | None]
     loss_constructors: Param[list[Callable[..., Any]] | None]
     callbacks: Param[list[Any]]
     logger: Param[Any]
@@ -99,6 +101,8 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         callbacks: Any = [],
         logger: Any = None,
@@ -169,6 +173,8 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
         callbacks: Any = [],
         logger: Any = None,
@@ -226,6 +232,31 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         column; or a dict per label column, whose keys are their names.
         """
         return self._get(self.metrics)
+
+    def setInferenceDevice(self, value: str) -> Self:
+        """Sets inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        Returns self.
+        """
+        return self._set(inference_device=value)
+
+    def getInferenceDevice(self) -> str:
+        """inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        """
+        return self._get(self.inference_device)
+
+    def setInferencePrecision(self, value: str | None) -> Self:
+        """Sets inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the
+        model's own types. Returns self.
+        """
+        return self._set(inference_precision=value)
+
+    def getInferencePrecision(self) -> str | None:
+        """inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the model's
+        own types.
+        """
+        return self._get(self.inference_precision)
 
     def setLossConstructors(self, value: Callable[..., Any] | Sequence[Callable[..., Any]] | None) -> Self:
         """Sets loss_constructors: functions that create the losses, instead of loss; Horovod's get the keyword

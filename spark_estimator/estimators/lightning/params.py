@@ -9,6 +9,7 @@ from spark_estimator.estimators.torch.params import LOCAL_STEPS, LOSS_CONSTRUCTO
 ESTIMATOR = (
     *typed(params.SHARED, TYPES),
     *params.PREDICTING,
+    *params.INFERENCE,
     LOSS_CONSTRUCTORS,
     Row("callbacks", [], checks.listed, "Lightning callbacks, copied to every rank", "Any", "list[Any]"),
     Row("logger", None, checks.anything, "a Lightning logger; None: TensorBoard in the store, if both are available"),

@@ -35,6 +35,8 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
     optimizer: Param[torch.optim.Optimizer | None]
     loss: Param[list[Callable[..., Any]]]
     metrics: Param[list[Any]]
+    inference_device: Param[str]
+    inference_precision: Param[str | None]
     learning_rate: Param[float | None]
     lr_scheduler: Param[LRScheduler | None]
     loss_constructors: Param[list[Callable[..., Any]] | None]
@@ -100,6 +102,8 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
         learning_rate: float | None = None,
         lr_scheduler: LRScheduler | None = None,
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
@@ -167,6 +171,8 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
         learning_rate: float | None = None,
         lr_scheduler: LRScheduler | None = None,
         loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
@@ -221,6 +227,31 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         column; or a dict per label column, whose keys are their names.
         """
         return self._get(self.metrics)
+
+    def setInferenceDevice(self, value: str) -> Self:
+        """Sets inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        Returns self.
+        """
+        return self._set(inference_device=value)
+
+    def getInferenceDevice(self) -> str:
+        """inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        """
+        return self._get(self.inference_device)
+
+    def setInferencePrecision(self, value: str | None) -> Self:
+        """Sets inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the
+        model's own types. Returns self.
+        """
+        return self._set(inference_precision=value)
+
+    def getInferencePrecision(self) -> str | None:
+        """inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the model's
+        own types.
+        """
+        return self._get(self.inference_precision)
 
     def setLearningRate(self, value: float | None) -> Self:
         """Sets learning_rate: the learning rate instead of the optimizer's (for ParamGridBuilder); None: the
@@ -326,6 +357,8 @@ class TorchModelKeywords(ModelKeywords):
     """Constructor, setters and getters of `TorchModel`."""
 
     history: Param[History]
+    inference_device: Param[str]
+    inference_precision: Param[str | None]
     optimizer: Param[Any]
     input_shapes: Param[list[list[int]] | None]
     loss: Param[Any]
@@ -353,6 +386,8 @@ class TorchModelKeywords(ModelKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
         optimizer: Any = None,
         input_shapes: Sequence[Sequence[int]] | None = None,
         loss: Any = None,
@@ -378,6 +413,8 @@ class TorchModelKeywords(ModelKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
         optimizer: Any = None,
         input_shapes: Sequence[Sequence[int]] | None = None,
         loss: Any = None,
@@ -393,6 +430,31 @@ class TorchModelKeywords(ModelKeywords):
     def getHistory(self) -> History:
         """history: one entry per epoch: epoch, train, validation."""
         return self._get(self.history)
+
+    def setInferenceDevice(self, value: str) -> Self:
+        """Sets inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        Returns self.
+        """
+        return self._set(inference_device=value)
+
+    def getInferenceDevice(self) -> str:
+        """inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        """
+        return self._get(self.inference_device)
+
+    def setInferencePrecision(self, value: str | None) -> Self:
+        """Sets inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the
+        model's own types. Returns self.
+        """
+        return self._set(inference_precision=value)
+
+    def getInferencePrecision(self) -> str | None:
+        """inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the model's
+        own types.
+        """
+        return self._get(self.inference_precision)
 
     def setOptimizer(self, value: Any) -> Self:
         """Sets optimizer: an optimizer of the model's parameters. Returns self."""

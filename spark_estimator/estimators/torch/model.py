@@ -110,6 +110,7 @@ class TorchModel(TorchModelKeywords, model.TableModel):
             converted = matrices_of(columns, inputs, decoders, encoders)
             matrices = [numpy.require(matrix, requirements="W") for matrix in converted]
             outputs = [output.reshape(-1) for output in predictor.called(module.eval(), matrices)]
+            predictor.finish(module)
             return outputs[0] if len(outputs) == 1 else outputs
 
         return predict
@@ -119,7 +120,9 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         return floating_type(self._model)
 
     def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> TorchPredictor:
-        return TorchPredictor.of(self._model, inputs, self._widths, self._value("batch_size"), decoders)
+        value = self._value
+        options = {"device": value("inference_device"), "precision": value("inference_precision")}
+        return TorchPredictor.of(self._model, inputs, self._widths, value("batch_size"), decoders, **options)
 
     def _write_files(self, folder: Path) -> None:
         torch_files.write(self, self._model, folder)

@@ -60,6 +60,7 @@ LOCAL_STEPS = (
 ESTIMATOR = (
     *typed(params.SHARED, TYPES),
     *params.PREDICTING,
+    *params.INFERENCE,
     params.LEARNING_RATE,
     Row(
         "lr_scheduler",
@@ -107,6 +108,7 @@ ESTIMATOR = (
 MODEL = (
     params.HISTORY,
     *params.MODEL,
+    *params.INFERENCE,
     Row("optimizer", None, checks.anything, "an optimizer of the model's parameters", saved=False),
     Row(
         "input_shapes",

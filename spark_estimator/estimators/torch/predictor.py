@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +13,15 @@ from torch import nn
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.estimators.inference.predictor import Predictor
+from spark_estimator.estimators.torch.device import (
+    device_of,
+    device_of_task,
+    host_array,
+    moved,
+    on_device,
+    predicting,
+    wait_for,
+)
 from spark_estimator.estimators.torch.losses import outputs_of
 from spark_estimator.estimators.torch.training import tensor_of
 
@@ -28,22 +37,49 @@ class TorchPredictor(Predictor):
         widths: Sequence[int],
         batch_size: int,
         decoders: Mapping[str, Decoder] | None = None,
+        **options: Any,
     ) -> TorchPredictor:
-        """A predictor with a copy of the model as it is now."""
-        return cls(cloudpickle.dumps(model), tuple(inputs), tuple(widths), batch_size, decoders or {})
+        """A predictor with a copy of the model as it is now.
+
+        Args:
+            options: the attributes `device` and `precision`.
+        """
+        return cls(dumped(model), tuple(inputs), tuple(widths), batch_size, decoders or {}, **options)
 
     def loaded(self) -> nn.Module:
         """See `Predictor.loaded`."""
-        model: nn.Module = pickle.loads(self.payload)  # noqa: S301  # from the driver
+        model: nn.Module = opened(self.source())
         return model.eval()
 
+    def placed(self, model: Any) -> nn.Module:
+        """See `Predictor.placed`."""
+        return moved(model, device_of_task(self.device))
+
     def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
-        """See `Predictor.called`."""
-        with torch.inference_mode():
-            tensors = [tensor_of(matrix, field) for matrix, field in zip(matrices, self.inputs, strict=True)]
-            return [
-                output.to(torch.float64 if output.dtype in (torch.float64, torch.int64) else torch.float32)
-                .cpu()
-                .numpy()
-                for output in outputs_of(model, tensors)
+        """See `Predictor.called`. The inputs go where the model is."""
+        device = device_of(model)
+        with predicting(device, self.precision, len(matrices[0])):
+            tensors = [
+                on_device(tensor_of(matrix, field), device) for matrix, field in zip(matrices, self.inputs, strict=True)
             ]
+            return [host_array(output) for output in outputs_of(model, tensors)]
+
+    def finish(self, model: Any) -> None:
+        """See `Predictor.finish`."""
+        wait_for(device_of(model))
+
+
+def dumped(value: Any) -> bytes:
+    """Any object with tensors, for `opened`. Equal objects have equal bytes, unlike those of pickle."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer, pickle_module=cloudpickle)
+    return buffer.getvalue()
+
+
+def opened(source: Any) -> Any:
+    """What `dumped` has made.
+
+    Args:
+        source: a file in memory; or a path, whose numbers are mapped: processes of a host share the memory.
+    """
+    return torch.load(source, map_location="cpu", weights_only=False, mmap=isinstance(source, str))  # from the driver

@@ -14,7 +14,7 @@ from pyspark.ml.param import Param
 
 from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import PythonEnvironmentError
-from spark_estimator.estimators import checks, estimator
+from spark_estimator.estimators import checks, estimator, params
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.rows.row_plan import RowPlan
@@ -163,8 +163,8 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
     def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
         assert self._texts is not None
         task = self._texts.task
-        passed_on = ("max_length", "max_new_tokens", "generation", "output_cols", "output_type")
-        of_evaluators = ("prediction_col", "raw_prediction_col", "probability_col")
+        passed_on = ("max_length", "max_new_tokens", "generation")
+        predicting = (*params.PREDICTING, *params.INFERENCE)
         return {
             "model": model,
             "tokenizer": self._texts.tokenizer,
@@ -175,7 +175,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             "label_columns": None if task.label is None else [task.label],
             "labels": list(task.labels),
             "label_type": task.label_type,
-            **{name: self._value(name) for name in (*passed_on, *of_evaluators)},
+            **{name: self._value(name) for name in (*passed_on, *(row.name for row in predicting))},
         }
 
 

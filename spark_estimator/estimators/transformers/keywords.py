@@ -70,6 +70,8 @@ class TransformersEstimatorKeywords(PredictingKeywords):
     nulls: Param[str]
     max_new_tokens: Param[int]
     generation: Param[dict[str, Any]]
+    inference_device: Param[str]
+    inference_precision: Param[str | None]
 
     @by_keyword
     def __init__(
@@ -122,6 +124,8 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
     ) -> None:
         super().__init__(**self._call_keywords)
 
@@ -176,6 +180,8 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
     ) -> Self:
         """Sets any of the parameters. Returns self."""
         return self._take(self._call_keywords)
@@ -610,6 +616,31 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         """generation: other arguments of the model's generate(), such as {'do_sample': True}."""
         return self._get(self.generation)
 
+    def setInferenceDevice(self, value: str) -> Self:
+        """Sets inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        Returns self.
+        """
+        return self._set(inference_device=value)
+
+    def getInferenceDevice(self) -> str:
+        """inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        """
+        return self._get(self.inference_device)
+
+    def setInferencePrecision(self, value: str | None) -> Self:
+        """Sets inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the
+        model's own types. Returns self.
+        """
+        return self._set(inference_precision=value)
+
+    def getInferencePrecision(self) -> str | None:
+        """inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the model's
+        own types.
+        """
+        return self._get(self.inference_precision)
+
 
 class TransformersModelKeywords(PredictingKeywords):
     """Constructor, setters and getters of `TransformersModel`."""
@@ -627,6 +658,8 @@ class TransformersModelKeywords(PredictingKeywords):
     max_length: Param[int]
     max_new_tokens: Param[int]
     generation: Param[dict[str, Any]]
+    inference_device: Param[str]
+    inference_precision: Param[str | None]
 
     @by_keyword
     def __init__(
@@ -650,6 +683,8 @@ class TransformersModelKeywords(PredictingKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
     ) -> None:
         super().__init__(**self._call_keywords)
 
@@ -675,6 +710,8 @@ class TransformersModelKeywords(PredictingKeywords):
         prediction_col: str | None = None,
         raw_prediction_col: str | None = None,
         probability_col: str | None = None,
+        inference_device: str = "auto",
+        inference_precision: str | None = None,
     ) -> Self:
         """Sets any of the parameters. Returns self."""
         return self._take(self._call_keywords)
@@ -791,3 +828,28 @@ class TransformersModelKeywords(PredictingKeywords):
     def getGeneration(self) -> dict[str, Any]:
         """generation: other arguments of the model's generate(), such as {'do_sample': True}."""
         return self._get(self.generation)
+
+    def setInferenceDevice(self, value: str) -> Self:
+        """Sets inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        Returns self.
+        """
+        return self._set(inference_device=value)
+
+    def getInferenceDevice(self) -> str:
+        """inference_device: where transform computes: 'auto': on the GPU that Spark gives the task
+        (spark.task.resource.gpu.amount), or, without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error.
+        """
+        return self._get(self.inference_device)
+
+    def setInferencePrecision(self, value: str | None) -> Self:
+        """Sets inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the
+        model's own types. Returns self.
+        """
+        return self._set(inference_precision=value)
+
+    def getInferencePrecision(self) -> str | None:
+        """inference_precision: 'bf16' or 'fp16': predict under torch.autocast with this type; None: in the model's
+        own types.
+        """
+        return self._get(self.inference_precision)

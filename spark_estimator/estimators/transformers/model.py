@@ -120,6 +120,8 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
             max_length=value("max_length"),
             generation={"max_new_tokens": value("max_new_tokens"), **value("generation")},
             as_json=as_json,
+            device=value("inference_device"),
+            precision=value("inference_precision"),
         )
 
     def _batches_predicted(self, dataset: DataFrame) -> Any:
@@ -138,7 +140,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
             )
         column = functions.col(quoted(self._text))
         predictor = replace(self._text_predictor(as_json=chat), columns=self._prediction_columns())
-        return model.udf_of(predictor, 1)(functions.to_json(column) if chat else column)
+        return model.udf_of(predictor.sent_by(dataset.sparkSession), 1)(functions.to_json(column) if chat else column)
 
     def _prediction_columns(self) -> tuple[PredictionColumn, ...]:
         value = self._value

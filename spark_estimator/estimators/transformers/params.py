@@ -169,6 +169,7 @@ ESTIMATOR = (
     Row("nulls", "error", checks.one_of("error", "drop"), "how to handle nulls: 'error', or 'drop' the row", "str"),
     *_GENERATING,
     *params.PREDICTING,
+    *params.INFERENCE,
 )
 
 #: What the shared parameters that it does not have are to the code that all estimators share.
@@ -202,4 +203,5 @@ MODEL = (
     _MAX_LENGTH,
     *_GENERATING,
     *params.PREDICTING,
+    *params.INFERENCE,
 )

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import numpy
 import pyarrow
 import torch
@@ -16,6 +15,8 @@ import torch
 from spark_estimator.data.fields import Array
 from spark_estimator.estimators.inference.prediction_columns import arrow_type, struct_of
 from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, column_of, spread
+from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
+from spark_estimator.estimators.torch.predictor import dumped, opened
 from spark_estimator.estimators.transformers.tokens import tokenizer_from
 
 # A row is as many tokens long as a multiple of it: other lengths of the padding could round a row's numbers otherwise.
@@ -58,13 +59,17 @@ class TextPredictor(Predictor):
     @classmethod
     def of(cls, net: Any, tokenizer: Any, batch_size: int, **options: Any) -> TextPredictor:
         """A predictor with a copy of the model as it is now."""
-        payload = cloudpickle.dumps((cloudpickle.dumps(net), pickle.dumps(tokenizer)))
-        return cls(payload, (), (), batch_size, **options)
+        return cls(dumped((net, pickle.dumps(tokenizer))), (), (), batch_size, **options)
 
     def loaded(self) -> tuple[Any, Any]:
         """See `Predictor.loaded`: the model and the tokenizer."""
-        net, tokenizer = pickle.loads(self.payload)  # noqa: S301  # from the driver
-        return pickle.loads(net).eval(), tokenizer_from(tokenizer)  # noqa: S301
+        net, tokenizer = opened(self.source())
+        return net.eval(), tokenizer_from(tokenizer)
+
+    def placed(self, model: Any) -> tuple[Any, Any]:
+        """See `Predictor.placed`."""
+        net, tokenizer = model
+        return moved(net, device_of_task(self.device)), tokenizer
 
     def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
         """Not for texts: see `outputs_of_texts`."""
@@ -112,7 +117,7 @@ class TextPredictor(Predictor):
         for width, places in sorted(of_width.items()):
             for start in range(0, len(places), self.batch_size):
                 batch = places[start : start + self.batch_size]
-                with torch.inference_mode():
+                with predicting(device_of(net), self.precision, len(batch)):
                     results = method[self.task](net, tokenizer, [encoded[place] for place in batch], width)
                 for place, result in zip(batch, results, strict=True):
                     outputs[place] = result
@@ -145,10 +150,10 @@ class TextPredictor(Predictor):
         ]
 
     def _tensors(
-        self, tokenizer: Any, batch: Sequence[_Tokens], width: int, *, rows: int, left: bool
+        self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int, *, rows: int, left: bool
     ) -> dict[str, Any]:
-        """A batch as tensors of [rows, width], with the padding masked; a text without tokens becomes one token of
-        padding.
+        """A batch as tensors of [rows, width] on the model's device, with the padding masked; a text without tokens
+        becomes one token of padding.
 
         Args:
             rows: at least the number of texts; the last text fills the other rows.
@@ -162,17 +167,18 @@ class TextPredictor(Predictor):
             place = slice(width - len(tokens), None) if left else slice(0, len(tokens))
             ids[number, place] = torch.tensor(tokens)
             mask[number, place] = 1
-        return {"input_ids": ids, "attention_mask": mask}
+        device = device_of(net)
+        return {"input_ids": on_device(ids, device), "attention_mask": on_device(mask, device)}
 
     def _logits(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> torch.Tensor:
         """[texts, ...]"""
         rows = len(batch) + -len(batch) % ROWS_ALIKE
-        tensors = self._tensors(tokenizer, batch, width, rows=rows, left=False)
+        tensors = self._tensors(net, tokenizer, batch, width, rows=rows, left=False)
         logits: torch.Tensor = net(**tensors).logits[: len(batch)]
         return logits
 
     def _scores(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
-        return list(self._logits(net, tokenizer, batch, width).float().numpy().astype(numpy.float32))
+        return list(self._logits(net, tokenizer, batch, width).float().cpu().numpy().astype(numpy.float32))
 
     def _of_words(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
         classes = self._logits(net, tokenizer, batch, width).argmax(-1).tolist()
@@ -186,7 +192,7 @@ class TextPredictor(Predictor):
         return results
 
     def _generated(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
-        tensors = self._tensors(tokenizer, batch, width, rows=len(batch), left=True)
+        tensors = self._tensors(net, tokenizer, batch, width, rows=len(batch), left=True)
         filling = _filling(tokenizer)
         tokens = net.generate(
             **tensors, **{"pad_token_id": filling, "eos_token_id": tokenizer.eos_token_id, **self.generation}

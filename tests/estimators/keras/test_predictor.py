@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from pathlib import Path
 
 import numpy
 import pytest
@@ -12,6 +14,7 @@ pytest.importorskip("keras")
 import keras
 
 from spark_estimator.data.fields import Field
+from spark_estimator.estimators.inference import model_file
 from spark_estimator.estimators.keras.predictor import KerasPredictor
 
 ROWS = numpy.arange(10, dtype=numpy.float32).reshape(5, 2)
@@ -29,3 +32,12 @@ def test_batches_are_put_together_with_the_model_as_it_was() -> None:
     assert KerasPredictor.of(net, {}, (FIELD,), (1,), batch_size=3)._key != same._key
     (outputs,) = pickle.loads(pickle.dumps(predictor)).outputs_for([ROWS])
     assert numpy.allclose(outputs, ROWS.sum(1, keepdims=True)) and outputs.dtype == numpy.float32
+
+
+def test_a_large_model_is_read_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    predictor = KerasPredictor.of(net, {}, (FIELD,), (1,), batch_size=3)
+    (tmp_path / "file").write_bytes(predictor.payload)
+    monkeypatch.setattr(model_file, "path_of", lambda name: str(tmp_path / name))
+    (outputs,) = replace(predictor, payload=b"", file="file").outputs_for([ROWS])
+    assert numpy.array_equal(outputs, predictor.outputs_for([ROWS])[0])

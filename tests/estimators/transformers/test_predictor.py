@@ -16,6 +16,7 @@ import torch
 from spark_estimator import DataError
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
 from spark_estimator.estimators.transformers.predictor import TextPredictor
+from tests.estimators.torch.stand_in_cuda import spark_task, stand_in
 from tests.scenarios.huggingface import tiny
 
 SCORES = PredictionColumn("scores", 0, 2, Role.LABEL, "array<float>")
@@ -121,3 +122,14 @@ def test_chats_come_as_json_or_as_they_are(causal: TextPredictor) -> None:
     as_json = replace(causal, as_json=True).predictions([pyarrow.array([*map(json.dumps, chats), None])])
     assert [row and row["p0"] for row in as_json.to_pylist()] == [*expected, None]
     assert causal.frame({"text": chats})["answer"].tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["classifier", "words", "causal"])
+def test_on_the_gpu_of_a_task(name: str, request: pytest.FixtureRequest) -> None:
+    known: TextPredictor = request.getfixturevalue(name)
+    texts = [text.split() for text in TEXTS] if name == "words" else TEXTS
+    expected = known.outputs_of_texts(texts)
+    with stand_in(2) as gpus, spark_task("1"):
+        outputs = replace(known, device="auto").outputs_of_texts(texts)
+    assert any(copy == ("cpu", "cuda:1", True, True) for copy in gpus.copies), "texts go there from pinned memory"
+    assert all(numpy.array_equal(output, other) for output, other in zip(outputs, expected, strict=True))
