@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import spark_estimator.torch as hvd
-from benchmarks.training_rank import MODELS, inputs_of, loss_of
+from benchmarks.training_rank import MODELS, inputs_of, squared
 from spark_estimator.launch.worker.worker import bind_to_parent
 
 INNER_STEPS = 32
@@ -52,7 +52,7 @@ class Training:
     def step(self) -> None:
         """Takes one step."""
         self._optimizer.zero_grad()
-        loss_of(self._forward(self._inputs)).backward()
+        squared(self._forward(self._inputs)).backward()
         self._optimizer.step()
 
     def synchronize(self) -> None:

@@ -101,7 +101,7 @@ def take_steps(model: str) -> None:
     import torch
 
     import spark_estimator.torch as hvd
-    from benchmarks.training_rank import Training, inputs_of, loss_of
+    from benchmarks.training_rank import Training, inputs_of, squared
 
     torch.set_num_threads(1)
     hvd.init()
@@ -112,7 +112,7 @@ def take_steps(model: str) -> None:
             training.step()
         milliseconds = 1000 * (time.process_time() - began) / int(line)
         with torch.no_grad():
-            loss = loss_of(training.model(inputs)).item()
+            loss = squared(training.model(inputs)).item()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(milliseconds, repr(loss), peak, flush=True)
 

@@ -6,7 +6,10 @@ of the step without communication. Before the timing, the parameters after three
 process that trains on the batches of all ranks.
 
 Models: mlp, 200 parameters of 64 and 64 x 64; resnet50, the 161 shapes of ResNet-50's parameters (25.6 million, 102 MB)
-with almost no computation; transformer, 6 encoder layers of width 256 on 4 sequences of 64.
+with almost no computation; transformer, 6 encoder layers of width 256 on 4 sequences of 64. With ``--model``, also:
+llama, a causal language model of transformers with 4 layers of width 256 and random numbers, fine-tuned on 2 texts of
+128 tokens; lora, an adapter of peft's for it. These have a column ``group``: DDP over this package's process group,
+which a Trainer of transformers uses in its jobs.
 
 ``--lightning`` adds the same steps in Lightning's Trainer: without communication, with ``strategy="horovod"``, and with
 Lightning's DDP over gloo. A step of the Trainer lasts from one batch to the request for the next.
@@ -40,10 +43,13 @@ from spark_estimator.collectives.rendezvous import local_rendezvous
 from spark_estimator.console import ends_with_its_reader
 
 #: Bytes of each model's gradients.
-MODELS = {"mlp": 1_664_000, "resnet50": 102_228_128, "transformer": 18_954_240}
+MODELS = {"mlp": 1_664_000, "resnet50": 102_228_128, "transformer": 18_954_240, "llama": 16_851_968, "lora": 131_072}
+_BY_DEFAULT = ("mlp", "resnet50", "transformer")
+_FINE_TUNED = ("llama", "lora")
 _MODULE = "benchmarks.training"
 _COLUMNS = ("none", "ours", "ddp", "exposed", "ddp exposed")
 _RATIOS = (Ratio("ours", "none"), Ratio("ddp", "none"), Ratio("ddp exposed", "exposed"))
+_FINE_TUNING_RATIOS = (Ratio("ours", "ddp"), Ratio("group", "ddp"))
 _LIGHTNING = ("lightning_none", "lightning_ours", "lightning_ddp")
 _LIGHTNING_RATIOS = (Ratio("lightning_ours", "ours"), Ratio("lightning_ddp", "lightning_ours"))
 _TENSORFLOW = ("tf_none", "tf_ours", "tf_mwms", "keras_none", "keras_ours")
@@ -85,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog=f"python -m {_MODULE}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--np", type=positive, default=2, help="ranks (default 2)")
-    parser.add_argument("--model", type=list_of(list(MODELS)), default=tuple(MODELS), help=", ".join(MODELS))
+    parser.add_argument("--model", type=list_of(list(MODELS)), default=_BY_DEFAULT, help=", ".join(MODELS))
     parser.add_argument("--seconds", type=float, default=8.0, help="time for each library and model (default 8)")
     parser.add_argument("--tcp", action="store_true", help="use loopback TCP instead of shared memory")
     parser.add_argument("--lightning", action="store_true", help="also measure Lightning's Trainer")
@@ -102,6 +108,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = []
     columns: tuple[str, ...] = _COLUMNS
     ratios: tuple[Ratio, ...] = _RATIOS
+    fine_tuned = not set(_FINE_TUNED).isdisjoint(options.model)
+    if fine_tuned:
+        columns, ratios = (*columns, "group"), (*ratios, *_FINE_TUNING_RATIOS)
     if options.lightning:
         columns, ratios = (*columns, *_LIGHTNING), (*ratios, *_LIGHTNING_RATIOS)
     if options.tensorflow:
@@ -113,13 +122,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             with_gloo = groups.enter_context(_group(options))
             names = ["none", "ours", "ddp", *(_LIGHTNING if options.lightning else ())]
             subjects = [Subject(name, with_gloo if name.endswith("ddp") else group, name) for name in names]
+            with_ours = [Subject("group", groups.enter_context(_group(options, gloo=False)), "group")] * fine_tuned
             others = []
             if options.tensorflow and "resnet50" in options.model:
                 ours, mwms = (groups.enter_context(_tensorflow_group(options, name)) for name in ("ours", "mwms"))
                 others = [Subject(name, mwms if name == "tf_mwms" else ours, name) for name in _TENSORFLOW]
             for model in options.model:
                 step = Step(model, "float32", MODELS[model])
-                measured = [*subjects, *(others if model == "resnet50" else [])]
+                more = {"resnet50": others, **dict.fromkeys(_FINE_TUNED, with_ours)}.get(model, [])
+                measured = [*subjects, *more]
                 lines.append(exposed(measure(step, measured, options.seconds, block_seconds=0.4)))
                 rows = tables.cells(lines, columns, ratios)
                 if not options.markdown:

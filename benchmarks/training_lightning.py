@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 import spark_estimator.lightning  # noqa: F401  for strategy="horovod"
 import spark_estimator.torch as hvd
-from benchmarks.training_rank import MODELS, loss_of
+from benchmarks.training_rank import MODELS
 
 #: Variant -> the Trainer's strategy.
 STRATEGIES = {"lightning_none": "auto", "lightning_ours": "horovod", "lightning_ddp": "ddp"}
@@ -28,14 +28,15 @@ class Module(lightning.LightningModule):
         torch.manual_seed(0)
         self.model = MODELS[name].make()
         self._learning_rate = MODELS[name].learning_rate
+        self._loss = MODELS[name].loss
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         """The loss of one batch."""
-        return loss_of(self.model(batch))
+        return self._loss(self.model(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Plain SGD."""
-        return torch.optim.SGD(self.parameters(), lr=self._learning_rate)
+        return torch.optim.SGD([value for value in self.parameters() if value.requires_grad], lr=self._learning_rate)
 
 
 class LightningTraining:

@@ -1,15 +1,16 @@
 """A rank that takes training steps on commands of ``benchmarks.training``, with one variant at a time.
 
 Variants: ``none``, without communication; ``ours``, with ``hvd.DistributedOptimizer``; ``ddp``, PyTorch's
-``DistributedDataParallel`` over gloo; and the same in Lightning's Trainer (``training_lightning``), with the prefix
-``lightning_``. A step is a forward pass, a backward pass, the gradient exchange and an SGD step; in a Trainer it lasts
-from one batch to the request for the next.
+``DistributedDataParallel`` over gloo; ``group``, the same over this package's process group; and the first three in
+Lightning's Trainer (``training_lightning``), with the prefix ``lightning_``. A step is a forward pass, a backward pass,
+the gradient exchange and an SGD step; in a Trainer it lasts from one batch to the request for the next.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from benchmarks.training_steps import (
     timed,
 )
 from spark_estimator.launch.worker.worker import bind_to_parent
+from spark_estimator.torch import process_group
 
 
 class GradientShapes(nn.Module):
@@ -59,6 +61,44 @@ def _transformer() -> nn.Module:
     return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
 
 
+class FineTuning(nn.Module):
+    """A causal language model of transformers, whose output is the loss of its texts.
+
+    Args:
+        lora: train an adapter of peft's, not the model itself.
+    """
+
+    def __init__(self, *, lora: bool = False) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=256,
+            intermediate_size=688,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            max_position_embeddings=128,
+            use_cache=False,
+        )
+        self.net: Any = LlamaForCausalLM(config)
+        if lora:
+            from peft import LoraConfig, get_peft_model
+
+            adapter = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+            self.net = get_peft_model(self.net, adapter)
+
+    def forward(self, texts: torch.Tensor) -> torch.Tensor:
+        """texts: [batch, tokens]. Returns a scalar."""
+        loss: torch.Tensor = self.net(input_ids=texts, labels=texts).loss
+        return loss
+
+
+def squared(output: torch.Tensor) -> torch.Tensor:
+    """The loss of models without their own: the mean of the squared outputs."""
+    return output.square().mean()
+
+
 @dataclass(frozen=True)
 class Model:
     """A model to train.
@@ -67,17 +107,25 @@ class Model:
         make: creates the model; its parameters depend only on torch's random seed.
         inputs: shape of a batch.
         learning_rate: small enough that the checked steps don't overflow float32.
+        loss: of the model's output.
+        tokens: the batch has numbers of words, below `VOCABULARY`; False: normally distributed numbers.
     """
 
     make: Callable[[], nn.Module]
     inputs: tuple[int, ...]
     learning_rate: float
+    loss: Callable[[torch.Tensor], torch.Tensor] = squared
+    tokens: bool = False
 
 
+VOCABULARY = 2048
+_TEXTS: dict[str, Any] = {"inputs": (2, 128), "learning_rate": 1e-2, "loss": torch.Tensor.mean, "tokens": True}
 MODELS = {
     "mlp": Model(_mlp, (32, 64), 1e-2),
     "resnet50": Model(GradientShapes, (1, 1), 1e-6),
     "transformer": Model(_transformer, (4, 64, 256), 1e-3),
+    "llama": Model(FineTuning, **_TEXTS),
+    "lora": Model(functools.partial(FineTuning, lora=True), **_TEXTS),
 }
 
 
@@ -88,11 +136,14 @@ class Training:
         self.description = MODELS[name]
         torch.manual_seed(0)
         self.model = self.description.make()
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=self.description.learning_rate)
+        trained = [(key, value) for key, value in self.model.named_parameters() if value.requires_grad]
+        optimizer = torch.optim.SGD([value for _, value in trained], lr=self.description.learning_rate)
         self._forward = self.model
         if variant == "ours":
-            optimizer = hvd.DistributedOptimizer(optimizer, self.model.named_parameters())
-        elif variant == "ddp":
+            optimizer = hvd.DistributedOptimizer(optimizer, trained)
+        elif variant in ("ddp", "group"):
+            if variant == "group" and not dist.is_initialized():
+                dist.init_process_group(process_group.BACKEND_NAME)
             self._forward = nn.parallel.DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self._optimizer = optimizer
         self._inputs = inputs_of(name, hvd.rank(), 0)
@@ -100,30 +151,28 @@ class Training:
     def step(self, inputs: torch.Tensor | None = None) -> None:
         """Takes one training step on `inputs`; default: the same inputs at each call."""
         self._optimizer.zero_grad()
-        loss_of(self._forward(self._inputs if inputs is None else inputs)).backward()
+        self.description.loss(self._forward(self._inputs if inputs is None else inputs)).backward()
         self._optimizer.step()
 
 
 def inputs_of(name: str, rank: int, step: int) -> torch.Tensor:
     """The batch of a rank for a step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
+    if MODELS[name].tokens:
+        return torch.randint(VOCABULARY, MODELS[name].inputs, generator=generator)
     return torch.randn(MODELS[name].inputs, generator=generator)
-
-
-def loss_of(output: torch.Tensor) -> torch.Tensor:
-    """The loss: the mean of the squared outputs."""
-    return output.square().mean()
 
 
 def _reference(name: str) -> nn.Module:
     """The model after the checked steps on the batches of all ranks, computed in this process."""
     torch.manual_seed(0)
     model = MODELS[name].make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=MODELS[name].learning_rate)
+    trained = [value for value in model.parameters() if value.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=MODELS[name].learning_rate)
     for step in range(CHECKED_STEPS):
         optimizer.zero_grad()
         for rank in range(hvd.size()):
-            (loss_of(model(inputs_of(name, rank, step))) / hvd.size()).backward()
+            (MODELS[name].loss(model(inputs_of(name, rank, step))) / hvd.size()).backward()
         optimizer.step()
     return model
 
@@ -192,7 +241,7 @@ def _timed_hooks(model: nn.Module) -> Iterator[list[int]]:
 
         return run
 
-    hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
+    hooks = [value._post_accumulate_grad_hooks for value in model.parameters() if value.requires_grad]
     originals = [dict(registered) for registered in hooks]
     for registered in hooks:
         registered.update({number: timed_hook(hook) for number, hook in registered.items()})
@@ -218,7 +267,7 @@ def main() -> None:
         dist.init_process_group("gloo", init_method=options.gloo, rank=hvd.rank(), world_size=hvd.size())
     answers = Answers(_make, _check, _block, {"hooks": _in_hooks})
     answer_commands(options.socket, hvd.rank(), hvd.size(), answers.answer)
-    if options.gloo:
+    if dist.is_initialized():
         with contextlib.suppress(Exception):  # its peers may have exited
             dist.destroy_process_group()
     hvd.shutdown()

@@ -30,6 +30,16 @@ def test_prints_a_line_for_each_model(channel: list[str], tmp_path: Path, capsys
 
 
 @pytest.mark.timeout(240)
+def test_fine_tuning_beside_ddp_over_both_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft", reason="the extra 'transformers' is not installed")
+    file = tmp_path / "figures.json"
+    training.main(["--model", "llama,lora", "--seconds", "0.1", "--json", str(file)])
+    assert "group/ddp" in capsys.readouterr().out
+    for result in json.loads(file.read_text())["results"]:
+        assert all(result["subjects"][name]["us"] > 0 for name in ("none", "ours", "ddp", "group"))
+
+
+@pytest.mark.timeout(240)
 def test_lightnings_steps_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
     file = tmp_path / "figures.json"
@@ -54,7 +64,8 @@ def test_sizes_are_those_of_the_models() -> None:
     for name, model in MODELS.items():
         with torch.device("meta"):
             made = model.make()
-        assert sum(parameter.numel() * 4 for parameter in made.parameters()) == training.MODELS[name]
+        sizes = [parameter.numel() * 4 for parameter in made.parameters() if parameter.requires_grad]
+        assert sum(sizes) == training.MODELS[name]
     with torch.device("meta"):
         assert len(list(MODELS["resnet50"].make().parameters())) == 161
         assert len(list(MODELS["mlp"].make().parameters())) == 200
