@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +23,7 @@ from spark_estimator import KerasEstimator, TorchEstimator, TransformersEstimato
 from spark_estimator.errors import JobCancelledError
 from spark_estimator.lightning import TorchEstimator as LightningEstimator
 from tests.launch import clusters
+from tests.scenarios.estimators.tracking_server import TrackingServer
 from tests.scenarios.huggingface import tiny
 
 if TYPE_CHECKING:
@@ -37,42 +31,6 @@ if TYPE_CHECKING:
 
 Make = Callable[..., TorchEstimator]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-class TrackingServer:
-    """``mlflow server`` on a new database, which can be stopped and started again.
-
-    Attributes:
-        address: as ``mlflow.set_tracking_uri`` takes it; the same after a restart.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port = probe.getsockname()[1]
-        self._folder = folder
-        self.address = f"http://127.0.0.1:{self._port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self._port)]
-        command += ["--backend-store-uri", f"sqlite:///{self._folder}/runs.db", "--workers", "1"]
-        command += ["--artifacts-destination", str(self._folder / "artifacts")]
-        log = self._folder / "server.log"
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-        deadline = time.monotonic() + 120
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.address}/health", timeout=5):
-                return
-            assert self._process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.1)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
 
 
 @pytest.fixture(scope="module")
