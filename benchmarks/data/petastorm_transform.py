@@ -7,9 +7,10 @@ ratios of interleaved rounds.
 
 - *loader*: an epoch of `DataLoader` in batches of 1,024 rows, from rows that were decoded in the warm-up round.
 - *reader*: an epoch of `make_batch_reader`, which decodes the files.
+- *rows*: an epoch of `make_reader`, whose transform takes a dict for each row, of a quarter of the rows.
 
 Kinds of data: *numbers* has 20 float32 columns; *arrays* a tenth of the rows, with 784 float32 each, and a label;
-*mixed* 4 float32 columns, a label, a truth value and an array of 8; *texts* a label and a text (for the reader alone).
+*mixed* 4 float32 columns, a label, a truth value and an array of 8; *texts* a label and a text (not for the loader).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch
 from benchmarks import programs
 from benchmarks.backends import Backend, time_interleaved
 from benchmarks.command_line import ended_by_signals, positive
-from spark_estimator.data.petastorm import DataLoader, TransformSpec, make_batch_reader
+from spark_estimator.data.petastorm import DataLoader, TransformSpec, make_batch_reader, make_reader
 
 _MODULE = "benchmarks.data.petastorm_transform"
 _BATCH = 1024
@@ -89,7 +90,8 @@ def cost(old: Sequence[float], new: Sequence[float]) -> float:
 
 
 def backends_of(folder: Path, kind: str, rows: int) -> list[tuple[Timed, Timed]]:
-    """For loader and reader: without and with the identity."""
+    """For loader, reader and rows: without and with the identity."""
+    first = min(folder.iterdir())
 
     def mean(batches: Iterable[Any]) -> float:
         total = sum(float(batch.sum(dtype=numpy.float64)) for batch in batches)
@@ -106,12 +108,20 @@ def backends_of(folder: Path, kind: str, rows: int) -> list[tuple[Timed, Timed]]
 
         return run
 
+    def by_row(spec: TransformSpec | None) -> Callable[[], float]:
+        def run() -> float:
+            with make_reader(f"file://{first}", transform_spec=spec, seed=0) as made:
+                return sum(float(row.label) for row in made)
+
+        return run
+
     pairs = []
-    for name, make in {"loader": loader, "reader": reader}.items():
+    for name, make in {"loader": loader, "reader": reader, "rows": by_row}.items():
         if (name, kind) == ("loader", "texts"):
             continue
         specs = {"": None, ", identity": TransformSpec(lambda frame: frame)}
-        plain, identity = (Timed(f"{name}, {kind}{text}", rows, make(spec)) for text, spec in specs.items())
+        count = pyarrow.parquet.ParquetFile(first).metadata.num_rows if name == "rows" else rows
+        plain, identity = (Timed(f"{name}, {kind}{text}", count, make(spec)) for text, spec in specs.items())
         pairs.append((plain, identity))
     return pairs
 

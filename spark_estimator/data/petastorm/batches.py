@@ -16,10 +16,10 @@ import numpy
 
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.parquet import FileRows
-from spark_estimator.data.petastorm.calls import CallSize, TransformedRows
+from spark_estimator.data.petastorm.calls import CallSize, TransformCall, TransformedRows, calls_of
 from spark_estimator.data.petastorm.pages import Page, cut, rows_in
 from spark_estimator.data.petastorm.plan import ReadPlan
-from spark_estimator.data.petastorm.row_views import GivenRows, views_of
+from spark_estimator.data.petastorm.row_views import GivenRows, OrderedViews, views_of
 from spark_estimator.data.petastorm.stream import rebatched
 from spark_estimator.data.petastorm.tensor_fields import are_plain, tensor_fields
 from spark_estimator.data.petastorm.transform import Transformer
@@ -34,11 +34,11 @@ from spark_estimator.log import logger
 _CALL_BYTES = 2 << 20
 _CALL_ROWS = 1 << 15
 _AHEAD_BYTES = 1 << 20
-# `_VIEW_BYTES` is the memory of an object for a row's array. The objects are kept for wide arrays, if all take at most
-# `_MOST_VIEW_BYTES`. There are too many narrow arrays for the caches: making new objects is faster than reading old
-# ones.
+# `_VIEW_BYTES` is the memory of an object for a row's array, and of the references to it. The objects are kept for wide
+# arrays, if all take at most `_MOST_VIEW_BYTES`. There are too many narrow arrays for the caches: making new objects is
+# faster than reading old ones.
 _WIDE_BYTES = 512
-_VIEW_BYTES = 120
+_VIEW_BYTES = 168
 _MOST_VIEW_BYTES = 256 << 20
 _log = logger(__name__)
 
@@ -127,7 +127,8 @@ class ShardBatches:
         }
         self._names = [field.name for field in fields]
         self._matrices: tuple[Array, ...] | None = None
-        self._row_views: dict[str, Array] | None = None
+        self._row_views: dict[str, OrderedViews] | None = None
+        self._call_size: CallSize | None = None
         self._epoch = 0
         self._ahead = Ahead()
 
@@ -144,7 +145,7 @@ class ShardBatches:
 
         def gathered(numbers: Array, names: Sequence[str] | None = None) -> Page:
             stored, wanted = everything if names is None else self._joined.only(names)
-            arrays = wanted.split([matrices[number].take(numbers, axis=0) for number in stored])
+            arrays = wanted.gathered([matrices[number] for number in stored], numbers)
             read = self._names if names is None else [field.name for field in wanted.fields]
             page = dict(zip(read, arrays, strict=True))
             for name in self._truths.intersection(page):
@@ -177,25 +178,25 @@ class ShardBatches:
         together = self._together(narrow)
         place = f"shard {self._shard} of {self._shards}"
 
-        def called(batches: Sequence[Array]) -> TransformedRows:
+        def called(call: TransformCall) -> TransformedRows:
             started = time.monotonic()
-            numbers = numpy.concatenate(batches)
+            numbers = call.numbers
             arrays = gathered(numbers, narrow) if narrow else {}
             deep = {name: array for name, array in arrays.items() if array.ndim > 1}
-            prepared = {name: GivenRows(view.take(numbers), view) for name, view in views.items()}
+            prepared = {name: GivenRows(rows, views[name].views) for name, rows in call.views.items()}
             columns = {name: arrays.get(name) for name in self._names}
             page, unchanged = transformer.of_rows(columns, deep, prepared, place, together)
             page |= {name: arrays[name] for name in unchanged if name in deep}
             call_size.took(time.monotonic() - started)
-            return TransformedRows(page, [name for name in unchanged if name in views], numbers)
+            return TransformedRows(page, [name for name in unchanged if name in views], numbers, call.first)
 
         size = self._batch_size
         rows = share(self._rows.files.rows, self._shards, self._shard)
-        call_size = CallSize(max(1, min(rows, _CALL_ROWS, _CALL_BYTES // max(1, narrow_bytes)) // size))
-        batches = self._row_numbers(size, 0)
-        several = iter(lambda: list(itertools.islice(batches, call_size.batches)), [])
+        if self._call_size is None:  # the function takes as long in the next iteration
+            self._call_size = CallSize(max(1, min(rows, _CALL_ROWS, _CALL_BYTES // max(1, narrow_bytes)) // size))
+        call_size = self._call_size
         # Each call is long enough to be made ahead separately.
-        calls = self._ahead.items(called, several, _AHEAD_BYTES)
+        calls = self._ahead.items(called, calls_of(self._orders(), size, call_size, views), _AHEAD_BYTES)
         names = list(transformer.schema.fields)
         pages = itertools.chain.from_iterable(call.pages(size, names, gathered) for call in calls)
         most_rows = share(self._rows.files.rows, self._shards, 0)
@@ -212,15 +213,15 @@ class ShardBatches:
         whole = [group for number, group in groups.items() if len(group) == len(joined.stored[number].widths)]
         return max(whole, key=len, default=[])
 
-    def _views(self, matrices: tuple[Array, ...]) -> dict[str, Array]:
-        """By the names of columns of wide arrays: [rows] of the rows' arrays, as objects over the spool's memory."""
+    def _views(self, matrices: tuple[Array, ...]) -> dict[str, OrderedViews]:
+        """By the names of columns of wide arrays: the rows' arrays, as objects over the spool's memory."""
         if self._row_views is None:
             self._row_views = {}
             for field, (number, start) in zip(self._joined.fields, self._joined.places, strict=True):
                 wide = field.shape and field.row_bytes >= _WIDE_BYTES
                 if wide and len(matrices[number]) * _VIEW_BYTES <= _MOST_VIEW_BYTES:
                     matrix = matrices[number][:, start : start + field.width]
-                    self._row_views[field.name] = views_of(matrix.reshape(len(matrix), *field.shape))
+                    self._row_views[field.name] = OrderedViews(views_of(matrix.reshape(len(matrix), *field.shape)))
         return self._row_views
 
     def release(self) -> None:
@@ -244,8 +245,7 @@ class ShardBatches:
         """
         count = 0
         held = numpy.zeros(0, numpy.int64)
-        for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
-            order = self._order()
+        for order in self._orders():
             start = batch_size - len(held) if len(held) else 0
             if start:
                 held = numpy.concatenate([held, order[:start]])
@@ -264,6 +264,11 @@ class ShardBatches:
         # The largest shard has one more row, which may have formed a separate batch.
         for _ in range(steps - count):
             yield numpy.zeros(1, numpy.int64)
+
+    def _orders(self) -> Iterator[Array]:
+        """[rows] of the shard's rows, by their numbers in it: for each epoch."""
+        for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
+            yield self._order()
 
     def _order(self) -> Array:
         numbers = numpy.arange(share(self._rows.files.rows, self._shards, self._shard))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -99,14 +99,39 @@ class ReadPlan:
         transformer = self.transformer
 
         def page(piece: Piece) -> Page:
-            table = self._in_precision(self.files.read(piece, self.columns, footers))
+            table = self._table(piece, footers)
             if transformer is None:
                 return page_of(table, self.shapes, by_row)
-            place = f"{self.files.files[piece.file].path}, row group {piece.group}"
-            return transformer.of_table(table, self.shapes, place)
+            return transformer.of_table(table, self.shapes, self._place(piece))
 
-        order = Order(self.num_epochs, self.seed, self.shuffle_row_groups, self.shuffle_rows)
-        return pages(self._pieces(), page, order, self.threads, first_epoch)
+        return pages(self._pieces(), page, self._order, self.threads, first_epoch)
+
+    def rows_by_group(self, first_epoch: int) -> Iterator[Iterable[tuple[Any, ...]]]:
+        """The rows of each row group as tuples of the values of `result_schema`; as `pages`."""
+        transformer = self.transformer
+        if transformer is None:
+            for page in self.pages(first_epoch, by_row=True):
+                yield zip(*(page[name] for name in self.result_schema.fields), strict=True)
+            return
+        footers: dict[int, Any] = {}
+        called = transformer
+
+        def rows(piece: Piece) -> list[tuple[Any, ...]]:
+            page = page_of(self._table(piece, footers), self.shapes, by_row=True)
+            return called.rows_of_page(page, self._place(piece))
+
+        yield from pages(self._pieces(), rows, self._order, self.threads, first_epoch)
+
+    @property
+    def _order(self) -> Order:
+        return Order(self.num_epochs, self.seed, self.shuffle_row_groups, self.shuffle_rows)
+
+    def _table(self, piece: Piece, footers: dict[int, Any]) -> pyarrow.Table:
+        return self._in_precision(self.files.read(piece, self.columns, footers))
+
+    def _place(self, piece: Piece) -> str:
+        """For messages."""
+        return f"{self.files.files[piece.file].path}, row group {piece.group}"
 
     def _pieces(self) -> list[Piece]:
         whole = self.files.pieces(self.shard, self.shards)

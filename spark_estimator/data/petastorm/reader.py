@@ -18,7 +18,7 @@ from spark_estimator.data.petastorm.arguments import check_others, chosen, chose
 from spark_estimator.data.petastorm.batches import BatchSource, batches_of
 from spark_estimator.data.petastorm.codecs import DecodedFiles
 from spark_estimator.data.petastorm.dataset import DatasetFiles, dataset_at
-from spark_estimator.data.petastorm.pages import Page, rows_in
+from spark_estimator.data.petastorm.pages import Page
 from spark_estimator.data.petastorm.plan import ReadPlan
 from spark_estimator.data.petastorm.predicates import PredicateBase
 from spark_estimator.data.petastorm.schema import fields_of, pickled_schema
@@ -130,12 +130,12 @@ class Reader:
 
     def _give(self) -> Iterator[Any]:
         row_type = self.schema.row_type()
-        for page in self.plan.pages(self._epoch, by_row=not self.plan.batched):
-            values = [page[name] for name in self.schema.fields]
-            if self.plan.batched:
-                yield row_type(*values)
-            else:
-                yield from (row_type(*(array[number] for array in values)) for number in range(rows_in(page)))
+        if self.plan.batched:
+            for page in self.plan.pages(self._epoch, by_row=False):
+                yield row_type(*(page[name] for name in self.schema.fields))
+        else:
+            for rows in self.plan.rows_by_group(self._epoch):
+                yield from map(row_type._make, rows)
         self._epoch += self.plan.num_epochs or 0
 
     def pages(self) -> Iterator[Page]:

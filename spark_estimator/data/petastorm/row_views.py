@@ -54,6 +54,66 @@ class GivenRows:
         return _addresses(numpy.ascontiguousarray(values)) == self._addresses
 
 
+class OrderedViews:
+    """The rows' arrays of a column in the order of each epoch.
+
+    To take objects from an array counts a reference to each, and to free the result counts it back: two accesses to
+    memory for each row, in random order. Here an array has a reference to each object, and an epoch moves these
+    references: 8 bytes for each row.
+
+    Args:
+        views: of `views_of`.
+    """
+
+    def __init__(self, views: Array) -> None:
+        self.views = views
+        self._addresses = numpy.frombuffer(_addresses(views), numpy.int64)
+        self._columns: list[_OrderedColumn] = []
+
+    def in_order(self, numbers: Array) -> Array:
+        """[rows] of the objects; calls of a function may replace them, and keep the array.
+
+        Args:
+            numbers: [rows] of all rows, in the order of the epoch.
+        """
+        if not _counts_are_readable():
+            taken: Array = self.views.take(numbers)
+            return taken
+        # While calls for an epoch are made, the next epoch begins.
+        column = next((column for column in self._columns if column.is_free()), None)
+        if column is None:
+            column = _OrderedColumn(self.views)
+            self._columns = [*self._columns[-1:], column]
+        column.put(self._addresses.take(numbers))
+        return column.array
+
+
+class _OrderedColumn:
+    """An array with one reference to each object, which may change their order.
+
+    Attributes:
+        array: [rows] of objects.
+    """
+
+    def __init__(self, views: Array) -> None:
+        self.array: Array = views.copy()
+        self._written = numpy.frombuffer(_addresses(views), numpy.int64)
+        self._words = _Words(self.array.ctypes.data, self.array.ctypes.data + 8 * (len(views) - 1), writable=True)
+        self._holders = sys.getrefcount(self.array)
+
+    def is_free(self) -> bool:
+        """Whether nothing else refers to the array, and it has the objects that were put there."""
+        return sys.getrefcount(self.array) == self._holders and bool((self._words.array == self._written).all())
+
+    def put(self, addresses: Array) -> None:
+        """Puts the objects into another order.
+
+        Args:
+            addresses: [rows] of all objects.
+        """
+        self._words.array[:] = self._written = addresses
+
+
 class ViewPool:
     """Lends columns of rows' arrays to calls of a function, one call at a time in each thread."""
 
@@ -165,9 +225,9 @@ class _Words:
         array: of int64.
     """
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, first: int, last: int, *, writable: bool = False) -> None:
         self.__array_interface__ = {
-            "data": (first, True),
+            "data": (first, not writable),
             "shape": ((last - first) // 8 + 1,),
             "typestr": "<i8",
             "version": 3,

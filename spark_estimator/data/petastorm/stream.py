@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy
 
+from spark_estimator.data.fields import Array
 from spark_estimator.data.petastorm.dataset import Piece
 from spark_estimator.data.petastorm.pages import Page, cut, joined, rows_in
 from spark_estimator.errors import DataError
@@ -33,10 +35,14 @@ class Order:
     rows: bool
 
 
+#: Some rows, as arrays of columns or one by one.
+_Rows = TypeVar("_Rows", Page, list[Any])
+
+
 def pages(
-    pieces: list[Piece], make: Callable[[Piece], Page], order: Order, threads: int, first_epoch: int = 0
-) -> Iterator[Page]:
-    """The pages of all epochs; those without rows are left out.
+    pieces: list[Piece], make: Callable[[Piece], _Rows], order: Order, threads: int, first_epoch: int = 0
+) -> Iterator[_Rows]:
+    """The pages of all epochs, or lists of rows; those without rows are left out.
 
     Args:
         make: reads a piece; called in threads.
@@ -51,11 +57,10 @@ def pages(
         itertools.count(first_epoch) if order.num_epochs is None else range(first_epoch, first_epoch + order.num_epochs)
     )
 
-    def page(epoch: int, number: int) -> Page:
+    def page(epoch: int, number: int) -> _Rows:
         result = make(pieces[number])
-        if order.rows and rows_in(result) > 1:
-            shuffled = numpy.random.default_rng([order.seed, epoch, number]).permutation(rows_in(result))
-            result = {name: array[shuffled] for name, array in result.items()}
+        if order.rows and _count(result) > 1:
+            result = _taken(result, numpy.random.default_rng([order.seed, epoch, number]).permutation(_count(result)))
         return result
 
     def numbers() -> Iterator[tuple[int, int]]:
@@ -68,7 +73,7 @@ def pages(
 
     empty = 0
     for result in _ahead(page, numbers(), threads):
-        if rows_in(result):
+        if _count(result):
             empty = 0
             yield result
             continue
@@ -77,12 +82,22 @@ def pages(
             raise DataError("transform_spec's function returned no rows for all row groups, and num_epochs=None.")
 
 
-def _ahead(page: Callable[[int, int], Page], numbers: Iterator[tuple[int, int]], threads: int) -> Iterator[Page]:
+def _count(rows: Page | list[Any]) -> int:
+    return len(rows) if isinstance(rows, list) else rows_in(rows)
+
+
+def _taken(rows: Any, places: Array) -> Any:
+    if isinstance(rows, list):
+        return [rows[place] for place in places.tolist()]
+    return {name: array[places] for name, array in rows.items()}
+
+
+def _ahead(page: Callable[[int, int], _Rows], numbers: Iterator[tuple[int, int]], threads: int) -> Iterator[_Rows]:
     if not threads:
         yield from itertools.starmap(page, numbers)
         return
     pool = ThreadPoolExecutor(threads, thread_name_prefix="spark_estimator reader")
-    begun: deque[Future[Page]] = deque()
+    begun: deque[Future[_Rows]] = deque()
     try:
         for epoch, number in numbers:
             begun.append(pool.submit(page, epoch, number))

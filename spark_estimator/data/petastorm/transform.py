@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -58,6 +60,8 @@ class TransformSpec:
         self.edit_fields = list(edit_fields or [])
         self.removed_fields = list(removed_fields or [])
         self.selected_fields = None if selected_fields is None else list(selected_fields)
+        # Readers that are made one after the other, such as one for each epoch, share the objects.
+        self._views = ViewPool()
         for entry in self.edit_fields:
             _edited(entry)
 
@@ -103,6 +107,37 @@ def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unisch
     return Unischema(f"{schema._name}_transformed", fields.values())
 
 
+class FrameNames:
+    """The column names of a function's frames, as an Index that all frames share: pandas examines it once.
+
+    Args:
+        result: the names that the function is to return.
+    """
+
+    def __init__(self, result: Sequence[str]) -> None:
+        self._result = set(result)
+        self._index: pandas.Index[Any] | None = None
+        self._names: list[str] = []
+        self._are_result = False
+
+    def index(self, names: list[str]) -> pandas.Index[Any]:
+        """A view of the Index, whose attributes a function may change."""
+        import pandas
+
+        index = self._index
+        if index is None or names != self._names:
+            index = pandas.Index(names)
+            self._index, self._names, self._are_result = index, names, set(names) == self._result
+        return index.view()
+
+    def kept_in(self, frame: pandas.DataFrame) -> bool:
+        """Whether a frame still has the Index, and these are the names that the function is to return."""
+        return self._are_result and self._index is not None and bool(frame.columns.is_(self._index))
+
+    def __reduce__(self) -> tuple[type[FrameNames], tuple[list[str]]]:
+        return FrameNames, (list(self._result),)
+
+
 @dataclass(frozen=True)
 class Transformer:
     """Calls a TransformSpec's function.
@@ -111,13 +146,15 @@ class Transformer:
         spec: with the function.
         schema: of what it returns.
         by_row: it takes dicts.
-        pool: lends a frame the rows of columns of arrays.
     """
 
     spec: TransformSpec
     schema: Unischema
     by_row: bool = False
-    pool: ViewPool = field(default_factory=ViewPool, compare=False, repr=False)
+
+    @cached_property
+    def _frame_names(self) -> FrameNames:
+        return FrameNames(list(self.schema.fields))
 
     @property
     def keeps_rows(self) -> bool:
@@ -178,7 +215,7 @@ class Transformer:
         Returns:
             The columns of the result, except those whose rows still have the original objects; and their names.
         """
-        lent = self.pool.lend(matrices)
+        lent = self.spec._views.lend(matrices)
         try:
             return self._of_frame(columns, {**lent.columns, **prepared}, place, together)
         finally:
@@ -190,9 +227,8 @@ class Transformer:
         import pandas
 
         assert self.spec.func is not None
-        frame = _frame(
-            {name: prepared[name].column if name in prepared else columns[name] for name in columns}, together
-        )
+        of_frame = {name: prepared[name].column if name in prepared else columns[name] for name in columns}
+        frame = _frame(of_frame, together, self._frame_names.index(list(columns)))
         count = len(frame)
         try:
             result = self.spec.func(frame)
@@ -206,9 +242,10 @@ class Transformer:
             raise DataError(
                 f"transform_spec's function takes and returns a pandas.DataFrame; it returned {type(result).__name__}."
             )
-        if not result.columns.is_unique:
-            raise DataError(f"transform_spec's function returned columns of one name: {list(result.columns)}.")
-        self._check_columns(list(result.columns), place)
+        if not self._frame_names.kept_in(result):
+            if not result.columns.is_unique:
+                raise DataError(f"transform_spec's function returned columns of one name: {list(result.columns)}.")
+            self._check_columns(list(result.columns), place)
         page: Page = {}
         unchanged: set[str] = set()
         columns_of = _columns(result)
@@ -223,28 +260,47 @@ class Transformer:
                 raise DataError(f"transform_spec, rows of {place}: {error}") from error
         return page, unchanged
 
-    def _by_row(self, page: Page, place: str) -> Page:
+    def rows_of_page(self, page: Page, place: str) -> list[tuple[Any, ...]]:
+        """Transforms rows one by one: the values of the result's columns, as the function returned them.
+
+        Args:
+            page: the rows as they were read.
+            place: of the rows, for messages.
+
+        Raises:
+            DataError: it failed, or its result has other columns than were declared.
+        """
         assert self.spec.func is not None
+        function, names = self.spec.func, tuple(page)
+        checked: tuple[Any, ...] = ()
+        fields = tuple(self.schema.fields)
+        values_of = itemgetter(*fields) if len(fields) > 1 else lambda row: tuple(row[name] for name in fields)
         rows = []
         for values in zip(*page.values(), strict=True):
-            row = dict(zip(page, values, strict=True))
             try:
-                result = self.spec.func(row)
+                result = function(dict(zip(names, values, strict=True)))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # as for a frame
                 raise DataError(
                     f"transform_spec's function failed on a row of {place}: {failure_text(error)}"
                 ) from error
-            if not isinstance(result, Mapping):
+            if type(result) is not dict and not isinstance(result, Mapping):
                 raise DataError(
                     f"make_reader gives transform_spec's function a dict for each row, and takes a dict; it returned "
                     f"{type(result).__name__}. make_batch_reader gives it a pandas.DataFrame."
                 )
-            self._check_columns(list(result), place)
-            rows.append(result)
-        columns = {name: objects([row[name] for row in rows]) for name in self.schema.fields}
-        return {name: _of_rows(column, name) for name, column in columns.items()}
+            if tuple(result) != checked:
+                self._check_columns(list(result), place)
+                checked = tuple(result)
+            rows.append(values_of(result))
+        return rows
+
+    def _by_row(self, page: Page, place: str) -> Page:
+        columns = zip(*self.rows_of_page(page, place), strict=True)
+        if not (arrays := [objects(values) for values in columns]):
+            arrays = [objects(()) for _ in self.schema.fields]
+        return {name: _of_rows(array, name) for name, array in zip(self.schema.fields, arrays, strict=True)}
 
     def _check_columns(self, names: Sequence[Any], place: str) -> None:
         wanted = list(self.schema.fields)
@@ -259,16 +315,24 @@ class Transformer:
             )
 
 
-def _frame(columns: Mapping[str, Any], together: Sequence[str]) -> pandas.DataFrame:
-    """The columns as a frame; of those of one matrix, pandas makes one block, which takes a tenth of the time."""
+def _frame(columns: Mapping[str, Any], together: Sequence[str], names: pandas.Index[Any]) -> pandas.DataFrame:
+    """The columns as a frame; of those of one matrix, pandas makes one block, which takes a tenth of the time.
+
+    Args:
+        names: of the columns.
+    """
     import pandas
 
+    if len(together) == len(columns):
+        return pandas.DataFrame(columns[together[0]].base.T, columns=names, copy=False)
     if not together or len(columns) - len(together) > _MOST_INSERTED:
-        return pandas.DataFrame(dict(columns), copy=False)
-    frame = pandas.DataFrame(columns[together[0]].base.T, columns=list(together), copy=False)
-    for number, (name, array) in enumerate(columns.items()):
-        if name not in together:
-            frame.insert(number, name, array)
+        frame = pandas.DataFrame(dict(columns), copy=False)
+    else:
+        frame = pandas.DataFrame(columns[together[0]].base.T, columns=list(together), copy=False)
+        for number, (name, array) in enumerate(columns.items()):
+            if name not in together:
+                frame.insert(number, name, array)
+    frame.columns = names
     return frame
 
 

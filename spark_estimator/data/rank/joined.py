@@ -15,6 +15,7 @@ from spark_estimator.data.fields import Array, Field
 
 # Wider fields fill whole cache lines, and taking them out of a matrix would cost another copy.
 _NARROW_BYTES = 64
+_BLOCK_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,45 @@ class Joined:
             tuple(field for field, _ in chosen), tuple(self.stored[number] for number in numbers), places
         )
 
+    def gathered(self, matrices: Sequence[Array], numbers: Array) -> list[Array]:
+        """Some rows, as batches have them; see `split`.
+
+        Args:
+            matrices: [stored] all rows, each [rows, width].
+            numbers: [rows] of those to gather.
+        """
+        if len(numbers) <= _BLOCK_ROWS:
+            return self.split([matrix.take(numbers, axis=0) for matrix in matrices])
+        rows = len(numbers)
+        columns: dict[int, Array] = {}
+        whole: dict[int, Array] = {}
+        for number, (stored, matrix) in enumerate(zip(self.stored, matrices, strict=True)):
+            if _are_scalars(stored):
+                columns[number] = numpy.empty((stored.width, rows), matrix.dtype)
+            elif len(stored.widths) == 1:
+                whole[number] = matrix.take(numbers, axis=0)
+        result = []
+        parts: dict[int, list[tuple[Array, int]]] = {}
+        for field, (number, start) in zip(self.fields, self.places, strict=True):
+            if number in columns and field.shape == ():
+                result.append(columns[number][start])
+            elif number in whole:
+                result.append(whole[number].reshape(rows, *field.shape))
+            else:
+                values = numpy.empty((rows, field.width), matrices[number].dtype)
+                parts.setdefault(number, []).append((values, start))
+                result.append(values.reshape(rows, *field.shape))
+        # By blocks of rows that stay in the core's cache until they are taken apart.
+        for number in {*columns, *parts}:
+            for first in range(0, rows, _BLOCK_ROWS):
+                block = matrices[number].take(numbers[first : first + _BLOCK_ROWS], axis=0)
+                last = first + len(block)
+                if number in columns:
+                    columns[number][:, first:last] = block.T
+                for values, start in parts.get(number, ()):
+                    values[first:last] = block[:, start : start + values.shape[1]]
+        return result
+
     def split(self, matrices: Sequence[Array]) -> list[Array]:
         """Rows as the spool has them, as batches have them.
 
@@ -70,7 +110,7 @@ class Joined:
         columns = {
             number: numpy.ascontiguousarray(matrices[number].T)
             for number, stored in enumerate(self.stored)
-            if len(stored.widths) > 1 and set(stored.widths) == {1}
+            if _are_scalars(stored)
         }
         result = []
         for field, (number, start) in zip(self.fields, self.places, strict=True):
@@ -81,6 +121,10 @@ class Joined:
             values = matrix if field.width == matrix.shape[1] else matrix[:, start : start + field.width]
             result.append(numpy.ascontiguousarray(values).reshape(len(matrix), *field.shape))
         return result
+
+
+def _are_scalars(stored: Field) -> bool:
+    return len(stored.widths) > 1 and set(stored.widths) == {1}
 
 
 def _side_by_side(fields: Sequence[Field]) -> Field:

@@ -17,6 +17,9 @@ def test_every_kind_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     names = [line[:28].strip() for line in lines[2:]]
     kinds = ("numbers", "arrays", "mixed", "texts")
     assert names == [
-        f"{what}, {kind}" for kind in kinds for what in ("loader", "reader") if (what, kind) != ("loader", "texts")
+        f"{what}, {kind}"
+        for kind in kinds
+        for what in ("loader", "reader", "rows")
+        if (what, kind) != ("loader", "texts")
     ]
     assert petastorm_transform.cost([1.0, 2.0, 4.0], [1.1, 2.2, 8.0]) == pytest.approx(10)

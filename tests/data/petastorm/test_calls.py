@@ -8,8 +8,9 @@ import numpy
 import pytest
 
 from spark_estimator.data.fields import Array
-from spark_estimator.data.petastorm.calls import CallSize, TransformedRows
+from spark_estimator.data.petastorm.calls import CallSize, TransformedRows, calls_of
 from spark_estimator.data.petastorm.pages import Page
+from spark_estimator.data.petastorm.row_views import OrderedViews, views_of
 
 SPOOL = {"x": numpy.arange(100), "y": numpy.arange(100) * 2.0}
 
@@ -55,3 +56,19 @@ def test_a_page_with_all_columns_is_not_cut() -> None:
 def test_no_rows_make_no_page(unchanged: list[str]) -> None:
     rows = TransformedRows({"z": numpy.zeros(0)}, unchanged, numpy.zeros(0, int))
     assert list(rows.pages(3, ["z", *unchanged], gathered)) == []
+
+
+def test_calls_end_with_the_epoch_and_parts_with_batches() -> None:
+    orders = [numpy.array([3, 1, 0, 2, 4]), numpy.array([0, 1, 2, 3, 4]), numpy.array([4, 3, 2, 1, 0])]
+    views = {"v": OrderedViews(views_of(numpy.arange(10).reshape(5, 2)))}
+    call_size = CallSize(1)
+    calls = []
+    for call in calls_of(iter(orders), 3, call_size, views):
+        assert [row[0] for row in call.views["v"]] == (2 * call.numbers).tolist()
+        calls.append((call.numbers.tolist(), call.first))
+    assert calls == [([3, 1, 0], 0), ([2, 4], 0), ([0, 1, 2], 1), ([3, 4], 1), ([4, 3, 2], 2), ([1, 0], 2)]
+    lengths = [
+        [len(page["y"]) for page in TransformedRows({}, ["y"], numpy.array(numbers), first).pages(3, ["y"], gathered)]
+        for numbers, first in calls
+    ]
+    assert lengths == [[3], [2], [1, 2], [1, 1], [2, 1], [2]]

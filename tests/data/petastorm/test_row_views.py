@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import Any
 
 import numpy
@@ -10,7 +11,7 @@ import pandas
 import pytest
 
 from spark_estimator.data.petastorm import row_views
-from spark_estimator.data.petastorm.row_views import ViewPool
+from spark_estimator.data.petastorm.row_views import GivenRows, OrderedViews, ViewPool, views_of
 
 
 def matrix(first: int, rows: int = 50, width: int = 3) -> Any:
@@ -134,3 +135,63 @@ def test_a_pool_travels_empty() -> None:
     pool = ViewPool()
     assert call(pool, matrix(0), lambda frame: frame) and pool._free
     assert pickle.loads(pickle.dumps(pool))._free == []
+
+
+def orders(count: int, rows: int = 20) -> list[Any]:
+    chance = numpy.random.default_rng(3)
+    return [chance.permutation(rows) for _ in range(count)]
+
+
+def references(views: OrderedViews) -> list[int]:
+    """To each object."""
+    return [sys.getrefcount(view) for view in views.views]
+
+
+def test_an_epoch_moves_the_same_objects() -> None:
+    rows = matrix(0, rows=20)
+    views = OrderedViews(views_of(rows))
+    before = references(views)
+    arrays = set()
+    for order in orders(6):
+        column = views.in_order(order)
+        assert called(GivenRows(column[3:9], views.views), rows[order[3:9]], lambda frame: frame)
+        assert called(GivenRows(column, views.views), rows[order], lambda frame: frame)
+        arrays.add(id(column))
+    assert [count - len(arrays) for count in references(views)] == before and len(arrays) == 2
+    del column
+    views._columns.clear()
+    assert references(views) == before
+
+
+def test_arrays_that_are_in_use_are_left_alone() -> None:
+    rows = matrix(0, rows=20)
+    views = OrderedViews(views_of(rows))
+    kept = [(order, views.in_order(order)[2:]) for order in orders(4)]
+    for order, column in kept:
+        assert numpy.array_equal(numpy.stack(list(column)), rows[order[2:]])
+    before = references(views)
+    del kept, column
+    assert all(later < sooner for sooner, later in zip(before, references(views), strict=True))
+
+
+def test_objects_that_a_function_replaces_are_not_moved() -> None:
+    rows = matrix(0, rows=20)
+    views = OrderedViews(views_of(rows))
+    before = references(views)
+    for number, order in enumerate(orders(5)):
+        column = views.in_order(order)
+        assert numpy.array_equal(numpy.stack(list(column)), rows[order]), number
+        column[number] = None
+        column[number + 1] = column[number + 2]
+    del column
+    views._columns.clear()
+    assert references(views) == before
+
+
+def test_orders_of_other_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_views, "_counts_are_readable", lambda: False)
+    rows = matrix(0, rows=20)
+    views = OrderedViews(views_of(rows))
+    for order in orders(2):
+        assert numpy.array_equal(numpy.stack(list(views.in_order(order))), rows[order])
+    assert views._columns == []

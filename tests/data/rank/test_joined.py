@@ -33,6 +33,27 @@ def test_narrow_fields_are_stored_side_by_side_and_split_again() -> None:
     assert len(many.stored) == 1 and [column.tolist() for column in many.split([matrix])] == matrix.T.tolist()
 
 
+def test_rows_are_gathered_by_blocks() -> None:
+    kinds = [((), "float32"), ((3,), "float32"), ((17,), "float32"), ((), "int64"), ((), "int64"), ((), "uint8")]
+    fields = [
+        Field((f"f{number}",), (f"c{number}",), (numpy.prod(shape, dtype=int).item(),), dtype, shape)
+        for number, (shape, dtype) in enumerate(kinds)
+    ]
+    joined = Joined.of(fields)
+    chance = numpy.random.default_rng(1)
+    matrices = [chance.integers(0, 100, (300, field.width)).astype(field.dtype) for field in joined.stored]
+    for rows in (5, 1024, 2500):
+        numbers = chance.integers(0, 300, rows)
+        arrays = joined.gathered(matrices, numbers)
+        for array, expected in zip(arrays, joined.split([matrix[numbers] for matrix in matrices]), strict=True):
+            assert array.dtype == expected.dtype and array.flags.c_contiguous and array.flags.writeable
+            assert numpy.array_equal(array, expected)
+        assert not any(numpy.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
+    together = Joined.of([Field((f"x{n}",), (f"c{n}",), (1,), "float32") for n in range(3)])
+    first, second, _ = together.gathered([numpy.zeros((9, 3), numpy.float32)], numpy.zeros(2000, int))
+    assert first.base is second.base and first.base.shape == (3, 2000), "rows of one matrix, for a frame's block"
+
+
 def test_padding_is_kept_for_each_column() -> None:
     fields = [
         Field(("v",), ("c0",), (3,), "float32", (3,), (-1.0,)),
