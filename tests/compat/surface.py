@@ -117,7 +117,7 @@ DIFFERENCES: dict[tuple[int, str], str] = {
     (11, "`loader_num_epochs`"): "no effect",
     (11, "`debug_data_loader`"): "no effect",
     (11, "`train_async_data_loader_queue_size`, `val_async_data_loader_queue_size`"): "no effect",
-    (12, "`data_module`"): "no effect",
+    (12, "`data_module`"): "classes derived from DataModule",
     (
         13,
         "`get_filesystem()`, `fs`, `get_localized_path`, `get_full_path`, `get_full_path_fn`, "

@@ -60,6 +60,10 @@ class EpochRows(ABC):
             first: the number of steps to skip at the beginning: they were done before.
         """
 
+    def sample(self) -> Batch:
+        """A batch to build a model with, which the epochs have, too."""
+        return next(self.batches(1, 1))
+
     def split(self, share: float, seed: int) -> tuple[EpochRows, EpochRows]:
         """Leaves out a share of the rows, drawn by chance: all ranks' rows together, to the row.
 

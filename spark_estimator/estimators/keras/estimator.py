@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_estimator.estimators import estimator
+from spark_estimator.estimators.folder_fit import FolderFit
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.keras import estimator_files as keras_estimator_files
 from spark_estimator.estimators.keras import start as keras_start
@@ -24,14 +24,10 @@ from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 
 @with_ineffective(
-    {
-        "data_module": ("DataModule", None),
-        "tensorflow_dataset_prefetch_buffer_size": ("TensorflowDatasetPrefetchBufferSize", 0),
-    },
-    WITHOUT_EFFECT,
+    {"tensorflow_dataset_prefetch_buffer_size": ("TensorflowDatasetPrefetchBufferSize", 0)}, WITHOUT_EFFECT
 )
 @with_params(ESTIMATOR)
-class KerasEstimator(KerasEstimatorKeywords, estimator.TableEstimator[KerasModel]):
+class KerasEstimator(KerasEstimatorKeywords, FolderFit[KerasModel]):
     """Trains a Keras model on the rows of a DataFrame: ``model = KerasEstimator(...).fit(df)``.
 
     The rows are distributed evenly over `num_proc` processes, which Spark starts together, on the driver's Keras
@@ -51,6 +47,7 @@ class KerasEstimator(KerasEstimatorKeywords, estimator.TableEstimator[KerasModel
     _public_path = "spark_estimator.KerasEstimator"
     _prefix = "keras"
     _model_kind = KerasModel
+    _rounds_up = True
 
     def _training(self) -> _KerasTraining:
         return _KerasTraining(self._value)

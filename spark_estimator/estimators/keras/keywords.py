@@ -38,6 +38,7 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
     checkpoint_callback: Param[Any]
     custom_objects: Param[dict[str, Any]]
     backend_env: Param[dict[str, Any]]
+    data_module: Param[Any]
 
     @by_keyword
     def __init__(
@@ -96,6 +97,7 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         checkpoint_callback: Any = None,
         custom_objects: Mapping[str, Any] | None = {},
         backend_env: Mapping[str, Any] | None = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"},
+        data_module: type | None = None,
     ) -> None:
         super().__init__(**self._call_keywords)
 
@@ -156,6 +158,7 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         checkpoint_callback: Any = None,
         custom_objects: Mapping[str, Any] | None = {},
         backend_env: Mapping[str, Any] | None = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"},
+        data_module: type | None = None,
     ) -> Self:
         """Sets any of the parameters. Returns self."""
         return self._take(self._call_keywords)
@@ -260,6 +263,18 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         Horovod's, is set where the processes do not have the variable.
         """
         return self._get(self.backend_env)
+
+    def setDataModule(self, value: type | None) -> Self:
+        """Sets data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks'
+        batches from the store; None, or PetastormDataModule: this package reads them. Returns self.
+        """
+        return self._set(data_module=value)
+
+    def getDataModule(self) -> Any:
+        """data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks' batches
+        from the store; None, or PetastormDataModule: this package reads them.
+        """
+        return self._get(self.data_module)
 
 
 class KerasModelKeywords(ModelKeywords):

@@ -57,7 +57,7 @@ class Loop:
         self.model = loaded(parts.model, custom)
         self._keras = keras_of(self.model)
         self._keras.utils.set_random_seed(seed % (1 << 32))
-        batch = next(rows.batches(1, 1))
+        batch = rows.sample()
         result = arrays_of(batch.matrices, spec.fields)[: len(spec.inputs)]
         inputs = as_inputs(self.model, result, spec.inputs)
         self._returned = self.model(inputs, training=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spark_estimator.collectives import context
+from spark_estimator.estimators import data_modules
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.checkpoint import KerasForm
 from spark_estimator.estimators.keras.history import averages_of, flattened, line_of
@@ -19,7 +20,7 @@ from spark_estimator.estimators.persistence.checkpoint import (
     line_of_return,
 )
 from spark_estimator.estimators.persistence.run_identity import Identity, of_rows_and_parameters
-from spark_estimator.estimators.rank_run import begin, check_loss, record_epoch
+from spark_estimator.estimators.rank_run import RankRun, begin, check_loss, record_epoch
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 
@@ -31,13 +32,13 @@ def train(spec: TrainSpec) -> TrainResult | None:
     checkpoint exists resumes from it. Random numbers are seeded for each epoch from seed, epoch and rank, and their
     state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
     """
-    with Saver(spec, KerasForm()) as saver:
-        return _trained(spec, saver)
+    rank, size = context.rank(), context.size()
+    with Saver(spec, KerasForm()) as saver, data_modules.opened(spec, rank, size) as brought:
+        return _trained(spec, begin(spec, _identity_of, KerasForm(), brought), saver)
 
 
-def _trained(spec: TrainSpec, saver: Saver) -> TrainResult | None:
+def _trained(spec: TrainSpec, beginning: RankRun, saver: Saver) -> TrainResult | None:
     parts: KerasParts = spec.framework
-    beginning = begin(spec, _identity_of, KerasForm())
     rows, held, seed, kept = beginning.rows, beginning.held, beginning.seed, beginning.kept
     loop = Loop(spec, seed, rows)
     progress = TrainingProgress(spec.patience, spec.restore_best)

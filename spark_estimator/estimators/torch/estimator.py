@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from spark_estimator.estimators import data_modules, estimator
+from spark_estimator.estimators.folder_fit import FolderFit
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.rows.shapes import Trial
@@ -24,12 +24,9 @@ from spark_estimator.estimators.torch.parts import parts_of
 from spark_estimator.estimators.torch.training import train
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 @with_params(ESTIMATOR)
-class TorchEstimator(TorchEstimatorKeywords, TorchFiles, estimator.TableEstimator[TorchModel]):
+class TorchEstimator(TorchEstimatorKeywords, TorchFiles, FolderFit[TorchModel]):
     """Trains a PyTorch model on the rows of a DataFrame: ``model = TorchEstimator(...).fit(df)``.
 
     The rows are distributed evenly over `num_proc` processes, which Spark starts together. Each process keeps its rows
@@ -55,27 +52,6 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, estimator.TableEstimato
 
     def _training(self) -> _TorchTraining:
         return _TorchTraining(*parts_of(self._value))
-
-    def _takes_folders(self) -> bool:
-        return data_modules.takes_folders(self._value("data_module"))
-
-    def _fit_on_folders(self, dataset: DataFrame) -> TorchModel:
-        self._training()  # raises where a parameter can't be used, before rows are written
-        size = self._size(self._chosen_backend())
-        processes = size(dataset.sparkSession) if callable(size) else size
-        with data_modules.written(self, dataset, processes) as index:
-            return self.fit_on_parquet(None, index)
-
-    def fit_on_parquet(self, params: Any = None, dataset_idx: int | None = None) -> TorchModel:
-        """See `TableEstimator.fit_on_parquet`."""
-        if not params and self._takes_folders():
-            planned = self.copy({self.data_module: data_modules.plan_of(self, dataset_idx)})
-            return planned.fit_on_parquet(None, dataset_idx)
-        return super().fit_on_parquet(params, dataset_idx)
-
-    def _module_plan(self) -> data_modules.ModulePlan | None:
-        plan = self._value("data_module")
-        return plan if isinstance(plan, data_modules.ModulePlan) else None
 
 
 class _TorchTraining:

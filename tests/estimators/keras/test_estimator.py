@@ -1,9 +1,10 @@
-"""`KerasEstimator`: its shapes, and parameters without effect."""
+"""`KerasEstimator`: its shapes, data modules, and progress."""
 
 from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,9 +12,13 @@ import pytest
 pytest.importorskip("keras")
 
 import keras
+import numpy
+import pyarrow.parquet
 
 from spark_estimator import KerasEstimator
+from spark_estimator.data.prepared.module import DataModule
 from spark_estimator.observe.status_line import Log
+from tests.estimators.conftest import TRUTH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,10 +32,44 @@ def test_shapes_of_a_model() -> None:
         KerasEstimator(model=keras.Sequential([keras.layers.Dense(1)])).getModelShapes()
 
 
-def test_a_data_module_has_no_effect() -> None:
-    with pytest.warns(UserWarning, match="data_module has no effect") as caught:
+class EveryOther(DataModule):
+    """Each rank's rows are every `shard_count`-th, as tuples of features and labels, one epoch after the other."""
+
+    def _batches(self, folder: str, size: int) -> list[Any]:
+        table = pyarrow.parquet.read_table(folder, columns=self.schema_fields)
+        arrays = [numpy.stack(table[name].to_numpy())[self.cur_shard :: self.shard_count] for name in ("features", "y")]
+        starts = range(0, len(arrays[0]), size)
+        return [tuple(array[start : start + size] for array in arrays) for start in starts]
+
+    def train_data(self) -> list[Any]:
+        return self._batches(self.train_dir, self.train_batch_size)
+
+    def val_data(self) -> list[Any]:
+        return self._batches(self.val_dir, self.val_batch_size)
+
+
+@pytest.mark.timeout(240)
+def test_a_data_module_brings_the_rows(line: DataFrame, tmp_path: Path) -> None:
+    net = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    estimator = KerasEstimator(
+        num_proc=2,
+        model=net,
+        optimizer=keras.optimizers.SGD(0.05),
+        loss="mse",
+        data_module=EveryOther,
+        store=str(tmp_path),
+        label_cols=["y"],
+        validation="held",
+        batch_size=10,
+        epochs=6,
+        verbose=0,
+    )
+    model = estimator.fit(line.select("features", "y", "held"))
+    assert numpy.allclose(model.getModel().layers[0].kernel.numpy().ravel(), TRUTH, atol=0.1)
+    history = model.getHistory()
+    assert len(history["loss"]) == 6 and history["val_loss"][-1] < 0.1
+    with pytest.raises(TypeError, match="data_module must be a class derived from"):
         KerasEstimator(data_module=object())
-    assert caught[0].filename == __file__
 
 
 class Slow(keras.callbacks.Callback):
