@@ -158,6 +158,35 @@ def test_a_reader_of_rows_gives_dicts(mixed: str) -> None:
         assert next(iter(loader))["both"].shape == (10, 3) and len(loader) == 1
 
 
+def test_calls_share_names_and_no_changes_of_them(mixed: str) -> None:
+    seen: list[Any] = []
+
+    def naming(frame: pandas.DataFrame) -> pandas.DataFrame:
+        seen.append((frame.columns.name, list(frame.columns)))
+        frame.columns.name = "changed"
+        return frame if len(seen) < 3 else frame.rename(columns={"n": "other"})
+
+    with (
+        read_batches(mixed, ["n", "true"], transform_spec=TransformSpec(naming), **IN_ORDER) as reader,
+        pytest.raises(DataError, match=r"the columns are \['other', 'true'\], and by the schema \['n', 'true'\]"),
+    ):
+        list(reader)
+    assert seen == [(None, ["n", "true"])] * 3
+
+
+def test_rows_have_the_values_that_a_function_returned(mixed: str) -> None:
+    def changed(row: dict[str, Any]) -> dict[str, Any]:
+        if row["n"] == 9:  # another order of the names
+            return {"true": "last", "n": 9}
+        return {"n": int(row["n"]), "true": None}
+
+    spec = TransformSpec(changed)
+    with read_rows(mixed, ["n", "true"], transform_spec=spec, shuffle_rows=True, seed=1) as reader:
+        rows = sorted(reader)
+    assert [(row.n, row.true) for row in rows] == [*((n, None) for n in range(9)), (9, "last")]
+    assert {type(row.n) for row in rows} == {int}
+
+
 def test_what_is_refused(mixed: str) -> None:
     def failing(frame: pandas.DataFrame) -> pandas.DataFrame:
         raise KeyError("no such thing")
