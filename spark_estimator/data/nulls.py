@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: "error" leaves them, "drop" drops their rows, and a number replaces them.
+#: "error" leaves them, "drop" drops their rows, and a number replaces them. One of `STATISTICS` becomes a number, that
+#: of the rows to train on, before the training.
 NullPolicy = str | float
 #: By the column's name; the policy of other columns is "error".
 Nulls = NullPolicy | Mapping[str, NullPolicy]
+STATISTICS = ("mean", "median")
 
 
 def policy_of(nulls: Nulls, column: str) -> NullPolicy:
@@ -17,4 +19,20 @@ def policy_of(nulls: Nulls, column: str) -> NullPolicy:
 
 def drops_rows(nulls: Nulls) -> bool:
     """Whether a null drops a row in some column."""
-    return "drop" in (nulls.values() if isinstance(nulls, Mapping) else (nulls,))
+    return "drop" in _policies(nulls)
+
+
+def has_statistics(nulls: Nulls) -> bool:
+    """Whether a statistic replaces nulls in some column."""
+    return not _policies(nulls).isdisjoint(STATISTICS)
+
+
+def with_numbers(nulls: Nulls, numbers: Mapping[str, float]) -> Nulls:
+    """The policies with numbers for statistics; a statistic for all columns is that of the columns with a number."""
+    if isinstance(nulls, Mapping):
+        return {**nulls, **numbers}
+    return dict(numbers) if nulls in STATISTICS else nulls
+
+
+def _policies(nulls: Nulls) -> set[NullPolicy]:
+    return set(nulls.values()) if isinstance(nulls, Mapping) else {nulls}

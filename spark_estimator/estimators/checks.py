@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy
 
 from spark_estimator.data.categories import LONGEST_TEXT, MOST_HASHED_IDS, MOST_IDS
+from spark_estimator.data.nulls import STATISTICS
 from spark_estimator.errors import PreflightError
 from spark_estimator.store import Store
 
@@ -140,12 +141,14 @@ def share_or_column(name: str, value: Any) -> float | str | None:
 
 
 def null_policy(name: str, value: Any) -> str | float:
-    """'error', 'drop', or a number."""
-    if value in ("error", "drop"):
+    """'error', 'drop', 'mean', 'median', or a number."""
+    if value in ("error", "drop", *STATISTICS):
         return str(value)
     if _is_number(value):
         return float(value)
-    raise ValueError(f"{name} must be 'error', 'drop' or a number that replaces nulls; got {described(value)}.")
+    raise ValueError(
+        f"{name} must be 'error', 'drop' or a number that replaces nulls, 'mean' or 'median'; got {described(value)}."
+    )
 
 
 def null_policies(name: str, value: Any) -> str | float | dict[str, str | float]:
@@ -169,6 +172,15 @@ def paddings(name: str, value: Any) -> float | dict[str, float] | None:
                 f"{described(value)}."
             )
     return {column: float(entry) for column, entry in by_column.items()} if isinstance(value, dict) else float(value)
+
+
+def numbers_by_column(name: str, value: Any) -> dict[str, float] | None:
+    """A dict from columns to numbers, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) and _is_number(value[key]) for key in value):
+        raise TypeError(f"{name} must be a dict from columns to numbers; got {described(value)}.")
+    return {key: float(number) for key, number in value.items()} or None
 
 
 def function(name: str, value: Any) -> Any:

@@ -444,15 +444,16 @@ class SharedKeywords(TableParams):
         return self._get(self.buffer_bytes)
 
     def setNulls(self, value: str | float | Mapping[str, str | float]) -> Self:
-        """Sets nulls: how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), or a number that
-        replaces them; or a dict with one of these per column, where 'error' applies to the other columns. Returns
-        self.
+        """Sets nulls: how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), a number that
+        replaces them, or 'mean' or 'median' of the rows to train on, in features that hold numbers; or a dict
+        with one of these per column, where 'error' applies to the other columns. Returns self.
         """
         return self._set(nulls=value)
 
     def getNulls(self) -> str | float | dict[str, str | float]:
-        """nulls: how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), or a number that replaces
-        them; or a dict with one of these per column, where 'error' applies to the other columns.
+        """nulls: how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), a number that replaces
+        them, or 'mean' or 'median' of the rows to train on, in features that hold numbers; or a dict with one of
+        these per column, where 'error' applies to the other columns.
         """
         return self._get(self.nulls)
 
@@ -604,6 +605,7 @@ class ModelKeywords(PredictingKeywords):
     batch_size: Param[int]
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
     categories: Param[dict[str, Any] | None]
+    null_values: Param[dict[str, float] | None]
 
     def setModel(self, value: Any) -> Self:
         """Sets model: the framework's trained model. Returns self."""
@@ -676,3 +678,15 @@ class ModelKeywords(PredictingKeywords):
         of ids}.
         """
         return self._get(self.categories)
+
+    def setNullValues(self, value: Mapping[str, float] | None) -> Self:
+        """Sets null_values: a dict from feature columns, under their names in the training, to the number that
+        replaces null. Returns self.
+        """
+        return self._set(null_values=value)
+
+    def getNullValues(self) -> dict[str, float] | None:
+        """null_values: a dict from feature columns, under their names in the training, to the number that replaces
+        null.
+        """
+        return self._get(self.null_values)

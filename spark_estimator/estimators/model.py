@@ -190,7 +190,12 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
                 is_bytes = trained_name in decoders and raw(dataset.schema, name).kind == "binary"
                 columns.append(readable(dataset.schema, name, is_bytes).cast(field.dtype))
         predictor = self._predictor(inputs, decoders)
-        predictor = replace(predictor, columns=self._prediction_columns(), encoders=encoders)
+        predictor = replace(
+            predictor,
+            columns=self._prediction_columns(),
+            encoders=encoders,
+            null_values=self._null_values(inputs),
+        )
         return udf_of(predictor.sent_by(dataset.sparkSession), len(columns))(*columns)
 
     def _row_function(self) -> RowFunction | None:
@@ -229,6 +234,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             predictor = self._predictor(inputs)
             # In the driver's process, which has no GPU by Spark.
             predictor = replace(predictor, encoders=self._encoders(inputs), device="cpu", precision=None)
+            predictor = replace(predictor, null_values=self._null_values(inputs))
             outputs = predictor.widths_of_row(row)
         if len(outputs) != len(labels):
             raise ValueError(f"the model returned {len(outputs)} outputs for {len(labels)} label_columns: {labels}.")
@@ -271,7 +277,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             DataError: the features do not fit.
         """
         inputs = self._renamed_inputs()
-        matrices = matrices_of(features, inputs, self._decoders(), self._encoders(inputs))
+        matrices = matrices_of(features, inputs, self._decoders(), self._encoders(inputs), self._null_values(inputs))
         results = self._predictor(inputs).outputs_for(matrices)
         return results[0] if len(results) == 1 else results
 
@@ -325,6 +331,18 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             if trained_name in categories
         }
 
+    def _null_values(self, inputs: Sequence[Field]) -> dict[str, float]:
+        """As `_encoders`: the numbers that replace null."""
+        values = self._value("null_values") or {}
+        trained = self._value("_metadata")
+        trained_inputs = trained.inputs if isinstance(trained, ModelMetadata) and trained.inputs else inputs
+        return {
+            column: values[name]
+            for field in trained_inputs
+            for name, column in zip(field.names, field.columns, strict=True)
+            if name in values
+        }
+
     def _prediction_columns(self) -> tuple[PredictionColumn, ...]:
         """The columns that `transform` adds.
 
@@ -362,7 +380,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             return replace(function, predictor=replace(function.predictor, columns=columns))
         inputs = self._renamed_inputs()
         predictor = self._predictor(inputs, self._decoders())
-        return replace(predictor, columns=columns, encoders=self._encoders(inputs))
+        null_values = self._null_values(inputs)
+        return replace(predictor, columns=columns, encoders=self._encoders(inputs), null_values=null_values)
 
 
 def udf_of(predictor: Predictor, columns: int) -> Any:

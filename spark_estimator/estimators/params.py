@@ -29,6 +29,7 @@ from spark_estimator.estimators.checks import (
     listed,
     names,
     null_policies,
+    numbers_by_column,
     one_of,
     paddings,
     positive,
@@ -309,8 +310,9 @@ SHARED = (
         "nulls",
         "error",
         null_policies,
-        "how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), or a number that replaces them; or "
-        "a dict with one of these per column, where 'error' applies to the other columns",
+        "how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), a number that replaces them, or "
+        "'mean' or 'median' of the rows to train on, in features that hold numbers; or a dict with one of these per "
+        "column, where 'error' applies to the other columns",
         "str | float | Mapping[str, str | float]",
         "str | float | dict[str, str | float]",
     ),
@@ -453,6 +455,14 @@ MODEL = (
         "a dict from feature columns to the values with ids 1, 2 and so on, or to {'hash': the number of ids}",
         "Mapping[str, Sequence[Any] | Mapping[str, int]] | None",
         "dict[str, Any] | None",
+    ),
+    Row(
+        "null_values",
+        None,
+        numbers_by_column,
+        "a dict from feature columns, under their names in the training, to the number that replaces null",
+        "Mapping[str, float] | None",
+        "dict[str, float] | None",
     ),
     *PREDICTING,
 )

@@ -20,7 +20,7 @@ from spark_estimator.data.categories import CategoryEncoder, encoded
 from spark_estimator.data.columns import did_you_mean, remedy
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Array, Field, is_list, matrix_of
-from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.data.numbers import kind_of, numbers_of, without_nulls
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference import model_file
@@ -52,6 +52,7 @@ class Predictor(ABC):
         encoders: of columns of categories, by the names of `inputs`' columns.
         device: one of `devices.DEVICES`; where there is no choice, the model's framework decides.
         precision: "bf16" or "fp16" for mixed precision; None: none.
+        null_values: the numbers that replace null, by the names of `inputs`' columns.
         file: the name of the file with the payload (`model_file`), and no payload; empty: none was sent.
     """
 
@@ -65,6 +66,7 @@ class Predictor(ABC):
     encoders: Mapping[str, CategoryEncoder] = field(default_factory=dict)
     device: str = "cpu"
     precision: str | None = None
+    null_values: Mapping[str, float] = field(default_factory=dict)
     file: str = ""
 
     @abstractmethod
@@ -137,6 +139,7 @@ class Predictor(ABC):
             DataError: a value cannot be used.
         """
         batch = encoded(pyarrow.RecordBatch.from_arrays(list(columns), names=self._columns), self.encoders)
+        batch = without_nulls_in(batch, self.null_values, self.inputs)
         mask = None
         if any(column.null_count for column in batch.columns):
             mask = numpy.logical_and.reduce([numpy.asarray(column.is_valid()) for column in batch.columns])
@@ -192,7 +195,7 @@ class Predictor(ABC):
             row: of Spark's, or a mapping, with the columns of `inputs`.
         """
         columns = {name: [row[name]] for field in self.inputs for name in field.names}
-        converted = matrices_of(columns, self.inputs, {}, self.encoders)
+        converted = matrices_of(columns, self.inputs, {}, self.encoders, self.null_values)
         matrices = [numpy.require(matrix, requirements="W") for matrix in converted]
         return [int(output.size) for output in self.called(self.model(), matrices)]
 
@@ -266,16 +269,31 @@ def decoded(batch: pyarrow.RecordBatch, decoders: Mapping[str, Decoder]) -> pyar
     return pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)
 
 
+def without_nulls_in(
+    batch: pyarrow.RecordBatch, null_values: Mapping[str, float], inputs: Sequence[Field]
+) -> pyarrow.RecordBatch:
+    """With a number in place of each null, in the columns that have one.
+
+    Args:
+        null_values: the numbers, by the column's name in the batch.
+    """
+    dtypes = {column: field.dtype for field in inputs for column in field.columns}
+    names = batch.schema.names
+    policies = [null_values.get(name, "error") for name in names]
+    return without_nulls(batch, policies, [dtypes[name] for name in names]) if null_values else batch
+
+
 def matrices_of(
     features: Any,
     inputs: Sequence[Field],
     decoders: Mapping[str, Decoder],
     encoders: Mapping[str, CategoryEncoder],
+    null_values: Mapping[str, float],
 ) -> list[Array]:
     """[inputs] matrices of [rows, width], of what a model's ``predict`` takes.
 
     Args:
-        decoders, encoders: by the names of the inputs' columns.
+        decoders, encoders, null_values: by the names of the inputs' columns.
 
     Raises:
         DataError: it does not fit; the text names the column, or the input.
@@ -294,6 +312,7 @@ def matrices_of(
             kind = column.type.value_type if is_list(column.type) else column.type
             if _is_text(kind):
                 raise DataError(f"column {name!r} is of type {kind_of(kind)}, {remedy(kind_of(kind))}")
+        batch = without_nulls_in(batch, null_values, inputs)
         return [matrix_of(batch, field, source="a batch of rows") for field in inputs]
     array_likes = list(features) if isinstance(features, (list, tuple)) and len(inputs) > 1 else [features]
     if len(array_likes) != len(inputs):

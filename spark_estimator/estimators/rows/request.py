@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from spark_estimator.data.categories import CategoryEncoder, encoders_of
 from spark_estimator.data.columns import Readable, did_you_mean
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.nulls import Nulls, policy_of
+from spark_estimator.data.nulls import STATISTICS, Nulls, has_statistics, policy_of
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
+
+_NUMBERS = re.compile(r"(tiny|small|big)?int|float|double|decimal\(.*\)")
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,11 @@ class RowRequest:
         Raises:
             DataError: the text names the column.
         """
+        if has_statistics(self.nulls) and self.transformation is not None:
+            raise DataError(
+                "nulls='mean' and 'median' can't be combined with transformation_fn: replace nulls in the function, or "
+                "before fit()."
+            )
         names = [column.name for column in columns]
         for name in self.nulls if isinstance(self.nulls, Mapping) else ():
             if name not in names:
@@ -111,6 +119,8 @@ class RowRequest:
                 )
         for column in columns:
             policy = policy_of(self.nulls, column.name)
+            if isinstance(self.nulls, Mapping) and policy in STATISTICS:
+                self._check_statistic(column, str(policy))
             if isinstance(policy, str) or (float(policy).is_integer() and abs(policy) < 1 << 63):
                 continue
             if column.dtype == "int64" and not (column.is_array or column.ids):
@@ -118,3 +128,24 @@ class RowRequest:
                     f"nulls={policy!r} isn't valid for integer column {column.name!r} ({column.kind}). Use a whole "
                     "number of at most 64 bits, or cast the column to double."
                 )
+
+    def statistics(self, features: Sequence[Readable]) -> dict[str, str]:
+        """'mean' or 'median', by the features whose nulls it replaces: for all columns, those that hold numbers."""
+        named = [column.name for column in features if _holds_numbers(column) and column.name not in self.encoders]
+        policies = {name: policy_of(self.nulls, name) for name in named}
+        return {name: str(policy) for name, policy in policies.items() if policy in STATISTICS}
+
+    def _check_statistic(self, column: Readable, statistic: str) -> None:
+        if column.name in (*self.labels, self.weight):
+            raise DataError(
+                f"nulls={statistic!r} isn't valid for {column.name!r}, which is no feature: 'drop' leaves its rows out."
+            )
+        if not _holds_numbers(column) or column.name in self.encoders:
+            raise DataError(
+                f"nulls={statistic!r} isn't valid for column {column.name!r} ({column.kind}): it is for columns of "
+                "numbers."
+            )
+
+
+def _holds_numbers(column: Readable) -> bool:
+    return not column.is_array and not column.ids and _NUMBERS.fullmatch(column.kind) is not None

@@ -6,7 +6,8 @@ It is built in this order; each step uses only the steps before it:
 2. `RowSample`: the columns, their types, the first rows, the lengths of arrays and their fill values. A DataFrame takes
    one small Spark job, or two.
 3. `Fields`: each tensor's type and shape. The model is tried on the first rows, on the driver.
-4. The vocabularies of categories: the most frequent values of all rows, by one query.
+4. The vocabularies of categories: the most frequent values of all rows, by one query. Means and medians that replace
+   nulls, by one query.
 5. `RowSource`: files that the ranks read, or Spark's tasks.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.parquet import DataFiles
+from spark_estimator.estimators.rows.null_values import measured_in_files, measured_in_frame
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_source import RowSource, files_source, frame_source
 from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
@@ -67,6 +69,7 @@ def plan_frame(
     sample = sample_frame(frame, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
     columns = counted_in_frame(frame, sample.columns) if sample.columns.uncounted else sample.columns
+    columns = measured_in_frame(frame, columns) if columns.statistics else columns
     source = frame_source(
         frame,
         columns,
@@ -93,4 +96,5 @@ def plan_files(files: DataFiles, validation: DataFiles | None, request: RowReque
     sample = sample_files(files, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
     columns = counted_in_files(files, sample.columns) if sample.columns.uncounted else sample.columns
+    columns = measured_in_files(files, columns) if columns.statistics else columns
     return RowPlan(columns, fields, files_source(files, validation, columns))

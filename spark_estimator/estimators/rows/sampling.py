@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow
@@ -28,7 +28,7 @@ from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import widths_of
 from spark_estimator.data.first_rows import decoded
 from spark_estimator.data.kept_rows import KeptRows, bytes_of_row, check_kept, lengths_of, read_back_as
-from spark_estimator.data.nulls import Nulls, drops_rows
+from spark_estimator.data.nulls import Nulls, drops_rows, with_numbers
 from spark_estimator.data.numbers import category_in, readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.preparation import Preparation
@@ -62,6 +62,8 @@ class Columns:
         read: the columns to read: those above, or the arguments of a transformation.
         preparation: what is done to the columns read; it knows the shapes that users' functions return.
         kept: where ranks keep the columns read as they are, and prepare each batch; None: where they are read.
+        statistics: "mean" or "median", by the features whose nulls it replaces; until it is known, 0 does.
+        null_values: these statistics, once they are known.
     """
 
     features: tuple[Readable, ...]
@@ -71,6 +73,8 @@ class Columns:
     read: tuple[Readable, ...]
     preparation: Preparation
     kept: KeptRows | None = None
+    statistics: Mapping[str, str] = field(default_factory=dict)
+    null_values: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reading(self) -> Preparation:
@@ -222,11 +226,11 @@ class FrameSource(_Untransformed):
 
         frame = self._frame.select(*(column.stored for column in columns))
         lengths = []
-        for field in frame.schema.fields:
-            column = functions.col(quoted(field.name))
-            if field.dataType.typeName() in ("string", "binary", "varchar", "char"):
+        for stored in frame.schema.fields:
+            column = functions.col(quoted(stored.name))
+            if stored.dataType.typeName() in ("string", "binary", "varchar", "char"):
                 lengths.append(functions.octet_length(column))
-            elif field.dataType.typeName() == "array":
+            elif stored.dataType.typeName() == "array":
                 lengths.append(8 * functions.size(column))
         if not lengths:
             return 0
@@ -414,6 +418,8 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
     fed = [_column(prepared, name, by_default=name in by_default) for name in names]
     marker = _marker(prepared, request.marker)
     request.check_nulls(fed)
+    statistics = request.statistics(fed[: len(fed) - len(request.labels) - (request.weight is not None)])
+    preparation = replace(preparation, nulls=with_numbers(request.nulls, dict.fromkeys(statistics, 0.0)))
     read = {column.name for column in prepared.arguments or fed}
     unknown = next((name for name in request.decoders if name not in read), None)
     if unknown is not None:
@@ -439,6 +445,7 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
         read=tuple(prepared.arguments) or (*fed, *([marker] if marker else [])),
         preparation=preparation,
         kept=None if transformed is None else transformed.kept(preparation),
+        statistics=statistics,
     )
     return RowSample(columns, with_largest_ids(rows, [column.ids for column in fed]), widths, padding)
 

@@ -81,7 +81,8 @@ def counted_in_frame(frame: DataFrame, columns: Columns) -> Columns:
 
     open_columns = _open(columns)
     entries = functions.concat(*map(_entries, open_columns))
-    rows = _training_rows(frame, columns, open_columns).select(functions.explode(entries).alias("entry"))
+    counted_columns = [counted.column.cast("int64").alias(f"v{counted.number}") for counted in open_columns]
+    rows = training_rows(frame, columns, counted_columns).select(functions.explode(entries).alias("entry"))
     rows = rows.select("entry.*").where("text is not null or number is not null")
     order = Window.partitionBy("column").orderBy(functions.desc("count"), "text", "number")
     counts = rows.groupBy("column", "most", "text", "number").count()
@@ -111,7 +112,7 @@ def counted_in_files(files: DataFiles, columns: Columns) -> Columns:
     """
     open_columns = _open(columns)
     counters: list[Counter[Any]] = [Counter() for _ in open_columns]
-    for batch in _training_batches(files, columns, open_columns):
+    for batch in training_batches(files, columns, [counted.encoder.name for counted in open_columns]):
         for counted, counter in zip(open_columns, counters, strict=True):
             array = batch.column(counted.encoder.name)
             keys = counted.encoder.keys(array.flatten() if is_list(array.type) else array)
@@ -151,13 +152,13 @@ def _dropped_by(columns: Columns) -> list[Readable]:
     return [column for column in columns.fed if policy_of(nulls, column.name) == "drop" and not column.takes_nulls]
 
 
-def _training_rows(frame: DataFrame, columns: Columns, open_columns: Sequence[_Counted]) -> DataFrame:
-    """The rows to train on, with the columns ``v0``, ``v1`` and so on to count."""
+def training_rows(frame: DataFrame, columns: Columns, wanted: Sequence[Column]) -> DataFrame:
+    """The rows to train on, with the columns that are wanted."""
     from pyspark.sql import functions
 
     others = _dropped_by(columns)
     marker = columns.marker if columns.preparation.transformation is None else None
-    chosen = [counted.column.cast("int64").alias(f"v{counted.number}") for counted in open_columns]
+    chosen = list(wanted)
     if marker is not None:
         chosen.append(marker.marks)
     rows = frame.select(*cast_columns(others, [column.dtype for column in others], "error"), *chosen)
@@ -185,13 +186,10 @@ def _entries(counted: _Counted) -> Column:
     return functions.coalesce(functions.transform(column, entry), functions.array(entry(functions.lit(None))))
 
 
-def _training_batches(
-    files: DataFiles, columns: Columns, open_columns: Sequence[_Counted]
-) -> Iterator[pyarrow.RecordBatch]:
-    """The rows to train on, with the columns to count under their names."""
+def training_batches(files: DataFiles, columns: Columns, names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+    """The rows to train on, with the columns of these names."""
     others = [column.name for column in _dropped_by(columns)]
     marker = columns.marker if columns.preparation.transformation is None else None
-    names = [counted.encoder.name for counted in open_columns]
     read = list(dict.fromkeys([*others, *names, *([marker.name] if marker else [])]))
     for batch in files.batches(read, 0, 1, _ROWS_TO_COUNT):
         arrays = {f"c{number}": numbers_of(batch.column(name)) for number, name in enumerate(others)}

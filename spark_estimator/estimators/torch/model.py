@@ -102,12 +102,12 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         function for each row, with all columns of the DataFrame.
         """
         inputs, widths, decoders = self._renamed_inputs(), self._outputs, self._decoders()
-        encoders = self._encoders(inputs)
+        encoders, null_values = self._encoders(inputs), self._null_values(inputs)
 
         def predict(module: nn.Module, row: Any) -> Any:
             columns = {name: [row[name]] for field in inputs for name in field.names}
             predictor = TorchPredictor(b"", inputs, widths, 1, decoders)
-            converted = matrices_of(columns, inputs, decoders, encoders)
+            converted = matrices_of(columns, inputs, decoders, encoders, null_values)
             matrices = [numpy.require(matrix, requirements="W") for matrix in converted]
             outputs = [output.reshape(-1) for output in predictor.called(module.eval(), matrices)]
             predictor.finish(module)

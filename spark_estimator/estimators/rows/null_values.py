@@ -1,0 +1,93 @@
+"""Finds the numbers that replace nulls before a training: means or medians of the rows to train on.
+
+All columns are measured together: by one query, which reads the rows once; of files by this process, which reads them
+once. NaN does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy
+import pyarrow
+
+from spark_estimator.data.columns import Readable
+from spark_estimator.data.fields import Array
+from spark_estimator.data.nulls import with_numbers
+from spark_estimator.data.numbers import numbers_of
+from spark_estimator.data.parquet import DataFiles
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.rows.sampling import Columns
+from spark_estimator.estimators.rows.vocabularies import training_batches, training_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def measured_in_frame(frame: DataFrame, columns: Columns) -> Columns:
+    """The columns with the statistics of a DataFrame's rows.
+
+    Rows for validation that a column marks do not count, nor rows that are dropped.
+
+    Raises:
+        DataError: a column has no number.
+    """
+    from pyspark.sql import functions
+
+    features = _features(columns)
+    wanted = [feature.cast("float64").alias(f"v{number}") for number, feature in enumerate(features)]
+    rows = training_rows(frame, columns, wanted)
+    measured = []
+    for number, feature in enumerate(features):
+        value = functions.when(~functions.isnan(f"v{number}"), functions.col(f"v{number}"))
+        measure = functions.avg if columns.statistics[feature.name] == "mean" else functions.median
+        measured.append(measure(value).alias(f"v{number}"))
+    row = rows.agg(*measured).collect()[0]
+    return _with(columns, {feature.name: row[number] for number, feature in enumerate(features)})
+
+
+def measured_in_files(files: DataFiles, columns: Columns) -> Columns:
+    """The same for Parquet files, which this process reads; it keeps the columns with a median in memory.
+
+    Raises:
+        DataError: a column has no number.
+    """
+    sums = {name: [0.0, 0] for name, statistic in columns.statistics.items() if statistic == "mean"}
+    kept: dict[str, list[Array]] = {name: [] for name in columns.statistics if name not in sums}
+    for batch in training_batches(files, columns, list(columns.statistics)):
+        for name in columns.statistics:
+            values = numbers_of(batch.column(name)).drop_null().cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+            values = values[~numpy.isnan(values)]
+            if name in kept:
+                kept[name].append(values)
+                continue
+            sums[name][0] += float(values.sum())
+            sums[name][1] += len(values)
+    means = {name: total / count if count else None for name, (total, count) in sums.items()}
+    medians = {name: _median(numpy.concatenate([numpy.empty(0), *values])) for name, values in kept.items()}
+    return _with(columns, means | medians)
+
+
+def _median(values: Array) -> float | None:
+    return float(numpy.median(values)) if len(values) else None
+
+
+def _features(columns: Columns) -> list[Readable]:
+    return [feature for feature in columns.features if feature.name in columns.statistics]
+
+
+def _with(columns: Columns, values: Mapping[str, float | None]) -> Columns:
+    """The columns with the numbers that replace nulls; a whole number in a column of whole numbers."""
+    numbers: dict[str, float] = {}
+    for feature in _features(columns):
+        value = values[feature.name]
+        if value is None:
+            raise DataError(
+                f"column {feature.name!r} has no {columns.statistics[feature.name]}: it holds null alone in the rows "
+                "to train on. Remove it from feature_cols."
+            )
+        numbers[feature.name] = float(round(value)) if feature.dtype == "int64" else float(value)
+    preparation = replace(columns.preparation, nulls=with_numbers(columns.preparation.nulls, numbers))
+    return replace(columns, preparation=preparation, null_values=numbers)

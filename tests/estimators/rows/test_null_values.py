@@ -1,0 +1,152 @@
+"""Means and medians that replace nulls, by Spark and from files, and the model that keeps them."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pandas
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator import DataError, TorchEstimator, TorchModel
+from spark_estimator.data.fields import Field
+from spark_estimator.data.parquet import files_at
+from spark_estimator.estimators.rows.null_values import measured_in_files, measured_in_frame
+from spark_estimator.estimators.rows.request import RowRequest
+from spark_estimator.estimators.rows.sampling import sample_files, sample_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+KINDS = "age int, income double, area decimal(8,2), tags array<float>, day date, city string, held boolean, y float"
+ROWS: list[tuple[Any, ...]] = [
+    (
+        None if number % 5 == 0 else number % 17,
+        None if number % 7 == 0 else float("nan") if number % 7 == 1 else number**1.5,
+        None,
+        [1.0, 2.0],
+        None,
+        "a",
+        number % 4 == 0,
+        None if number == 9 else 0.5,
+    )
+    for number in range(200)
+]
+FEATURES = ["age", "income"]
+
+
+@pytest.fixture(scope="module")
+def frame(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(ROWS, KINDS).repartition(3)
+
+
+def request_of(nulls: Any, features: list[str] = FEATURES, marker: str | None = None, **changed: Any) -> RowRequest:
+    estimator = TorchEstimator(feature_cols=features, label_cols=["y"], nulls=nulls, **changed)
+    return RowRequest.of(estimator._value, marker)
+
+
+def values_of(frame: DataFrame, tmp_path: Path, request: RowRequest) -> dict[str, float]:
+    """The numbers by Spark, which are those of files but for the last digits."""
+    columns = measured_in_frame(frame, sample_frame(frame, request).columns)
+    frame.write.parquet(f"{tmp_path}/rows")
+    files = files_at(f"{tmp_path}/rows")
+    of_files = measured_in_files(files, sample_files(files, request).columns)
+    assert columns.preparation.nulls == {**columns.null_values, **_others(request)}
+    assert of_files.null_values == pytest.approx(columns.null_values, rel=1e-12)
+    return dict(columns.null_values)
+
+
+def _others(request: RowRequest) -> dict[str, Any]:
+    nulls = request.nulls if isinstance(request.nulls, dict) else {}
+    return {name: policy for name, policy in nulls.items() if policy not in ("mean", "median")}
+
+
+def known(place: int, *, all_rows: bool = True) -> list[float]:
+    rows = [row for row in ROWS if all_rows or not row[6]]
+    return [float(row[place]) for row in rows if row[place] is not None and row[place] == row[place]]
+
+
+def test_the_mean_of_all_columns_of_numbers(frame: DataFrame, tmp_path: Path) -> None:
+    values = values_of(frame, tmp_path, request_of("mean", [*FEATURES, "tags", "day"]))
+    assert values == {"age": round(statistics.fmean(known(0))), "income": pytest.approx(statistics.fmean(known(1)))}
+
+
+def test_each_column_has_its_own(frame: DataFrame, tmp_path: Path) -> None:
+    request = request_of({"age": "mean", "income": "median", "y": "drop"}, marker="held")
+    values = values_of(frame, tmp_path, request)
+    kept = [row for row in ROWS if not row[6] and row[7] is not None]
+    ages = [row[0] for row in kept if row[0] is not None]
+    incomes = [row[1] for row in kept if row[1] is not None and row[1] == row[1]]
+    assert values == {"age": round(statistics.fmean(ages)), "income": pytest.approx(statistics.median(incomes))}
+
+
+@pytest.mark.parametrize(
+    ("nulls", "features", "words"),
+    [
+        ({"y": "mean"}, FEATURES, "nulls='mean' isn't valid for 'y', which is no feature: 'drop' leaves its rows out"),
+        ({"day": "median"}, ["day"], r"nulls='median' isn't valid for column 'day' \(date\)"),
+        ({"tags": "mean"}, ["tags"], r"isn't valid for column 'tags' \(array<float>\): it is for columns of numbers"),
+        ("mean", ["area"], "column 'area' has no mean: it holds null alone in the rows to train on"),
+    ],
+)
+def test_what_has_no_statistic_is_refused(frame: DataFrame, nulls: Any, features: list[str], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        measured_in_frame(frame, sample_frame(frame, request_of(nulls, features)).columns)
+
+
+def test_not_with_a_transformation(frame: DataFrame) -> None:
+    request = request_of("mean", transformation_fn=lambda rows: rows)
+    with pytest.raises(DataError, match="'median' can't be combined with transformation_fn"):
+        sample_frame(frame, request)
+
+
+def model(**parameters: Any) -> TorchModel:
+    """Adds up two columns."""
+    net = nn.Linear(2, 1)
+    net.load_state_dict({"weight": torch.ones(1, 2), "bias": torch.zeros(1)})
+    return TorchModel(
+        model=net,
+        inputs=[Field(("age", "income"), ("c0", "c1"), (1, 1), "float32", (2,))],
+        outputs=[1],
+        label_types=["float"],
+        label_columns=["y"],
+        **parameters,
+    )
+
+
+def test_predictions_replace_nulls_too(spark: SparkSession, tmp_path: Path) -> None:
+    made = model(null_values={"age": 10.0})
+    made.save(str(tmp_path / "saved"))
+    loaded = TorchModel.load(str(tmp_path / "saved"))
+    assert loaded.getNullValues() == {"age": 10.0}
+    rows = [(1, 2.0), (None, 2.0), (1, None)]
+    frame = spark.createDataFrame(rows, "years int, income double")
+    renamed = loaded.setFeatureColumns(["years", "income"])
+    assert [row.y__output for row in renamed.transform(frame).collect()] == [3.0, 12.0, None]
+    predicted = renamed._frame_predictor().frame(pandas.DataFrame(rows, columns=["years", "income"]))
+    assert predicted["y__output"].tolist()[:2] == [3.0, 12.0] and predicted["y__output"].isna().tolist()[2]
+    features = {"years": [1, None], "income": [2.0, 2.0]}
+    assert numpy.array_equal(renamed.predict(features), [[3.0], [12.0]])
+    assert renamed.get_prediction_fn()(renamed.getModel(), {"years": None, "income": 2.0}) == 12.0
+
+
+@pytest.mark.slow
+def test_a_training(frame: DataFrame) -> None:
+    net = nn.Linear(2, 1)
+    trained = TorchEstimator(
+        num_proc=2,
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=1e-9),
+        loss=nn.MSELoss(),
+        feature_cols=["age", "y2"],
+        label_cols=["y"],
+        nulls={"age": "median", "y2": "mean", "y": "drop"},
+        verbose=0,
+    ).fit(frame.withColumnRenamed("area", "no area").selectExpr("age", "y * 2 as y2", "y"))
+    assert trained.getNullValues() == {"age": statistics.median(known(0)), "y2": 1.0}
+    rows = trained.transform(frame.selectExpr("age", "cast(null as float) as y2", "y")).collect()
+    assert len(rows) == len(ROWS) and all(row.y__output is not None for row in rows)
