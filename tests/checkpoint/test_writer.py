@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from spark_estimator.checkpoint.writer import Writer, WriterStart
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore, Store
 from spark_estimator.store.digests import flaw_of, unsealed
+from tests.store.crashes import KILL, at_each_call
 
 WEIGHT = torch.arange(8.0).reshape(4, 2)
 
@@ -234,3 +236,37 @@ def test_a_rank_that_does_not_read_its_reports_is_not_waited_for(tmp_path: Path)
     rank.writer.run()
     assert rank.control.completed == 3
     rank.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("fault", [KILL, "error=EIO", "error=ENOSPC"])
+def test_a_fault_at_each_system_call_leaves_a_whole_checkpoint(tmp_path: Path, fault: str) -> None:
+    """The previous one or the new one, which replaces it; what is left of the other is no checkpoint."""
+    root = tmp_path / "run"
+    root.mkdir()
+
+    def write(number: int) -> None:
+        rank = Rank(root)
+        # Work that meets no fault is done completely: the next child's checkpoint has another folder.
+        rank.part(step(number, os.getpid()), weight=WEIGHT * number, keep=(1, None))
+        rank.run()
+        rank.close()
+
+    seen: set[int] = set()
+
+    def check(where: str) -> None:
+        number = reading.load(str(root))["step"]
+        assert torch.equal(reading.load(str(root))["m"]["w"], WEIGHT * number), where
+        seen.add(number)
+        # The next writer removes what the fault has left, and its own previous checkpoint.
+        write(3)
+        (left,) = root.iterdir()
+        folder = Folder.of(left.name)
+        assert folder is not None and folder.step == 3, where
+        shutil.rmtree(left)
+        write(1)
+
+    write(1)
+    assert at_each_call(lambda: write(2), check, fault, tmp_path / "log") > 10
+    assert seen == ({1, 2} if fault == KILL else {2}), "what fails once is tried again"
