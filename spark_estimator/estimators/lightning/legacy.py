@@ -16,8 +16,9 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators.lightning.loaders import Named, inputs_of
+from spark_estimator.estimators.torch.epoch_means import total
 from spark_estimator.estimators.torch.losses import TorchParts, loss_of
-from spark_estimator.estimators.torch.training import joint_rate, total
+from spark_estimator.estimators.torch.stepping import joint_rate
 from spark_estimator.lightning.flavours import preferred
 
 

@@ -31,9 +31,10 @@ from spark_estimator.estimators.persistence.checkpoint import (
 )
 from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of, record_epoch
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
+from spark_estimator.estimators.torch.epoch_means import results_of
 from spark_estimator.estimators.torch.exchange import local_options
 from spark_estimator.estimators.torch.rank_state import gathered
-from spark_estimator.estimators.torch.training import leaving_out, results_of
+from spark_estimator.estimators.torch.training import leaving_out
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.store import FilesystemStore

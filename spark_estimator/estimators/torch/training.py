@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +30,13 @@ from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, che
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.epoch_log import epoch_log
+from spark_estimator.estimators.torch.epoch_means import EpochMeans, total
 from spark_estimator.estimators.torch.exchange import exchanging
 from spark_estimator.estimators.torch.identity import identity_of
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, joint_loss, leaves_out, loss_of, shaped
-from spark_estimator.estimators.torch.metric_names import by_group, by_name
 from spark_estimator.estimators.torch.parts import accumulates
 from spark_estimator.estimators.torch.rank_state import gathered, set_rng_state, take_buffers
+from spark_estimator.estimators.torch.stepping import Stepping, joint_rate
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 
@@ -162,7 +162,7 @@ class _Training:
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         self._optimizer: Any = exchanging(self._parts, self.model, spec.backward_passes_per_step)
         self._total = list if self._parts.steps_locally else total
-        self._stepping = _Stepping(self._optimizer, self.step)
+        self._stepping = Stepping(self._optimizer, self.step)
 
     def step(self) -> None:
         """One step. The learning rate that the user sets is that of one process; the joint batch is larger.
@@ -247,7 +247,7 @@ class _Training:
         spec = self._spec
         self.model.train()
         torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
-        sums = _Sums(self._parts)
+        sums = EpochMeans(self._parts)
         order = (self._seed, epoch) if spec.shuffle else None
         if self._within is not None:
             set_rng_state(self._device, self._within)
@@ -289,7 +289,7 @@ class _Training:
     def evaluate(self, rows: EpochRows) -> dict[str, Any]:
         """The averages over all rows, with the model as it is."""
         self.model.eval()
-        sums = _Sums(self._parts)
+        sums = EpochMeans(self._parts)
         size = self._spec.val_batch_size, self._spec.validation_steps
         self.meter.begin_validation(rows.plan(*size).steps)
         with torch.no_grad():
@@ -339,112 +339,6 @@ class _Training:
         )
         result = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         return loss.detach() / (batch.factor or 1.0), result, last[0]
-
-
-class _Stepping:
-    """The optimizer as a user's step sees it: its step() has the learning rate of all ranks.
-
-    Attributes:
-        pending: calls of a function with nine arguments since the last step.
-    """
-
-    def __init__(self, optimizer: Any, step: Callable[[], None]) -> None:
-        self._optimizer = optimizer
-        self._step = step
-        self.pending = 0
-
-    def step(self) -> None:
-        self._step()
-        # A function with nine arguments steps before the backward pass of the call in which it does.
-        self.pending = min(self.pending, 1)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
-
-
-@contextlib.contextmanager
-def joint_rate(optimizer: Any, ranks: int) -> Iterator[None]:
-    """Inside of the context, the optimizer's learning rate is scaled to the number of ranks."""
-    groups = optimizer.param_groups
-    rates = [group.get("lr") for group in groups]
-    for group, rate in zip(groups, rates, strict=True):
-        if rate is not None:
-            group["lr"] = rate * ranks
-    try:
-        yield
-    finally:
-        for group, rate in zip(groups, rates, strict=True):
-            if rate is not None:
-                group["lr"] = rate
-
-
-def total(numbers: list[float]) -> list[float]:
-    """Their sums over all ranks, place by place. A collective."""
-    sums = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="what losses divide by")
-    return [float(value) for value in sums]
-
-
-class _Sums:
-    """Loss and metrics over the rows of an epoch."""
-
-    def __init__(self, parts: TorchParts) -> None:
-        self._parts = parts
-        count = sum(len(group) for group in parts.metrics)
-        self.sums = torch.zeros(2 + count, dtype=torch.float64)
-        # The first two of `sums` as Python's numbers, which are cheaper to read in each step.
-        self._rows = 0
-        self._loss = 0.0
-
-    def taken(self, sums: torch.Tensor) -> None:
-        """Restores the sums of rows that were counted before."""
-        self.sums = sums.clone()
-        self._rows, self._loss = int(sums[0]), float(sums[1])
-
-    @property
-    def rows(self) -> int:
-        """Of this rank so far."""
-        return self._rows
-
-    @property
-    def loss(self) -> float | None:
-        """The mean over this rank's rows so far."""
-        return self._loss / self._rows if self._rows else None
-
-    def add(self, loss: torch.Tensor, outputs: Tensors, labels: Tensors, rows: int) -> None:
-        """Counts a batch."""
-        if not rows:
-            return
-        values = [loss.detach()]
-        with torch.no_grad():
-            for group, output, label in zip(self._parts.metrics, outputs, labels, strict=True):
-                values += [torch.as_tensor(metric(output.detach(), label)) for metric in group]
-        numbers = [float(value) for value in values]
-        self._rows += rows
-        self._loss += numbers[0] * rows
-        self.sums[0] += rows
-        for place, number in enumerate(numbers):
-            self.sums[place + 1] += number * rows
-
-    def averages(self) -> dict[str, Any]:
-        """Over the rows of all ranks. A collective."""
-        total = hvd.allreduce(self.sums, op=hvd.Sum, name="averages of an epoch")
-        means = (total[1:] / total[0]).tolist()
-        result, place = [], 1
-        for group in self._parts.metrics:
-            result.append(means[place : place + len(group)])
-            place += len(group)
-        return results_of(means[0], result, self._parts)
-
-
-def results_of(loss: float, metrics: list[list[float]], parts: TorchParts) -> dict[str, Any]:
-    """A part of a history's entry: Horovod's ``loss`` and ``all_metrics``, and the metrics by name where there are any.
-
-    Args:
-        metrics: [labels][metrics] values.
-        parts: have the names of both.
-    """
-    named = by_name(parts.metric_names, metrics)
-    return {"loss": loss, "all_metrics": by_group(parts.labels, metrics), **({"metrics": named} if named else {})}
 
 
 def tensor_of(matrix: Array, field: Field) -> torch.Tensor:

@@ -20,7 +20,7 @@ from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch.losses import TorchParts
-from spark_estimator.estimators.torch.training import joint_rate, tensor_of, total, train
+from spark_estimator.estimators.torch.training import tensor_of, train
 from tests.estimators.specs import spec_of
 
 
@@ -31,15 +31,6 @@ def alone() -> Iterator[None]:
     hvd.shutdown()
 
 
-def test_the_rate_of_all_ranks_is_for_the_step_alone() -> None:
-    net = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD([{"params": [net.weight], "lr": 0.1}, {"params": [net.bias], "lr": 0.3}])
-    with pytest.raises(ZeroDivisionError), joint_rate(optimizer, 4):
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.4, 1.2])
-        raise ZeroDivisionError
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
-
-
 def test_tensors_share_memory_unless_the_spool_has_a_smaller_type() -> None:
     matrix = numpy.ones((2, 6), numpy.float32)
     tensor = tensor_of(matrix, Field(("x",), ("c0",), (6,), "float32", (2, 3)))
@@ -47,11 +38,6 @@ def test_tensors_share_memory_unless_the_spool_has_a_smaller_type() -> None:
     assert tensor.shape == (2, 2, 3) and tensor[0, 0, 0] == 7
     pixels = tensor_of(matrix.astype(numpy.uint8), Field(("x",), ("c0",), (6,), "float32", (6,), (), "uint8"))
     assert pixels.dtype == torch.float32 and pixels[0, 0] == 7
-
-
-@pytest.mark.usefixtures("alone")
-def test_sums_are_over_all_ranks() -> None:
-    assert total([0.5, 2.0]) == [0.5, 2.0]
 
 
 def parts(**changed: object) -> TorchParts:
