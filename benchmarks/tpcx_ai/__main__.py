@@ -63,8 +63,6 @@ def run(number: int, ranks: int, rows: int | None = None, epochs: int | None = N
             (source / name).mkdir(parents=True)
             case.generate(source / name, max(1, count // share), seed)
         with session(f"local[{max(2, ranks)}]") as spark:
-            # Spark 4.3 gives Arrow functions the columns of a Parquet scan as they are, and fails on vectors.
-            spark.conf.set("spark.sql.execution.arrow.pythonUDF.columnarInput.enabled", "false")
             return case.run(spark, source, work, ranks)
 
 

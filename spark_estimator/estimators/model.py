@@ -20,6 +20,7 @@ from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import checks, params
 from spark_estimator.estimators.history import History, table
+from spark_estimator.estimators.inference.columnar import rows_for_python
 from spark_estimator.estimators.inference.prediction_columns import (
     OutputKind,
     PredictionColumn,
@@ -159,6 +160,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         """
         from pyspark.sql import functions
 
+        dataset = rows_for_python(dataset)
         temporary = f"__{self.uid}"
         added = self._prediction_columns()
         there = {name.lower() for name in dataset.columns}  # as Spark compares them
