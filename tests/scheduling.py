@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 # Packages whose conftest.py keeps ranks alive between tests. Each such set of ranks takes several seconds to start.
 PACKAGES_WITH_RANKS = (
@@ -18,6 +22,9 @@ PACKAGES_WITH_RANKS = (
     "tests/torch/",
 )
 
+# Folders whose files take long for the number of their tests.
+LONG = ("tests/compat/", "tests/docs/", "tests/estimators/", "tests/notebooks/", "tests/scenarios/")
+
 
 def scope_of(nodeid: str) -> str:
     """What runs in one process: the tests of a file, or of a package that shares ranks."""
@@ -25,11 +32,23 @@ def scope_of(nodeid: str) -> str:
     return next((package for package in PACKAGES_WITH_RANKS if file.startswith(package)), file)
 
 
+def place_of(scope: str) -> int:
+    """The order in which scopes start: what takes longest first, so that at the end no process runs alone for long."""
+    return 0 if scope in PACKAGES_WITH_RANKS else 1 if scope.startswith(LONG) else 2
+
+
 class PackageScheduling(LoadScopeScheduling):
-    """xdist's distribution by scopes, with the scopes of `scope_of`. Those with the most tests start first."""
+    """xdist's distribution by scopes, with the scopes of `scope_of`, in the order of `place_of`.
+
+    Of those with the same place the ones with the most tests start first.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        self.workqueue.move_to_end(min(self.workqueue, key=place_of), last=False)
+        super()._assign_work_unit(node)
 
 
 def files_of_part(part: str, files: Iterable[Path]) -> set[Path]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling import PACKAGES_WITH_RANKS, files_of_part, scope_of
+from tests.scheduling import LONG, PACKAGES_WITH_RANKS, files_of_part, place_of, scope_of
 
 FILES = [Path(f"tests/test_{letter}.py") for letter in "abcdefg"]
 
@@ -26,5 +26,12 @@ def test_a_package_with_ranks_is_one_scope() -> None:
     assert scope_of("tests/data/test_scan.py::TestA::test_b") == "tests/data/test_scan.py"
 
 
+def test_what_takes_long_starts_first() -> None:
+    scopes = ["tests/data/test_scan.py", "tests/estimators/test_model.py", "tests/torch/"]
+    assert sorted(scopes, key=place_of) == scopes[::-1]
+
+
 def test_those_packages_exist() -> None:
-    assert all(Path(__file__).parents[1].joinpath(package, "conftest.py").exists() for package in PACKAGES_WITH_RANKS)
+    root = Path(__file__).parents[1]
+    assert all(root.joinpath(package, "conftest.py").exists() for package in PACKAGES_WITH_RANKS)
+    assert all(root.joinpath(folder).is_dir() for folder in LONG)
