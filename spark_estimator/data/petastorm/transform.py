@@ -272,7 +272,7 @@ class Transformer:
         """
         assert self.spec.func is not None
         function, names = self.spec.func, tuple(page)
-        checked: tuple[Any, ...] = ()
+        checked: tuple[Any, ...] | None = None
         fields = tuple(self.schema.fields)
         values_of = itemgetter(*fields) if len(fields) > 1 else lambda row: tuple(row[name] for name in fields)
         rows = []

@@ -216,6 +216,8 @@ def test_what_is_refused(mixed: str) -> None:
         list(DataLoader(read_batches(mixed, ["n"], transform_spec=text), 4))
     with pytest.raises(DataError, match="make_reader gives transform_spec's function a dict for each row"):
         next(read_rows(mixed, ["n"], transform_spec=TransformSpec(lambda row: [row])))
+    with pytest.raises(DataError, match="Name new and changed columns in edit_fields"):
+        next(read_rows(mixed, ["n"], transform_spec=TransformSpec(lambda row: {})))
 
 
 def padded_pair(frame: pandas.DataFrame) -> pandas.DataFrame:
