@@ -23,7 +23,7 @@ _RATE = 0.002
 
 
 class Person:
-    """The traits of a face: sizes as shares of its own size, and colours.
+    """The traits of a face: sizes as shares of the face's size, and colours.
 
     Args:
         number: of the person, which determines the traits.

@@ -27,7 +27,7 @@ from spark_estimator.launch.spark.dynamic_allocation import on_demand, uses_barr
 from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_stage import rank_stage
-from spark_estimator.launch.spark.session_thread import session_thread
+from spark_estimator.launch.spark.session import session_thread
 from spark_estimator.launch.spark.slots import (
     all_slots,
     check_session,

@@ -7,11 +7,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from spark_estimator.estimators import data_modules
 from spark_estimator.estimators.estimator import TableEstimator
 from spark_estimator.estimators.model import TableModel
+from spark_estimator.estimators.params import Row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _Model = TypeVar("_Model", bound=TableModel)
+#: The parameter, in the tables of the frameworks that have it.
+DATA_MODULE = Row(
+    "data_module",
+    None,
+    data_modules.checked,
+    "a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks' batches from the store; "
+    "None, or PetastormDataModule: this package reads them",
+    "type | None",
+    "Any",
+)
 
 
 class FolderFit(TableEstimator[_Model]):

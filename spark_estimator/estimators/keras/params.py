@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_estimator.estimators import checks, data_modules, params
+from spark_estimator.estimators import checks, params
+from spark_estimator.estimators.folder_fit import DATA_MODULE
 from spark_estimator.estimators.keras.history import KerasHistory, history_of
 from spark_estimator.estimators.keras.spec import DEFAULT_ENVIRONMENT
 from spark_estimator.estimators.params import Row
@@ -48,15 +49,7 @@ ESTIMATOR = (
         "Mapping[str, Any] | None",
         "dict[str, Any]",
     ),
-    Row(
-        "data_module",
-        None,
-        data_modules.checked,
-        "a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks' batches from the store; "
-        "None, or PetastormDataModule: this package reads them",
-        "type | None",
-        "Any",
-    ),
+    DATA_MODULE,
 )
 
 MODEL = (

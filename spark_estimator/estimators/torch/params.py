@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spark_estimator.estimators import checks, data_modules, params
+from spark_estimator.estimators import checks, params
+from spark_estimator.estimators.folder_fit import DATA_MODULE
 from spark_estimator.estimators.params import Row
 
 _LOSS = "Callable[..., Any]"
@@ -87,15 +88,7 @@ ESTIMATOR = (
         f"{_LOSS} | None",
     ),
     *LOCAL_STEPS,
-    Row(
-        "data_module",
-        None,
-        data_modules.checked,
-        "a class derived from horovod.spark.common.datamodule.DataModule that reads the ranks' batches from the store; "
-        "None, or PetastormDataModule: this package reads them",
-        "type | None",
-        "Any",
-    ),
+    DATA_MODULE,
     Row(
         "mixed_precision",
         None,

@@ -1,13 +1,16 @@
-"""Finds the Spark session to run in, or makes one for local use."""
+"""Finds the Spark session to run in, or makes one for local use; and makes threads for a session's jobs."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
@@ -148,3 +151,26 @@ def _python_path() -> str:
     if Path(root).name in ("site-packages", "dist-packages"):
         return ""
     return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+
+
+def session_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
+    """A thread for Spark jobs of this session. It does not keep the process alive, and is not started yet.
+
+    Its jobs have the properties and tags of the calling thread; on Spark 3.5, too. What cancels the jobs of that
+    thread, a job group or a tag, cancels those of the new one.
+    """
+    if "session" in inspect.signature(InheritableThread.__init__).parameters:
+        thread: threading.Thread = InheritableThread(target=target, session=spark)
+    elif type(spark).__module__.startswith("pyspark.sql.connect"):
+        tags = spark.getTags()
+
+        def with_tags() -> None:
+            for tag in tags:
+                spark.addTag(tag)
+            target()
+
+        thread = threading.Thread(target=with_tags)
+    else:
+        thread = cast("threading.Thread", InheritableThread(target=target))
+    thread.daemon = True
+    return thread

@@ -45,7 +45,7 @@ from spark_estimator.launch.spark.rank_stage import rank_stage
 from spark_estimator.launch.spark.resource_profile import profile_of
 from spark_estimator.launch.spark.row_writer import Feed, Rows
 from spark_estimator.launch.spark.run_state import RunEvent, RunState, run_states
-from spark_estimator.launch.spark.session_thread import session_thread
+from spark_estimator.launch.spark.session import session_thread
 from spark_estimator.launch.spark.slots import require_slots
 from spark_estimator.launch.spark.stage_task import StageTask
 from spark_estimator.launch.spark.start import StartMonitor, TaskReports

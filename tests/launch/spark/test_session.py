@@ -1,10 +1,12 @@
-"""A new session is made for a job that this machine can run, and for no other."""
+"""A new session is made for a job that this machine can run, and for no other; threads for a session's jobs."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,22 @@ def test_a_connect_session_is_that_of_every_thread(monkeypatch: pytest.MonkeyPat
     assert session.existing_session() is made  # type: ignore[comparison-overlap]
     monkeypatch.setattr(made, "is_stopped", True)
     assert session.existing_session() is not made  # type: ignore[comparison-overlap]
+
+
+def test_properties_of_the_calling_thread_are_inherited(spark: Any) -> None:
+    groups: list[str | None] = []
+
+    def start() -> bool:
+        spark.sparkContext.setJobGroup("mine", "a user's group")
+        thread = session.session_thread(
+            spark, lambda: groups.append(spark.sparkContext.getLocalProperty("spark.jobGroup.id"))
+        )
+        assert not thread.is_alive() and groups == []
+        thread.start()
+        thread.join(20)
+        return thread.daemon
+
+    with ThreadPoolExecutor(1) as user:  # the group is of that thread alone
+        assert user.submit(start).result(), "it does not keep the process alive"
+    assert groups == ["mine"]
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None

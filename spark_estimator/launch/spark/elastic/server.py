@@ -22,7 +22,7 @@ from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic.task import ElasticTask
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_stage import rank_stage
-from spark_estimator.launch.spark.session_thread import session_thread
+from spark_estimator.launch.spark.session import session_thread
 from spark_estimator.launch.spark.task_secrecy import unlogged
 from spark_estimator.observe.channel import read_context
 from spark_estimator.security import authentication
