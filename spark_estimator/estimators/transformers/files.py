@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence.folders import local_path
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
+from spark_estimator.estimators.transformers.adapter import base_dtype
 from spark_estimator.estimators.transformers.module import KINDS
 from spark_estimator.estimators.transformers.pretrained import Pretrained
 
@@ -18,14 +21,17 @@ if TYPE_CHECKING:
 
 _Model = TypeVar("_Model", bound="TransformersModel")
 _ADAPTER = "adapter_config.json"
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def write(model: TransformersModel, folder: Path) -> None:
     """Puts a model's files into a new folder."""
-    model.getModel().save_pretrained(folder)
+    net = model.getModel()
+    net.save_pretrained(folder)
     model._value("tokenizer").save_pretrained(folder)
     saved = {row.name: model.getOrDefault(row.name) for row in model._rows if row.saved}
-    write_manifest(folder, model, {"params": saved, **write_subclass(model, folder)})
+    details = {"base_dtype": base_dtype(net)} if (folder / _ADAPTER).exists() else {}
+    write_manifest(folder, model, {"params": saved, **details, **write_subclass(model, folder)})
 
 
 def load(kind: type[_Model], path: str, base: str | None, *, trust: bool) -> _Model:
@@ -39,8 +45,11 @@ def load(kind: type[_Model], path: str, base: str | None, *, trust: bool) -> _Mo
     task, labels = manifest.params.get("task"), manifest.params.get("labels") or []
     if not isinstance(task, str) or task not in KINDS:
         raise manifest.broken("params", f"has the task {task!r}")
-    options: dict[str, Any] = {"num_labels": len(labels)} if labels else {}
     if manifest.has(_ADAPTER):
+        dtype = manifest.optional("base_dtype", "float32")
+        if dtype not in _DTYPES:
+            raise manifest.broken("base_dtype", f"must be one of {', '.join(_DTYPES)}; it is {dtype!r}")
+        options: dict[str, Any] = {"dtype": getattr(torch, dtype), **({"num_labels": len(labels)} if labels else {})}
         net = _with_adapter(folder, task, base, options)
     else:
         net = Pretrained(str(folder)).loaded(KINDS[task])
@@ -63,7 +72,7 @@ def _with_adapter(folder: Path, task: str, base: str | None, options: dict[str, 
     config = peft.PeftConfig.from_pretrained(str(folder))
     origin = base or config.base_model_name_or_path
     try:
-        pretrained = Pretrained.of(origin)
+        pretrained = Pretrained.of(origin, "" if base else config.revision or "")
     except DataError as error:
         raise DataError(f"{folder} is an adapter of {origin!r}: pass base='folder of that model'. {error}") from error
     net = pretrained.loaded(KINDS[task], **options)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.transformers.adapter import with_adapter
 from spark_estimator.estimators.transformers.pretrained import Pretrained
 from spark_estimator.estimators.transformers.task import TextTask
 from spark_estimator.estimators.transformers.tokens import PADDING
@@ -24,7 +25,6 @@ _CLASSES = {
     "classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     "token_classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
 }
-_OF_PEFT = {"causal": "CAUSAL_LM", "classification": "SEQ_CLS", "token_classification": "TOKEN_CLS"}
 
 
 class TextModule(nn.Module):
@@ -122,7 +122,8 @@ def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, t
     Numbers that are new are random: all ranks take rank 0's.
 
     Raises:
-        DataError: the model is of another kind, has other classes, or takes fewer tokens.
+        DataError: the model is of another kind, has other classes, or takes fewer tokens; or an adapter cannot contain
+            a new parameter.
         ValueError: peft does not take the arguments.
     """
     classes = {str(number): str(label) for number, label in enumerate(task.labels)}
@@ -133,7 +134,7 @@ def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, t
             "id2label": {int(number): label for number, label in classes.items()},
             "label2id": {label: int(number) for number, label in classes.items()},
         }
-    net = source.loaded(KINDS[task.task], **options)
+    net, missing = source.read(KINDS[task.task], **options)
     config = net.config
     if source.net is not None:
         if not _is_for(net, task.task):
@@ -158,7 +159,7 @@ def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, t
             f"the tokenizer has {len(tokenizer)} tokens and the model {known}: they do not belong together. Call "
             "model.resize_token_embeddings(len(tokenizer)) for new tokens."
         )
-    return net if lora is None else _with_adapter(net, task, lora)
+    return net if lora is None else with_adapter(net, task.task, lora, source, missing)
 
 
 def _is_for(net: nn.Module, task: str) -> bool:
@@ -167,13 +168,3 @@ def _is_for(net: nn.Module, task: str) -> bool:
 
     names = set(getattr(modeling_auto, _CLASSES[task]).values())
     return any(kind.__name__ in names for kind in type(net).__mro__)
-
-
-def _with_adapter(net: nn.Module, task: TextTask, lora: Mapping[str, Any]) -> nn.Module:
-    import peft
-
-    try:
-        adapted: nn.Module = peft.get_peft_model(net, peft.LoraConfig(**{"task_type": _OF_PEFT[task.task], **lora}))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"lora={dict(lora)!r:.200} does not fit the model: {error}") from error
-    return adapted

@@ -35,8 +35,11 @@ class Pretrained:
     net: Any = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, model: Any) -> Pretrained:
+    def of(cls, model: Any, revision: str = "") -> Pretrained:
         """On the driver: of the estimator's parameter. A name of the Hub is downloaded if its cache does not have it.
+
+        Args:
+            revision: of a name of the Hub; empty: the newest that is there.
 
         Raises:
             TypeError: it is neither text nor a model of transformers.
@@ -53,7 +56,7 @@ class Pretrained:
                 return cls(str(folder.absolute()))
             if folder.is_absolute() or text.count("/") > 1 or ":" in text:
                 raise DataError(f"model={text!r}: this folder is not on the driver.")
-            snapshot = _snapshot(text)
+            snapshot = _snapshot(text, revision)
             return cls(snapshot, text, Path(snapshot).name)
         if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
             raise TypeError(
@@ -102,14 +105,19 @@ class Pretrained:
         Raises:
             DataError: the files are not those of such a model.
         """
+        return self.read(kind, **options)[0]
+
+    def read(self, kind: str, **options: Any) -> tuple[Any, frozenset[str]]:
+        """As `loaded`; and the names of the parameters that the files do not have, which are random."""
         import transformers
 
         if self.net is not None:
-            return copy.deepcopy(self.net)
+            return copy.deepcopy(self.net), frozenset()
         try:
-            return getattr(transformers, kind).from_pretrained(
-                self.folder, local_files_only=True, use_safetensors=True, **options
+            net, report = getattr(transformers, kind).from_pretrained(
+                self.folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
             )
+            return net, frozenset(report["missing_keys"])
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise DataError(
                 f"the model in {self.folder} can't be loaded by {kind}: {type(error).__name__}: {error}"
