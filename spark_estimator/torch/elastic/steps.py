@@ -33,9 +33,10 @@ What fails how
 from __future__ import annotations
 
 import enum
-import io
+import itertools
 import random
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,7 @@ from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.log import logger
 
 _MOST_BUFFER_BYTES = 16 << 20
+_GENERATORS = 5
 #: A full copy is kept at each commit whose number is a multiple of this.
 FULL_COPY_COMMITS = 100
 _log = logger(__name__)
@@ -249,49 +251,82 @@ class StepKeeper:
         self._kept[source, step] = received.tobytes()
 
     def _packed(self) -> bytes:
-        values: dict[str, Any] = {
-            "torch": torch.get_rng_state(),
-            "python": random.getstate(),
-            "numpy": _numpy_state(),
-            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-            "buffers": self._buffers(),
-        }
-        stream = io.BytesIO()
-        torch.save(values, stream)
-        return stream.getvalue()
+        return pack([*_generators(), *(_bytes_of(buffer) for buffer in self._buffers())])
 
     def _unpack(self, content: bytes) -> None:
         if not content:
             return
-        # The ranks of this job have written it.
-        values: Mapping[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
-        torch.set_rng_state(values["torch"])
-        version, words, gauss = values["python"]
-        random.setstate((version, tuple(words), gauss))
-        name, keys, position, has_gauss, cached = values["numpy"]
-        numpy.random.set_state((name, numpy.array(keys, numpy.uint32), position, has_gauss, cached))
-        if values["cuda"] is not None and torch.cuda.is_initialized():
-            torch.cuda.set_rng_state(values["cuda"])
-        if values["buffers"] is None:
-            return
-        with torch.no_grad():
-            for model, buffers in zip(self.models, values["buffers"], strict=True):
-                for name, buffer in model.named_buffers():
-                    if name in buffers:
-                        buffer.copy_(buffers[name])
+        parts = unpack(content)
+        _set_generators(parts[:_GENERATORS])
+        buffers = self._buffers()
+        if len(parts) - _GENERATORS == len(buffers):
+            with torch.no_grad():
+                for buffer, part in zip(buffers, parts[_GENERATORS:], strict=True):
+                    buffer.copy_(torch.frombuffer(bytearray(part), dtype=buffer.dtype).reshape(buffer.shape))
 
-    def _buffers(self) -> list[dict[str, torch.Tensor]] | None:
-        buffers = [dict(model.named_buffers()) for model in self.models]
-        size = sum(buffer.numel() * buffer.element_size() for each in buffers for buffer in each.values())
+    def _buffers(self) -> list[torch.Tensor]:
+        """Those of all models that have values; none where they are too large to be kept."""
+        buffers = [buffer for model in self.models for _, buffer in model.named_buffers() if buffer.numel()]
+        size = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
         if size > _MOST_BUFFER_BYTES:
             if not self._warned:
                 _log.warning("buffers of %d bytes are not kept for other ranks: at most %d", size, _MOST_BUFFER_BYTES)
             self._warned = True
-            return None
-        return [{name: buffer.detach().cpu() for name, buffer in each.items()} for each in buffers]
+            return []
+        return buffers
 
 
-def _numpy_state() -> tuple[str, list[int], int, int, float]:
-    state: Any = numpy.random.get_state(legacy=True)
-    name, keys, position, has_gauss, cached = state
-    return str(name), keys.tolist(), int(position), int(has_gauss), float(cached)
+def pack(parts: Sequence[bytes]) -> bytes:
+    """Some byte strings in one, for `unpack`: their number and lengths, as 8 bytes each, then the strings."""
+    return struct.pack(f"<{len(parts) + 1}q", len(parts), *map(len, parts)) + b"".join(parts)
+
+
+def unpack(content: bytes) -> list[bytes]:
+    """The parts that were passed to `pack`.
+
+    Raises:
+        ValueError: `pack` has not made it.
+    """
+    try:
+        (count,) = struct.unpack_from("<q", content)
+        lengths = struct.unpack_from(f"<{max(count, 0)}q", content, 8)
+    except struct.error as error:
+        raise ValueError(f"{len(content)} bytes are no copy of a rank's state: {error}") from error
+    bounds = list(itertools.accumulate(lengths, initial=8 * (count + 1)))
+    if min(lengths, default=0) < 0 or bounds[-1] != len(content):
+        raise ValueError(f"{len(content)} bytes are no copy of a rank's state: its parts have {lengths}")
+    return [content[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+
+def _generators() -> list[bytes]:
+    """[_GENERATORS] the states of the random number generators of torch, of Python, of numpy and of the GPU."""
+    _, words, gauss = random.getstate()
+    state: Any = numpy.random.get_state(legacy=False)
+    # numpy.random.set_bit_generator may have replaced the usual one.
+    mersenne: Any = (
+        state if state["bit_generator"] == "MT19937" else {"state": {"key": numpy.empty(0, "<u4"), "pos": 0}}
+    )
+    return [
+        torch.get_rng_state().numpy().tobytes(),
+        struct.pack("<625I?d", *words, gauss is not None, gauss or 0.0),
+        mersenne["state"]["key"].astype("<u4").tobytes(),
+        struct.pack("<q?d", mersenne["state"]["pos"], mersenne.get("has_gauss", 0), mersenne.get("gauss", 0.0)),
+        torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else b"",
+    ]
+
+
+def _set_generators(parts: Sequence[bytes]) -> None:
+    """Restores the states that `_generators` returned."""
+    of_torch, of_python, keys, of_numpy, of_gpu = parts
+    torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
+    *words, has_gauss, gauss = struct.unpack("<625I?d", of_python)
+    random.setstate((3, tuple(words), gauss if has_gauss else None))
+    if keys:
+        position, has_cached, cached = struct.unpack("<q?d", of_numpy)
+        numpy.random.set_state(("MT19937", numpy.frombuffer(keys, "<u4"), position, int(has_cached), cached))
+    if of_gpu and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(of_gpu), dtype=torch.uint8))
+
+
+def _bytes_of(buffer: torch.Tensor) -> bytes:
+    return buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

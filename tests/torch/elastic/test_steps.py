@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 from spark_estimator.elastic import ObjectState, run_fn
 from spark_estimator.torch.elastic.state import TorchState
-from spark_estimator.torch.elastic.steps import Facts, RecoveryState, Resumption, resumption, ring_target
+from spark_estimator.torch.elastic.steps import (
+    Facts,
+    RecoveryState,
+    Resumption,
+    StepKeeper,
+    pack,
+    resumption,
+    ring_target,
+    unpack,
+)
 from tests.elastic.horovodrun import horovodrun
 
 NEW = Facts(RecoveryState.FRESH, 0, -1, -1, -1)
@@ -60,6 +71,33 @@ def test_what_is_refused() -> None:
     state = TorchState(nets[0], optimizers[0], other=optimizers[1])
     with pytest.raises(ValueError, match=r"needs a state with one optimizer.* has 2"):
         state.keep_steps()
+
+
+def test_what_a_rank_alone_has_comes_back() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    net.register_buffer("eighth", torch.tensor(0.5, dtype=torch.bfloat16))
+    keeper = StepKeeper([net])
+    random.gauss(0, 1)  # leaves a second number for the next call
+    numpy.random.normal()
+    net(torch.randn(8, 3))
+    content = keeper._packed()
+
+    def drawn() -> list[float]:
+        return [random.gauss(0, 1), numpy.random.normal(), torch.randn(1).item(), *net[0].running_mean.tolist()]
+
+    expected = drawn()
+    net(torch.randn(8, 3))
+    net.eighth.fill_(2)  # type: ignore[operator]
+    keeper._unpack(content)
+    assert drawn() == expected and net.eighth == 0.5
+
+
+def test_a_copy_that_is_not_whole_is_refused() -> None:
+    parts = [b"", b"abc", b"x"]
+    assert unpack(pack(parts)) == parts and unpack(pack([])) == []
+    for content in (b"", pack(parts)[:-1], pack(parts) + b"y", struct.pack("<q", -1), struct.pack("<qq", 1, -1)):
+        with pytest.raises(ValueError, match="are no copy of a rank's state"):
+            unpack(content)
 
 
 TRAINING = """
