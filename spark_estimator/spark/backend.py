@@ -90,6 +90,7 @@ class SparkBackend(Backend):
         max_restarts: int,
         max_result_bytes: int,
         verbose: int = 1,
+        recovers: bool = False,
         take_record: TakeRecord | None = None,
     ) -> list[Any]:
         """As `run`, for estimators.
@@ -100,10 +101,11 @@ class SparkBackend(Backend):
             max_restarts: overrides this backend's.
             max_result_bytes: a larger value is an error.
             verbose: of the estimator. Its progress is shown if neither this nor the backend's is 0.
+            recovers: as in `run_in_session`.
             take_record: as in `JobOptions`.
 
         Returns:
-            [1] what rank 0 returned.
+            What rank 0 returned, first.
         """
         options = self._options(None, args, None, max_restarts=max_restarts)
         options = replace(
@@ -113,7 +115,7 @@ class SparkBackend(Backend):
             take_record=take_record,
             progress=ProgressDisplay.ANYWHERE if verbose and options.verbose else ProgressDisplay.OFF,
         )
-        return run_with(fn, options, self.num_processes(), rows=rows, caller=caller)
+        return run_with(fn, options, self.num_processes(), rows=rows, caller=caller, recovers=recovers)
 
     @property
     def max_restarts(self) -> int:

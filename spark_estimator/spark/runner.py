@@ -145,11 +145,12 @@ def run_with(
     *,
     rows: Rows | None = None,
     caller: str | None = None,
+    recovers: bool = False,
 ) -> list[Any]:
     """As `run`, with its options in one value.
 
     Args:
-        options, rows, caller: as in `run_in_session`.
+        options, rows, caller, recovers: as in `run_in_session`.
     """
     check_num_proc(num_proc)
 
@@ -165,6 +166,7 @@ def run_with(
         options,
         caller=caller or f"spark.run(num_proc={num_proc})",
         rows=rows,
+        recovers=recovers,
     )
 
 

@@ -34,6 +34,7 @@ STARTED = b"u"  # JSON {process, facts}: a worker waits for its rank
 BEGUN = b"b"  # JSON {process, rank, pid}: user code begins
 LINE = b"l"  # JSON {process, rank, stream, text}
 PROGRESS = b"g"  # JSON {process, rank, report}: its progress
+RECORD = b"e"  # JSON {process, rank, record}: of an estimator's training
 MESSAGE = b"m"  # JSON {process, rank, text}: from log_to_driver
 FAILURE = b"f"  # JSON {process, report}
 VALUE = b"v"  # process, bytes of its value

@@ -256,7 +256,8 @@ class _Process:
         self._link.send_json(frames.PROGRESS, process=self._number, rank=rank, report=progress.to_dict())
 
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
-        """A record of an estimator's training: estimators don't train on ranks that an agent starts."""
+        """A record of an estimator's training."""
+        self._link.send_json(frames.RECORD, process=self._number, rank=rank, record=dict(record))
 
     def failed(self, report: FailureReport) -> None:
         """The rank has failed."""

@@ -128,6 +128,8 @@ class RemoteWorkerHandle:
             self._relay.log(int(fields["rank"]), printable(str(fields["text"])))
         elif letter == frames.PROGRESS:
             self._relay.progress(int(fields["rank"]), Progress.from_dict(fields["report"]))
+        elif letter == frames.RECORD:
+            self._relay.record(int(fields["rank"]), dict(fields["record"]))
         elif letter == frames.FAILURE:
             self._fail(FailureReport.from_dict(fields["report"]))
         elif letter == frames.OUTCOME:

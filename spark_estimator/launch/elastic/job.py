@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -31,6 +31,8 @@ from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, er
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.monitor import Ended, FrameReceived, JobMonitor, Offered
 from spark_estimator.launch.job.outcome import Outcome
+from spark_estimator.observe.status_line import StatusLine
+from spark_estimator.observe.training_records import TakeRecord
 
 # How long to wait for the end of killed processes before the launcher continues without them.
 _CLEAN_UP = timedelta(seconds=10)
@@ -52,6 +54,41 @@ class Discovery(Protocol):
         """Nothing is offered any more. Does not wait."""
 
 
+def elastic_error(why: str, earlier: Sequence[FailureReport], last: Sequence[FailureReport]) -> BaseException:
+    """The error of a job that can't continue: it lists all lost ranks.
+
+    Args:
+        why: it can't.
+        earlier: ranks lost before the last round began.
+        last: ranks lost since.
+    """
+    lost = [*earlier, *last]
+    lines = [f"the elastic job can't continue: {why}."]
+    lines += ["Lost so far:"] * bool(lost) + [f"  {report.where} {_shortened(report.message)}" for report in lost]
+    cause = first_failure(lost)
+    return JobFailedError("\n".join(lines)) if cause is None else error_of(cause, "\n".join(lines))
+
+
+@dataclass(frozen=True)
+class Following:
+    """How the caller follows a job.
+
+    Attributes:
+        began: called with the number of each round after the first, from 2, when it begins.
+        take_record: as in `JobOptions`.
+        status: shows how far the ranks are; for a job whose number of ranks does not change.
+        error: makes the error of a job that can't continue, of the arguments of `elastic_error`.
+    """
+
+    began: Callable[[int], None] = lambda number: None
+    take_record: TakeRecord | None = None
+    status: StatusLine | None = None
+    error: Callable[[str, Sequence[FailureReport], Sequence[FailureReport]], BaseException] = elastic_error
+
+
+_PLAIN = Following()
+
+
 class ElasticJob:
     """One job, from its first process to its last. `run` once.
 
@@ -59,7 +96,7 @@ class ElasticJob:
         placement: where its processes go.
         make: makes the handles of its workers.
         discovery: reports the hosts when they change; None: they never do.
-        terms, show_line, say, gentle, look: as in ``elastic.run_elastic``.
+        terms, show_line, report, gentle, look, following: as in ``elastic.run_elastic``.
     """
 
     def __init__(
@@ -74,24 +111,34 @@ class ElasticJob:
         look: Callable[[int], None] = lambda started: None,
         *,
         encrypted: bool = False,
+        following: Following = _PLAIN,
     ) -> None:
         self._encrypted = encrypted
+        self._following = following
         self._look = look
         self._placement = placement
         self._discovery = discovery
         self._make = make
         self._terms = terms
-        self._report = report
+        self._print = report
         self._gentle = gentle
         self._planner = RoundPlanner(terms, room=placement.room)
-        self._watch = JobMonitor(stop=self._stop, show_line=show_line)
+        self._watch = JobMonitor(
+            stop=self._stop, show_line=show_line, take_record=following.take_record, status=following.status
+        )
         self._processes: dict[int, Process] = {}  # those that live
         self._numbers = terms.size
         self._well: list[tuple[int, Outcome]] = []
         self._released: set[int] = set()
         self._lost: list[FailureReport] = []
+        self._replaced = 0  # how many of these were lost before the present round
         self._errors: list[BaseException] = []
         self._over = False
+
+    def _report(self, text: str) -> None:
+        if self._following.status is not None:
+            self._following.status.hide()
+        self._print(text)
 
     def run(self) -> list[Outcome]:
         """As ``elastic.run_elastic``."""
@@ -115,6 +162,8 @@ class ElasticJob:
         finally:
             if self._discovery is not None:
                 self._discovery.stop()
+            if self._following.status is not None:
+                self._following.status.close()
         return [outcome for _, outcome in sorted(self._well, key=lambda pair: pair[0])]
 
     # --- starting -------------------------------------------------------------------------------------------------
@@ -270,6 +319,8 @@ class ElasticJob:
 
     def _begin(self, numbers: Sequence[int]) -> None:
         """Sends the processes of a new round their ranks in it."""
+        self._following.began(self._planner.round)
+        self._replaced = len(self._lost)
         job_id, key = new_job_id(), new_key()
         waiting = [self._processes[number].ready for number in numbers]
         peers = tuple(
@@ -299,12 +350,10 @@ class ElasticJob:
         """Ends the job, and raises an error with all of its failures."""
         lost = list(self._lost)
         self._end("after that")
-        lines = [f"the elastic job can't continue: {decision.why}."]
-        lines += ["Lost so far:"] * bool(lost) + [f"  {report.where} {_shortened(report.message)}" for report in lost]
-        cause = first_failure(lost)
-        if cause is None:
-            raise JobFailedError("\n".join(lines)) from (self._errors[0] if self._errors else None)
-        raise error_of(cause, "\n".join(lines))
+        error = self._following.error(decision.why, lost[: self._replaced], lost[self._replaced :])
+        if error.__cause__ is None and self._errors:
+            error.__cause__ = self._errors[0]
+        raise error
 
     # --- ends -----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from spark_estimator.elastic.rounds import Terms
-from spark_estimator.launch.elastic.job import Discovery, ElasticJob
+from spark_estimator.launch.elastic.job import Discovery, ElasticJob, Following
 from spark_estimator.launch.elastic.placement import Cooldown, Placement
 from spark_estimator.launch.elastic.process import MakeWorker
 from spark_estimator.launch.job.environment import host_share, worker_environment
@@ -27,6 +27,7 @@ from spark_estimator.observe.driver_log import ShowLine, announce, print_line
 
 ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 _DEFAULTS = JobOptions()
+_PLAIN = Following()
 
 
 def run_elastic_local(
@@ -68,6 +69,7 @@ def run_elastic(
     discovery: Discovery | None = None,
     placement: Placement | None = None,
     look: Callable[[int], None] = lambda started: None,
+    following: Following = _PLAIN,
 ) -> list[Outcome]:
     """Runs an elastic job to its end.
 
@@ -83,6 +85,7 @@ def run_elastic(
         placement: where there is room, when `hosts` and `cooldown` do not decide it.
         look: called now and then with the number of workers that have started for the first round, all of them from
             then on; ends the job by raising.
+        following: how the caller follows the job.
 
     Returns:
         The outcomes of those that ended well, by their last rank.
@@ -90,14 +93,23 @@ def run_elastic(
     Raises:
         JobFailedError: the job could not continue.
     """
-    job = elastic(job)
+    job = replace(elastic(job), progress=following.status is not None)
 
     def here(_host: str, _number: int, _rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
         return LocalWorkerHandle(job, relay, gentle=gentle, link=link)
 
     placement = Placement(hosts or [Host("", terms.size)], cooldown) if placement is None else placement
     return ElasticJob(
-        terms, show_line, report, gentle, placement, make or here, discovery, look, encrypted=job.encrypted
+        terms,
+        show_line,
+        report,
+        gentle,
+        placement,
+        make or here,
+        discovery,
+        look,
+        encrypted=job.encrypted,
+        following=following,
     ).run()
 
 

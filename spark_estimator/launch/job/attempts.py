@@ -13,6 +13,7 @@ What is retried, and what is not -------------------------------
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import time
@@ -143,6 +144,7 @@ def run_attempts(
     function: str,
     *,
     recover: Callable[[Attempt], None] = lambda attempt: None,
+    replaced: Callable[[], int] = lambda: 0,
 ) -> _T:
     """Calls `run` until it succeeds, or fails in a way that ends the job.
 
@@ -150,6 +152,7 @@ def run_attempts(
         run: makes one attempt; nothing of it is left when it returns or raises.
         function: what is run, for messages.
         recover: is called before each attempt but the first; waits until there is room for it.
+        replaced: how many lost ranks the attempts have replaced: each counts as a restart.
 
     Returns:
         What `run` returned.
@@ -160,9 +163,8 @@ def run_attempts(
         KeyboardInterrupt: the user has interrupted it; its text confirms that the ranks have ended.
     """
     until = None if limits.timeout is None else time.monotonic() + limits.timeout.total_seconds()
-    attempts = limits.max_restarts + 1
     earlier: list[JobFailedError] = []
-    for number in range(1, attempts + 1):
+    for number in itertools.count(1):
         attempt = Attempt(number, until, limits.timeout)
         try:
             if earlier:
@@ -170,7 +172,8 @@ def run_attempts(
             return run(attempt)
         except JobFailedError as error:
             error.earlier = tuple(earlier)
-            if number == attempts or isinstance(error, _FINAL) or error.kind == NOT_LOADED:
+            attempts = limits.max_restarts + 1 - replaced()
+            if number >= attempts or isinstance(error, _FINAL) or error.kind == NOT_LOADED:
                 error.args = (f"{error}{_history(number, attempts, earlier)}",)
                 raise
             print(
@@ -185,10 +188,11 @@ def run_attempts(
             raise KeyboardInterrupt(f"{function} was interrupted; all of its ranks were stopped") from None
         except PreflightError as error:
             if earlier:
+                attempts = limits.max_restarts + 1 - replaced()
                 error.args = (f"{error}{_history(number, attempts, earlier)}",)
                 raise error from earlier[-1]
             raise
-    raise AssertionError("the last attempt returns or raises")
+    raise AssertionError("the loop has no end of its own")
 
 
 def _history(number: int, attempts: int, earlier: list[JobFailedError]) -> str:

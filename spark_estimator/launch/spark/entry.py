@@ -15,16 +15,25 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.env import Settings
-from spark_estimator.errors import NotEnoughSlotsError, PythonEnvironmentError, SparkEstimatorError
+from spark_estimator.errors import (
+    JobFailedError,
+    NotEnoughSlotsError,
+    PreflightError,
+    PythonEnvironmentError,
+    SparkEstimatorError,
+)
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import check_call
-from spark_estimator.launch.spark.configuration import Configuration
+from spark_estimator.launch.spark.configuration import Configuration, wanted_gpus
 from spark_estimator.launch.spark.dynamic_allocation import on_demand
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import check_session, count_slots, default_size, most_slots, require_slots
+from spark_estimator.log import logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_log = logger(__name__)
 
 #: How many ranks: a number, or what chooses one for the session.
 Size = int | Callable[["SparkSession"], int]
@@ -38,6 +47,7 @@ def run_in_session(
     caller: str,
     size_word: str = "num_proc",
     rows: Rows | None = None,
+    recovers: bool = False,
 ) -> list[Any]:
     """Calls `function` on ranks in the active Spark session, or in a new local one.
 
@@ -45,6 +55,8 @@ def run_in_session(
         caller: the user's call, for messages: ``spark.run(num_proc=2)``.
         size_word: the name of its argument for the number of ranks.
         options, rows: as in ``stage_job.run_on_spark``; without a start_timeout, see `with_start_timeout`.
+        recovers: `function` recovers within a step if its job is elastic: where the options allow restarts, there are
+            no rows, and the executors reach this process, lost ranks are replaced one by one.
 
     Returns:
         Rank 0's value, or all ranks' values in rank order.
@@ -59,9 +71,23 @@ def run_in_session(
     options = with_start_timeout(options, has_rows=rows is not None)
     with interruption_in_words(caller):
         spark, number = session_and_size(size, caller, size_word)
+        if recovers and rows is None and options.limits.max_restarts and _can_replace_ranks(Configuration(spark)):
+            from spark_estimator.launch.spark.elastic.replacing import run_replacing
+
+            try:
+                return run_replacing(spark, function, number, options)
+            except PreflightError as error:
+                if isinstance(error.__cause__, JobFailedError):  # it had started before
+                    raise
+                _log.warning("A lost rank will restart all ranks, and will not be replaced alone: %s", error)
         from spark_estimator.launch.spark.stage_job import run_on_spark
 
         return run_on_spark(spark, function, number, options, rows=rows)
+
+
+def _can_replace_ranks(conf: Configuration) -> bool:
+    """Whether single ranks can be replaced: the tasks need the driver channel, and get no GPUs from Spark."""
+    return Settings.read().driver_channel and not wanted_gpus(conf)
 
 
 def with_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOptions:

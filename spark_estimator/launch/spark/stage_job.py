@@ -64,8 +64,8 @@ _LAST_LINES = timedelta(seconds=30)
 _LAST_REPORTS = timedelta(seconds=1)
 # How long to try to cancel a job that was stopped before Spark knew it.
 _LATE = timedelta(seconds=60)
-# How long to wait for another executor after a failure that ended one.
-_NEW_EXECUTOR = timedelta(seconds=30)
+#: How long to wait for another executor after a failure that ended one.
+NEW_EXECUTOR = timedelta(seconds=30)
 _DEFAULTS = JobOptions()
 _OF_LOSSES = (frames.SILENT, frames.HEARD, frames.GONE)
 _CLOSED = (RunState.CLOSED, RunState.CLOSED_AFTER_STOP)
@@ -115,7 +115,7 @@ def run_on_spark(
         return _Run(spark, again, options, frame, feed, attempt).run()
 
     def recover(attempt: Attempt) -> None:
-        require_slots(spark, size, attempt.at_most(_NEW_EXECUTOR))
+        require_slots(spark, size, attempt.at_most(NEW_EXECUTOR))
 
     results = run_attempts(run, options.limits, job.function, recover=recover)
     return load_values(verified_values(results, size, job.result_ranks), job.function)

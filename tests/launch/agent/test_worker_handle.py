@@ -21,7 +21,7 @@ from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.agent.worker_handle import RemoteWorkerHandle
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.job.monitor import Begun, EventRelay, Failed, Lines, Message
+from spark_estimator.launch.job.monitor import Begun, EventRelay, Failed, Lines, Message, RecordReceived
 from spark_estimator.launch.job.outcome import Outcome
 
 FACTS = PeerFacts(0, "machine", "id", "192.0.2.2", 5000, pid=10)
@@ -80,13 +80,15 @@ def test_a_worker_that_ends_well(case: Case) -> None:
     case.handle.take(frames.BEGUN, {"rank": 3, "pid": 11})
     case.handle.take(frames.LINE, {"rank": 3, "stream": "stdout", "text": "a\x1b[2J"})
     case.handle.take(frames.MESSAGE, {"rank": 3, "text": "b\x1b[31m"})
+    case.handle.take(frames.RECORD, {"rank": 3, "record": {"epoch": 1}})
     case.handle.take_value(b"val")
     case.handle.take_value(b"ue")
     case.handle.take(frames.OUTCOME, {**ENDED, "bytes": 5, "sha256": hashlib.sha256(b"value").hexdigest()})
     rendezvous = membership(3, 4)
     outcome = case.handle.run(rendezvous)
     assert (outcome.rank, outcome.host, outcome.failure, outcome.pickled) == (3, "alpha", None, b"value")
-    assert case.shown() == [Begun(3, 11), Lines(3, "stdout", ["a\\x1b[2J"]), Message(3, "b\\x1b[31m")]
+    record = RecordReceived(3, {"epoch": 1})
+    assert case.shown() == [Begun(3, 11), Lines(3, "stdout", ["a\\x1b[2J"]), Message(3, "b\\x1b[31m"), record]
     case.handle.lost("too late")
     case.handle.stop("after that")
     orders = [(frames.START, {"process": 5, "linked": True})]

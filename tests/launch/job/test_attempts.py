@@ -113,6 +113,19 @@ def test_what_would_end_in_the_same_way_is_not_tried_again(
     assert "attempt" not in capfd.readouterr().err
 
 
+def test_replaced_ranks_count_as_restarts() -> None:
+    replaced = iter([1, 2])
+    numbers: list[int] = []
+
+    def run(attempt: Attempt) -> None:
+        numbers.append(attempt.number)
+        raise WorkerFailedError("rank 0 (host a) was lost", kind="lost")
+
+    with pytest.raises(WorkerFailedError, match="This was attempt 2 of 2"):
+        run_attempts(run, Limits(3), "train()", replaced=lambda: next(replaced))
+    assert numbers == [1, 2]
+
+
 def test_no_room_for_the_next_attempt() -> None:
     """Reported with the failure before it."""
     recovered: list[timedelta] = []

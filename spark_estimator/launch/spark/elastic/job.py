@@ -34,9 +34,11 @@ from spark_estimator.collectives.rendezvous import PeerFacts
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError, PythonEnvironmentError, StartTimeoutError
+from spark_estimator.launch.elastic.job import Following
 from spark_estimator.launch.elastic.job_entry import elastic, run_elastic
 from spark_estimator.launch.elastic.placement import FAILURES, Placement
 from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.attempts import Attempt
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.options import JobOptions
@@ -58,10 +60,13 @@ from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, s
 from spark_estimator.launch.spark.task_secrecy import large_payload_apart
 from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.observe.driver_log import announce, print_line
+from spark_estimator.observe.status_line import StatusLine
 
 _COUNT_SLOTS_EVERY = timedelta(seconds=5)
 # After the job's end: how long to wait for Spark to end its tasks; Spark ends the others later.
 _CLEAN_UP = timedelta(seconds=5)
+_FIRST = Attempt()
+_PLAIN = Following()
 
 
 def run_elastic_on_spark(
@@ -69,12 +74,17 @@ def run_elastic_on_spark(
     function: Callable[..., Any],
     terms: Terms,
     options: JobOptions,
+    *,
+    attempt: Attempt = _FIRST,
+    following: Following = _PLAIN,
 ) -> list[Any]:
     """As ``stage_job.run_on_spark`` with all results, in a job that continues when it loses ranks.
 
     Args:
         options: its `limits` and `all_results` have no effect; `verbose` from 1 also shows which ranks are lost and
-            how many the next round has.
+            how many the next round has. Progress is shown where the number of ranks does not change.
+        attempt: of a job that is started again when it can't continue.
+        following: as in ``elastic.run_elastic``; its record and status are those of `options`.
 
     Returns:
         The values of the ranks that returned, in the order of their last ranks.
@@ -88,9 +98,13 @@ def run_elastic_on_spark(
             ranks.
         ResultError: a rank's value can't be returned.
     """
+    fixed = terms.min_size == terms.size == terms.most
     built = spark_job(spark, function, terms.size, replace(options, all_results=True))
-    job = elastic(replace(built, encrypted=encryption_of(spark)[0]))
-    jobs = _Jobs(spark, job, terms, options)
+    status = StatusLine.on_screen(terms.size, options.progress_display) if fixed and built.progress else None
+    job = replace(
+        elastic(replace(built, encrypted=encryption_of(spark)[0], attempt=attempt.number)), progress=status is not None
+    )
+    jobs = _Jobs(spark, job, terms, options, attempt)
     try:
         outcomes = run_elastic(
             job,
@@ -100,6 +114,7 @@ def run_elastic_on_spark(
             make=jobs.make,
             placement=jobs.placement,
             look=jobs.look,
+            following=replace(following, take_record=options.take_record, status=status),
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{job.function} was interrupted; all of its ranks were stopped") from None
@@ -172,8 +187,10 @@ class _Jobs:
         job: JobSpec,
         terms: Terms,
         options: JobOptions,
+        attempt: Attempt,
     ) -> None:
         self._spark = spark
+        self._attempt = attempt
         self._terms = terms
         self._start_timeout = options.start_timeout
         self._verbose = options.verbose
@@ -212,11 +229,14 @@ class _Jobs:
         if self._error is not None:
             raise self._error
         self._all_started |= started == self._terms.size
+        size = self._terms.size
+        begun = range(size if self._all_started else min(self._started, size))
+        self._attempt.look_at_the_clock(self._switchboard.job.function, size, begun)
         if self._all_started:
             return
         seconds = time.monotonic() - self._began
         late = self._start_timeout is not None and seconds >= self._start_timeout.total_seconds()
-        function, size = self._switchboard.job.function, self._terms.size
+        function = self._switchboard.job.function
         if late:
             assert self._start_timeout is not None
             raise StartTimeoutError(

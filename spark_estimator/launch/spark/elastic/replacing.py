@@ -1,0 +1,75 @@
+"""Runs a job on Spark that replaces its lost ranks one by one, and starts again as a whole where that is not enough.
+
+For functions that recover within a step (``hvd.elastic.run(mode="step")``) and have to end on as many ranks as they
+began with. Of ``max_restarts``, each replacement takes one, and so does each start of all ranks. The whole job starts
+again when no rank is left that has the state, as after the loss of the only executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_estimator.elastic.rounds import Terms
+from spark_estimator.env import Settings
+from spark_estimator.errors import JobFailedError
+from spark_estimator.launch.elastic.job import Following
+from spark_estimator.launch.job.attempts import Attempt, run_attempts
+from spark_estimator.launch.job.failures import FailureReport, first_failure, job_error
+from spark_estimator.launch.job.options import JobOptions
+from spark_estimator.launch.job.pickling import name_of
+from spark_estimator.launch.spark.elastic.job import run_elastic_on_spark
+from spark_estimator.launch.spark.slots import require_slots
+from spark_estimator.launch.spark.stage_job import NEW_EXECUTOR
+
+
+def run_replacing(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> list[Any]:
+    """As ``stage_job.run_on_spark`` with all results, but a lost rank does not end the others' processes.
+
+    Args:
+        function: recovers within a step.
+
+    Raises:
+        As ``stage_job.run_on_spark``.
+    """
+    name = name_of(function)
+    limits = options.limits
+    timeout = timedelta(seconds=Settings.read().elastic_timeout_seconds)
+    replacements = 0
+
+    def began(_round: int) -> None:
+        nonlocal replacements
+        replacements += 1
+
+    def error(why: str, earlier: Sequence[FailureReport], last: Sequence[FailureReport]) -> BaseException:
+        cause = first_failure(last) or first_failure(earlier)
+        if cause is None:
+            return JobFailedError(f"{name} can't continue: {why}.")
+        made = job_error(cause, last or [cause], size, name)
+        if replacements:
+            made.args = (f"{made}\n{_replaced(replacements, [each for each in earlier if each is not cause])}",)
+        return made
+
+    def run(attempt: Attempt) -> list[Any]:
+        left = max(limits.max_restarts + 1 - attempt.number - replacements, 0)
+        terms = Terms(size, size, replace=True, reset_limit=left, timeout=timeout)
+        # Lost ranks are announced even where the ranks' progress is not shown.
+        loud = replace(options, verbose=max(options.verbose, 1), progress=options.progress_display)
+        return run_elastic_on_spark(
+            spark, function, terms, loud, attempt=attempt, following=Following(began=began, error=error)
+        )
+
+    def recover(attempt: Attempt) -> None:
+        require_slots(spark, size, attempt.at_most(NEW_EXECUTOR))
+
+    return run_attempts(run, limits, name, recover=recover, replaced=lambda: replacements)
+
+
+def _replaced(count: int, earlier: Sequence[FailureReport]) -> str:
+    lines = [f"Lost ranks were replaced {count} times before (each takes one of max_restarts)"]
+    lines += [f"  {report.where} {report.message.splitlines()[0]}" for report in earlier if not report.secondary]
+    return "\n".join(lines)
