@@ -68,8 +68,8 @@ def warn_without_store(value: Callable[[str], Any]) -> None:
         warn_caller(f"run_id={run_id!r} has no effect without store: nothing is saved. {remedy}")
     if restarts:
         warn_caller(
-            f"max_restarts={restarts} without store: a restarted training starts from the beginning, because no "
-            f"checkpoint is saved. {remedy}"
+            f"max_restarts={restarts} without store: a training whose ranks all restart starts from the beginning, "
+            f"because no checkpoint is saved. {remedy}"
         )
 
 
@@ -82,6 +82,7 @@ def launched(
     *,
     caller: str,
     max_restarts: int,
+    recovers: bool = False,
     take_record: TakeRecord | None = None,
 ) -> TrainResult:
     """Runs a training. Returns rank 0's result.
@@ -91,6 +92,7 @@ def launched(
         rows: that Spark's tasks bring; None: the ranks read files. A backend that has its own run() gets none.
         caller: how messages call what the user has called.
         max_restarts: of the estimator.
+        recovers: as in `run_in_session`.
         take_record: receives the ranks' records while they train; by a user's own backend it is not.
 
     Raises:
@@ -107,7 +109,7 @@ def launched(
             max_result_bytes=_MOST_RESULT_BYTES,
             limits=Limits.checked(max_restarts, None),
         )
-        results: Any = run_in_session(train, size, options, caller=caller, rows=rows)
+        results: Any = run_in_session(train, size, options, caller=caller, rows=rows, recovers=recovers)
     elif takes_rows(backend):
         results = backend.run_on_rows(
             train,
@@ -117,6 +119,7 @@ def launched(
             max_restarts=max_restarts or backend.max_restarts,
             max_result_bytes=_MOST_RESULT_BYTES,
             verbose=spec.verbose,
+            recovers=recovers,
             take_record=take_record,
         )
     elif type(backend).run is LocalBackend.run:

@@ -60,6 +60,7 @@ class FrameworkTraining(Protocol):
         trial: tries the model on the first rows.
         train: what every rank runs; is pickled.
         framework: `TrainSpec.framework`.
+        recovers: `train` recovers within a step in an elastic job, if its ranks keep rows of files.
     """
 
     labels: list[str]
@@ -68,6 +69,7 @@ class FrameworkTraining(Protocol):
     trial: Trial
     train: Callable[[TrainSpec], TrainResult | None]
     framework: Any
+    recovers: bool
 
     def trained(self, state: bytes) -> tuple[Any, Any]:
         """A copy of the framework's model with the weights of rank 0's result; the user's model is not changed.
@@ -329,6 +331,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                     metadata.plan.source.rows,
                     caller=f"{type(self).__name__}.fit",
                     max_restarts=self._value("max_restarts"),
+                    recovers=metadata.training.recovers and spec.keeps_file_rows,
                     take_record=take_record,
                 )
             except BaseException:

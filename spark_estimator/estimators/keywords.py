@@ -249,14 +249,15 @@ class SharedKeywords(TableParams):
         return self._get(self.gradient_compression)
 
     def setMaxRestarts(self, value: int) -> Self:
-        """Sets max_restarts: how many times to restart all ranks, from the last checkpoint, if a rank dies, exits or
-        raises an error, or an executor is lost. Returns self.
+        """Sets max_restarts: how many times to replace a rank that dies, exits, raises an error or loses its
+        executor, or, where a single rank cannot be replaced, to restart all ranks from the last checkpoint.
+        Returns self.
         """
         return self._set(max_restarts=value)
 
     def getMaxRestarts(self) -> int:
-        """max_restarts: how many times to restart all ranks, from the last checkpoint, if a rank dies, exits or
-        raises an error, or an executor is lost.
+        """max_restarts: how many times to replace a rank that dies, exits, raises an error or loses its executor,
+        or, where a single rank cannot be replaced, to restart all ranks from the last checkpoint.
         """
         return self._get(self.max_restarts)
 

@@ -191,8 +191,8 @@ SHARED = (
         "max_restarts",
         0,
         whole(0),
-        "how many times to restart all ranks, from the last checkpoint, if a rank dies, exits or raises an error, or "
-        "an executor is lost",
+        "how many times to replace a rank that dies, exits, raises an error or loses its executor, or, where a "
+        "single rank cannot be replaced, to restart all ranks from the last checkpoint",
         "int",
     ),
     Row(

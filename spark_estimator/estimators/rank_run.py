@@ -16,6 +16,7 @@ from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.data.rank.function_rows import FunctionRows
 from spark_estimator.data.rank.rank_rows import balanced
+from spark_estimator.data.rank.spool import Spool
 from spark_estimator.data.stream.rows import streamed
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import model_transfer
@@ -29,6 +30,18 @@ from spark_estimator.observe.training_meter import TrainingMeter
 from spark_estimator.observe.training_records import StepRecorder, send_record
 
 _SCANNED_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A run that has begun, as all of its ranks know it.
+
+    Attributes:
+        identity, seed: as in `RankRun`.
+    """
+
+    identity: Identity
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,11 @@ class RankRun:
     seed: int
     identity: Identity
     kept: Checkpoint | None
+
+    @property
+    def known(self) -> KnownRun:
+        """What a process that joins needs."""
+        return KnownRun(self.identity, self.seed)
 
     def result(self, spec: TrainSpec, state: bytes, history: list[dict[str, Any]], name: str) -> TrainResult:
         """On rank 0, at the end: the training's result, with a large model in the store.
@@ -69,6 +87,9 @@ def begin(
     identity_of: Callable[[TrainSpec, list[int]], Identity],
     form: CheckpointFormat,
     brought: tuple[EpochRows, EpochRows | None] | None = None,
+    *,
+    known: KnownRun | None = None,
+    read: Callable[[TrainSpec], tuple[Spool, Spool]] = rank_rows,
 ) -> RankRun:
     """Rows, evened out between the ranks, and the run's checkpoint. A collective.
 
@@ -76,20 +97,25 @@ def begin(
         identity_of: (spec, checksums of all rows) returns what distinguishes the training from others.
         form: of the framework's checkpoints.
         brought: rows for training and validation from a data module; None: they are read here.
+        known: the run has begun on the same number of ranks, and continues where it is, not from a checkpoint.
+        read: reads this rank's rows and those that are marked, as `rank_rows` does.
 
     Raises:
         DataError: something is wrong with rows or checkpoint, or the checkpoint is another training's.
     """
-    if spec.tracking is not None:
+    if known is None and spec.tracking is not None:
         spec.tracking.sample_system(context.rank())
     if brought is not None:
         identity = {} if spec.store is None else identity_of(spec, [rows.total for rows in brought if rows is not None])
         kept = _recorded(spec, load(spec, identity, form))
         return RankRun(*brought, spec.seed if kept is None else kept.seed, identity, kept)
-    rows, held = _evened(spec)
-    identity = {} if spec.store is None else identity_of(spec, rows.checksum())
-    kept = _recorded(spec, load(spec, identity, form))
-    seed = spec.seed if kept is None else kept.seed
+    rows, held = _evened(spec, read)
+    kept = None
+    if known is None:
+        identity = {} if spec.store is None else identity_of(spec, rows.checksum())
+        kept = _recorded(spec, load(spec, identity, form))
+        known = KnownRun(identity, spec.seed if kept is None else kept.seed)
+    identity, seed = known.identity, known.seed
     if spec.held_share:
         rows, held = rows.split(spec.held_share, seed)
     held = held if held is not None and held.total else None
@@ -99,13 +125,13 @@ def begin(
     return RankRun(rows, held, seed, identity, kept)
 
 
-def _evened(spec: TrainSpec) -> tuple[EpochRows, EpochRows | None]:
+def _evened(spec: TrainSpec, read: Callable[[TrainSpec], tuple[Spool, Spool]]) -> tuple[EpochRows, EpochRows | None]:
     """Rows to train on and those that are marked, as many on each rank. A collective."""
     if spec.limits is not None and spec.source is not None:
         within = streamed(spec.source, spec.held_source, spec.spooled, spec.limits, "training")
         if within is not None:
             return within
-    unbalanced, marked = rank_rows(spec)
+    unbalanced, marked = read(spec)
     rows = balanced(unbalanced, "training", by_value=spec.by_value)
     if spec.held_share or not any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
         return rows, None

@@ -89,6 +89,11 @@ class TrainSpec:
         return self.kept is None and self.module is None
 
     @property
+    def keeps_file_rows(self) -> bool:
+        """Whether each rank reads all of its rows from files before it trains: another process can read the same."""
+        return self.source is not None and self.limits is None and self.has_stored_rows
+
+    @property
     def checkpoint_path(self) -> str | None:
         """The file of the last checkpoint; None without."""
         return None if self.store is None else self.store.get_checkpoint_path(self.run_id)

@@ -49,6 +49,7 @@ def fitted(made: TorchEstimator, line: DataFrame) -> None:
     assert not torch.equal(model.getModel().weight, made.getModel().weight)
 
 
+@pytest.mark.slow
 def test_each_argument_holds(
     line: DataFrame, estimator: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +238,7 @@ def test_parameters_that_need_a_store_warn_without_one() -> None:
         backends.warn_without_store(parameters.get)
     texts = [str(warning.message) for warning in caught]
     assert texts[0].startswith("run_id='a' has no effect without store: nothing is saved. Set store=Store.create(")
-    assert texts[1].startswith("max_restarts=1 without store: a restarted training starts from the beginning")
+    assert texts[1].startswith("max_restarts=1 without store: a training whose ranks all restart starts from")
     assert [warning.filename for warning in caught] == [__file__] * 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -101,6 +101,7 @@ class _KerasTraining:
         parts, self.labels, output_kinds, self.custom = parts_of(value)
         self.framework: Any = parts
         self.output_kinds: Sequence[OutputKind] = output_kinds
+        self.recovers = False
         self.state_bytes = len(parts.model)
         self.trial: Trial = KerasTrial(parts, value("model"), self.custom)
         self.train: Callable[[TrainSpec], TrainResult | None] = keras_start.train

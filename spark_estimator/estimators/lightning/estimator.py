@@ -110,6 +110,7 @@ class _LightningTraining:
     def __init__(self, parts: LightningParts, labels: list[str]) -> None:
         self.framework: Any = parts
         self.labels = labels
+        self.recovers = False
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )

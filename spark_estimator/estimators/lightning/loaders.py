@@ -9,7 +9,7 @@ import torch
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.estimators.torch.losses import Tensors
-from spark_estimator.estimators.torch.training import tensor_of
+from spark_estimator.estimators.torch.trainer import tensor_of
 from spark_estimator.estimators.train_spec import TrainSpec
 
 Named = dict[str, torch.Tensor]
@@ -25,7 +25,7 @@ def named(
     """A batch by the names of its columns; of a column that is feature and label, what the feature is.
 
     Args:
-        tensors: [inputs + labels + weight] as `estimators.torch.training.tensor_of` makes them. Columns that are joined
+        tensors: [inputs + labels + weight] as `estimators.torch.trainer.tensor_of` makes them. Columns that are joined
             in one input are separate here, [rows, values] each.
     """
     result: Named = {}

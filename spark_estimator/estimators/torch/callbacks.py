@@ -22,7 +22,10 @@ class Callback:
     """
 
     def on_train_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Before the first epoch of this process: a training that resumes from a checkpoint begins there."""
+        """Before the first epoch of this process: a training that resumes from a checkpoint begins there.
+
+        All ranks call it again when a lost one was replaced (``max_restarts``).
+        """
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Before an epoch, counted from 0."""

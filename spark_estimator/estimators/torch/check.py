@@ -17,7 +17,7 @@ from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, first_rows_name, not_finite, shown
 from spark_estimator.estimators.torch.losses import Tensors, TorchParts, loss_of, outputs_of
-from spark_estimator.estimators.torch.training import tensor_of
+from spark_estimator.estimators.torch.trainer import tensor_of
 
 
 class ModuleTrial:

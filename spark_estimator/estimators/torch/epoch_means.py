@@ -12,7 +12,11 @@ from spark_estimator.estimators.torch.metric_names import by_group, by_name
 
 
 class EpochMeans:
-    """Loss and metrics over the rows of an epoch."""
+    """Loss and metrics over the rows of an epoch.
+
+    Attributes:
+        sums: [2 + metrics] rows, loss and metrics of this rank, on the CPU; changed in place.
+    """
 
     def __init__(self, parts: TorchParts) -> None:
         self._parts = parts
@@ -22,9 +26,14 @@ class EpochMeans:
         self._rows = 0
         self._loss = 0.0
 
+    def clear(self) -> None:
+        """No rows were counted."""
+        self.sums.zero_()
+        self._rows, self._loss = 0, 0.0
+
     def taken(self, sums: torch.Tensor) -> None:
         """Restores the sums of rows that were counted before."""
-        self.sums = sums.clone()
+        self.sums.copy_(sums)
         self._rows, self._loss = int(sums[0]), float(sums[1])
 
     @property

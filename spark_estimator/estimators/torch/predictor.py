@@ -23,7 +23,7 @@ from spark_estimator.estimators.torch.device import (
     wait_for,
 )
 from spark_estimator.estimators.torch.losses import outputs_of
-from spark_estimator.estimators.torch.training import tensor_of
+from spark_estimator.estimators.torch.trainer import tensor_of
 
 
 class TorchPredictor(Predictor):

@@ -25,9 +25,7 @@ def gathered(model: nn.Module, device: torch.device, sums: torch.Tensor | None =
     """
     state: dict[str, Any] = {"buffers": _other_buffers(model)}
     if sums is not None:
-        state |= {"sums": sums, "random": torch.get_rng_state()}
-        if device.type == "cuda":
-            state["random of the GPU"] = torch.cuda.get_rng_state(device)
+        state |= {"sums": sums} | rng_state(device)
     return list(hvd.allgather_object(state, name="what each rank has"))
 
 
@@ -36,6 +34,14 @@ def take_buffers(model: nn.Module, state: dict[str, Any]) -> None:
     buffers = dict(model.named_buffers())
     for name, value in state["buffers"].items():
         buffers[name].copy_(value)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The random number generators of this rank, for `set_rng_state`."""
+    state: dict[str, Any] = {"random": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["random of the GPU"] = torch.cuda.get_rng_state(device)
+    return state
 
 
 def set_rng_state(device: torch.device, state: dict[str, Any]) -> None:

@@ -185,6 +185,7 @@ class _TextTraining:
     def __init__(self, parts: TextParts) -> None:
         self.framework: Any = parts
         self.labels = ["labels"]
+        self.recovers = True
         made = parts.made()
         if parts.task.packed:
             assert isinstance(made.model, TextModule)

@@ -1,4 +1,4 @@
-"""The parts of a PyTorch training on a rank: learning rates, sums, tensors, and a whole training of one rank."""
+"""A whole PyTorch training of one rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -20,7 +19,7 @@ from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch.losses import TorchParts
-from spark_estimator.estimators.torch.training import tensor_of, train
+from spark_estimator.estimators.torch.training import train
 from tests.estimators.specs import spec_of
 
 
@@ -29,15 +28,6 @@ def alone() -> Iterator[None]:
     hvd.init()
     yield
     hvd.shutdown()
-
-
-def test_tensors_share_memory_unless_the_spool_has_a_smaller_type() -> None:
-    matrix = numpy.ones((2, 6), numpy.float32)
-    tensor = tensor_of(matrix, Field(("x",), ("c0",), (6,), "float32", (2, 3)))
-    matrix[0, 0] = 7
-    assert tensor.shape == (2, 2, 3) and tensor[0, 0, 0] == 7
-    pixels = tensor_of(matrix.astype(numpy.uint8), Field(("x",), ("c0",), (6,), "float32", (6,), (), "uint8"))
-    assert pixels.dtype == torch.float32 and pixels[0, 0] == 7
 
 
 def parts(**changed: object) -> TorchParts:

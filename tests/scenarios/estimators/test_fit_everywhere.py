@@ -28,8 +28,8 @@ def test_fit_over_connect(tmp_path: Path) -> None:
         output = driver.output()
     assert "Parquet files (300 rows) directly" in str(results["lines"])
     assert results["files"]["history"][1]["train"]["loss"] < results["files"]["history"][0]["train"]["loss"]  # type: ignore[index]
-    assert "spark_estimator: attempt 1 of 2 failed: rank 1 (host " in output
-    assert results["killed"] == results["undisturbed"], "bit for bit, after a restart from the store"
+    assert "spark_estimator: lost rank 1 (host " in output and "attempt 1 of 2" not in output
+    assert results["killed"] == results["undisturbed"], "bit for bit, after the loss of a rank"
     assert {Path(name).name for name in results["left"]} == {"attempt.json", "checkpoint"}  # type: ignore[attr-defined]
     (error,) = results["folds"]["errors"]  # type: ignore[index]
     assert error < 0.2

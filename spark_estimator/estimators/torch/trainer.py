@@ -1,0 +1,266 @@
+"""Trains a PyTorch model on batches of a rank's rows: one epoch, one validation, and the state between them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import spark_estimator.torch as hvd
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, schedule_of
+from spark_estimator.estimators.rank_run import check_loss, meter_of
+from spark_estimator.estimators.torch.checkpoint import packed
+from spark_estimator.estimators.torch.epoch_means import EpochMeans, total
+from spark_estimator.estimators.torch.exchange import exchanging
+from spark_estimator.estimators.torch.losses import Tensors, TorchParts, joint_loss, loss_of, shaped
+from spark_estimator.estimators.torch.parts import accumulates
+from spark_estimator.estimators.torch.rank_state import gathered, rng_state, set_rng_state, take_buffers
+from spark_estimator.estimators.torch.stepping import Stepping, joint_rate
+from spark_estimator.estimators.train_spec import TrainSpec
+
+#: (batches done, rows of all ranks in them, what each rank has): writes a checkpoint.
+SaveWithin = Callable[[int, int, list[dict[str, Any]]], None]
+
+
+class Trainer:
+    """The model, the optimizer and the sums of one training.
+
+    Attributes:
+        model: on this rank's device.
+        optimizer: as `exchanging` makes it.
+        sums: over this rank's rows of the epoch so far.
+        meter: counts the steps, for the display at the driver.
+    """
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self._spec = spec
+        self._seed = spec.seed
+        self.meter = meter_of(spec)
+        self._within: dict[str, Any] | None = None
+        self._parts: TorchParts = spec.framework
+        use_gpu = spec.use_gpu and torch.cuda.is_available()
+        self._device = (
+            torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if use_gpu else torch.device("cpu")
+        )
+        self.model = self._parts.model.to(self._device)
+        self.optimizer: Any = exchanging(self._parts, self.model, spec.backward_passes_per_step)
+        self.sums = EpochMeans(self._parts)
+        self._total = list if self._parts.steps_locally else total
+        self._stepping = Stepping(self.optimizer, self.step)
+
+    def begin(self, seed: int, leaving: frozenset[int]) -> None:
+        """Before the first epoch.
+
+        Args:
+            seed: of the run.
+            leaving: `TorchParts.leaving_out`.
+        """
+        self._seed = seed
+        self._parts = replace(self._parts, leaving_out=leaving)
+
+    def step(self) -> None:
+        """One step. The learning rate that the user sets is that of one process; the joint batch is larger.
+
+        It is multiplied for the step alone, so that schedulers and checkpoints know nothing of the number of ranks.
+        """
+        with joint_rate(self.optimizer, 1 if self._parts.rate_is_joint else hvd.size()):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def synchronize(self) -> None:
+        """Gives all ranks the same parameters. A collective."""
+        if self._parts.steps_locally:
+            self.optimizer.synchronize()
+
+    def state(self) -> dict[str, Any]:
+        """The content of a checkpoint: Horovod's `model` and `optimizer`, and the scheduler."""
+        scheduler = self._parts.scheduler
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            **({"scheduler": scheduler.state_dict()} if scheduler is not None else {}),
+        }
+
+    def packed(self, best: dict[str, Any] | None) -> bytes:
+        """The state for the driver: the model's weights and, if requested and if it fits, the optimizer's state.
+
+        Args:
+            best: the numbers of the best epoch; None: those of the last.
+        """
+        numbers = best or self.model.state_dict()
+        if self._parts.returns_optimizer:
+            optimizer = {key: value for key, value in self.optimizer.state_dict().items() if key != "outer"}
+            state = packed({"model": numbers, "optimizer": optimizer})
+            if self._spec.store is not None or len(state) <= self._spec.large:
+                return state
+        return packed({"model": numbers})
+
+    def of_ranks(self, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
+        """[ranks] what each has for itself. A collective.
+
+        Args:
+            sums: of the epoch so far; None: between two epochs.
+        """
+        return gathered(self.model, self._device, sums)
+
+    def take(self, kept: Checkpoint, *, within: bool) -> None:
+        """Restores a checkpoint.
+
+        Args:
+            within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
+        """
+        self.model.load_state_dict(kept.state["model"])
+        self.optimizer.load_state_dict(kept.state["optimizer"])
+        if self._parts.scheduler is not None and "scheduler" in kept.state:
+            self._parts.scheduler.load_state_dict(kept.state["scheduler"])
+        if len(kept.ranks) == hvd.size():
+            rank_state = kept.ranks[hvd.rank()]
+            take_buffers(self.model, rank_state)
+            self._within = rank_state if within else None
+
+    def here(self) -> dict[str, Any]:
+        """The random number generators and sums of this rank, for `resume_within`."""
+        return rng_state(self._device) | {"sums": self.sums.sums.clone()}
+
+    def resume_within(self, state: dict[str, Any]) -> None:
+        """The next epoch is one that has begun; this rank's generators and sums were those of `state`, of `here`."""
+        self._within = state
+
+    def schedule(self, loss: float) -> None:
+        """Moves the learning rate."""
+        scheduler = self._parts.scheduler
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(loss)
+        elif scheduler is not None:
+            with warnings.catch_warnings():
+                # It looks for a step() that it has wrapped itself, in the driver's process.
+                warnings.filterwarnings("ignore", message=".*lr_scheduler.step|.*optimizer.step")
+                scheduler.step()
+
+    def train(
+        self, rows: EpochRows, epoch: int, first: int, save: SaveWithin, commit: Callable[[int], None] | None = None
+    ) -> dict[str, Any]:
+        """One epoch. Returns its averages over all rows.
+
+        Args:
+            first: batches that are done already, before the checkpoint that was taken.
+            save: writes a checkpoint within the epoch.
+            commit: called with the number of batches done, before the first and after each step: what follows repeats
+                nothing of these. No collective happens between a step and this.
+        """
+        spec = self._spec
+        self._enter(epoch)
+        if commit is not None:
+            commit(first)
+        order = (self._seed, epoch) if spec.shuffle else None
+        pending = 0
+        schedule, is_due = schedule_of(spec), False
+        self.optimizer.zero_grad()
+        plan = rows.plan(spec.batch_size, spec.train_steps)
+        self.meter.begin_epoch(epoch, plan.steps, first, self.sums.rows)
+        for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
+            if self._parts.minibatch is not None:
+                self.sums.add(*self._user_step(self._parts.minibatch, batch, done - 1), batch.rows)
+                pending = self._stepping.pending
+            else:
+                loss, outputs, labels = self._forward(batch)
+                (loss * (batch.factor / spec.backward_passes_per_step)).backward()  # a mean, as in Horovod
+                self.sums.add(loss, outputs, labels, batch.rows)
+                pending += 1
+                if pending == spec.backward_passes_per_step:
+                    self.step()
+                    pending = 0
+            self.meter.step_done(batch.rows, self.sums.loss)
+            if commit is not None and not pending:
+                commit(done)
+            is_due = is_due or (schedule is not None and schedule.is_due())
+            # A checkpoint has no gradients that wait for their step. After the last batch, the epoch's checkpoint
+            # follows.
+            if schedule is not None and is_due and not pending and done < plan.steps:
+                self.synchronize()
+                save(done, plan.done(done), self.of_ranks(self.sums.sums))
+                schedule.made()
+                is_due = False
+        if pending:
+            self.step()
+            self._stepping.pending = 0
+            if commit is not None:
+                commit(plan.steps)
+        result = self.sums.averages()
+        check_loss(result["loss"], epoch, rows if spec.has_stored_rows else None, spec.fields)
+        return result
+
+    def _enter(self, epoch: int) -> None:
+        """Seeds the random number generators for an epoch, or restores what they were within it."""
+        self.model.train()
+        torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
+        self.sums.clear()
+        if self._within is not None:
+            set_rng_state(self._device, self._within)
+            self.sums.taken(self._within["sums"])
+            self._within = None
+
+    def evaluate(self, rows: EpochRows) -> dict[str, Any]:
+        """The averages over all rows, with the model as it is."""
+        self.model.eval()
+        sums = EpochMeans(self._parts)
+        size = self._spec.val_batch_size, self._spec.validation_steps
+        self.meter.begin_validation(rows.plan(*size).steps)
+        with torch.no_grad():
+            for batch in rows.batches(*size):
+                loss, outputs, labels = self._forward(batch)
+                sums.add(loss, outputs, labels, batch.rows)
+                self.meter.step_done(batch.rows, sums.loss)
+        return sums.averages()
+
+    def _tensors(self, batch: Batch) -> tuple[Tensors, Tensors, torch.Tensor | None]:
+        """Inputs, labels and weights of a batch."""
+        spec = self._spec
+        tensors = [
+            tensor_of(matrix, field).to(self._device) for matrix, field in zip(batch.matrices, spec.fields, strict=True)
+        ]
+        inputs, rest = tensors[: len(spec.inputs)], tensors[len(spec.inputs) :]
+        return inputs, rest[: len(spec.labels)], rest[len(spec.labels)] if spec.weight is not None else None
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
+        inputs, labels, weights = self._tensors(batch)
+        return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, self._total)
+
+    def _user_step(
+        self, minibatch: Callable[..., Any], batch: Batch, number: int
+    ) -> tuple[torch.Tensor, Tensors, Tensors]:
+        """A step as the user does it, by Horovod's protocol; its loss is this rank's share of the step's.
+
+        Args:
+            minibatch: takes seven arguments and steps, or two more, and steps in later calls.
+            number: of the batch in its epoch, from 0.
+        """
+        inputs, labels, weights = self._tensors(batch)
+        last: list[Tensors] = [labels]
+
+        def transform_outputs(outputs: Any, labels: Tensors) -> tuple[Tensors, Tensors]:
+            result = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+            last[0] = shaped(self._parts, result, labels)
+            return result, last[0]
+
+        def loss_fn(outputs: Tensors, labels: Tensors, sample_weights: torch.Tensor | None) -> torch.Tensor:
+            return joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, self._total) * batch.factor
+
+        more = (self._spec.backward_passes_per_step, number) if accumulates(minibatch) else ()
+        self._stepping.pending += len(more) // 2
+        outputs, loss = minibatch(
+            self.model, self._stepping, transform_outputs, loss_fn, inputs, labels, weights, *more
+        )
+        result = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        return loss.detach() / (batch.factor or 1.0), result, last[0]
+
+
+def tensor_of(matrix: Array, field: Field) -> torch.Tensor:
+    """[rows, *field.shape] over the same memory, but where the spool keeps a smaller type."""
+    tensor = torch.from_numpy(matrix).reshape(len(matrix), *field.shape)
+    return tensor.to(getattr(torch, field.dtype)) if field.stored else tensor

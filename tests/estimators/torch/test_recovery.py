@@ -1,0 +1,94 @@
+"""`TorchEstimator`'s training in a job that replaces lost ranks: the numbers of a training without a loss."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator.elastic.rounds import Terms
+from spark_estimator.errors import WorkerFailedError
+from spark_estimator.estimators.rank_run import KnownRun
+from spark_estimator.estimators.torch.recovery import BegunRun, EndedEpochs
+from spark_estimator.launch.elastic.job_entry import run_elastic_local
+from spark_estimator.launch.job.options import JobOptions
+from tests.ranks import run_ranks
+from tests.scenarios.estimators.test_torch_resume import WIDTH, trained
+
+ROWS = 203
+
+
+class Killing(nn.MSELoss):
+    """Kills its process once at each of some (rank, call) in training or in validation."""
+
+    def __init__(self, folder: str, kills: list[tuple[int, int, bool]]) -> None:
+        super().__init__()
+        self._folder = folder
+        self._kills = kills
+        self._calls = {True: 0, False: 0}
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        import spark_estimator.torch as hvd
+
+        trains = torch.is_grad_enabled()
+        self._calls[trains] += 1
+        for number, (rank, call, in_training) in enumerate(self._kills):
+            marker = Path(self._folder, f"killed-{number}")
+            if (hvd.rank(), self._calls[trains], trains) == (rank, call, in_training) and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(output, label)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    rows = numpy.random.default_rng(1).normal(size=(ROWS, WIDTH)).astype(numpy.float32)
+    table = {"x": list(rows), "y": rows.sum(axis=1) + 1}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "rows.parquet")
+    return str(tmp_path)
+
+
+def numbers(folder: str, kills: list[tuple[int, int, bool]], **changed: Any) -> Any:
+    torch.set_num_threads(1)  # the order of sums depends on it
+    result = trained(folder, loss=Killing(folder, kills), **changed)
+    return None if result is None else (json.dumps(result.history), result.state)
+
+
+def in_ranks(rank: int, folder: str) -> Any:
+    return numbers(folder, [], run_id="undisturbed")
+
+
+@pytest.mark.slow
+def test_kills_leave_the_numbers_of_an_undisturbed_training(folder: str) -> None:
+    undisturbed = run_ranks(2, in_ranks, 120, args=(folder,))[0]
+    # 11 batches of training an epoch, and 3 of validation: the kills are in the first epoch, in its validation (of the
+    # new process, whose count begins at 0), in the second, and of rank 0.
+    kills = [(1, 3, True), (1, 2, False), (1, 9, True), (0, 20, True)]
+    results = run_elastic_local(numbers, Terms(2, 2, replace=True, reset_limit=4), JobOptions(args=(folder, kills)))
+    assert [Path(folder, f"killed-{number}").exists() for number in range(4)] == [True] * 4
+    assert json.loads(results[0][0]) == json.loads(undisturbed[0])
+    assert results[0][1] == undisturbed[1]
+
+
+@pytest.mark.slow
+def test_more_losses_than_allowed_end_the_job(folder: str) -> None:
+    kills = [(1, 3, True), (0, 5, True)]
+    with pytest.raises(WorkerFailedError, match="was killed by signal 9"):
+        run_elastic_local(
+            lambda: trained(folder, loss=Killing(folder, kills)), Terms(2, 2, replace=True, reset_limit=1)
+        )
+
+
+def test_a_commit_copies_nothing_that_never_changes() -> None:
+    epochs, begun = EndedEpochs(({"epoch": 0},), {"weight": torch.ones(2)}), BegunRun(KnownRun({}, 1), frozenset())
+    assert copy.deepcopy((epochs, begun))[0] is epochs and copy.deepcopy((epochs, begun))[1] is begun
