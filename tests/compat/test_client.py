@@ -73,6 +73,7 @@ def fit_texts(spark: SparkSession, tmp_path: Path) -> None:
     assert again.transform(frame).collect() == rows
 
 
+@pytest.mark.slow
 def test_texts_on_classic_spark(spark: SparkSession, tmp_path: Path) -> None:
     fit_texts(spark, tmp_path)
 

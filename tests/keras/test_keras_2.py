@@ -138,6 +138,7 @@ def test_the_mean_is_exact_with_passes_rows_and_momentum(as_tf_keras: rank_pool.
         as_tf_keras.run(train, legacy, timeout=200)
 
 
+@pytest.mark.slow
 def test_loss_scales_loops_states_and_local_layers(beside_keras_3: rank_pool.RankPool, tmp_path: Path) -> None:
     def train(rank: int, folder: str) -> Any:
         import numpy

@@ -344,6 +344,7 @@ def test_resumed_from_a_checkpoint(two_ranks: RankPool, tmp_path: Path, kind: st
         assert len(lines) == (rank == 0)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_other_factors(two_ranks: RankPool, three_ranks: RankPool, tmp_path: Path) -> None:
     configure = with_schedule(SCHEDULES["step"])
 

@@ -18,6 +18,7 @@ def test_the_family() -> None:
     check_int8(compression, floats)
 
 
+@pytest.mark.slow
 def test_int8_loses_nothing_over_steps(two_ranks: RankPool) -> None:
     """Eagerly and in graphs, for each variable separately, while small variables are exact."""
 

@@ -48,6 +48,7 @@ class EveryOther(DataModule):
         return self._batches(self.val_dir, self.val_batch_size)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_data_module_brings_the_rows(line: DataFrame, tmp_path: Path) -> None:
     net = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])

@@ -47,6 +47,7 @@ def test_custom_objects_are_those_that_were_set_and_those_of_the_model() -> None
     assert model_of(network(), custom_objects={"mine": mine}).getCustomObjects()["mine"] is mine
 
 
+@pytest.mark.slow
 def test_a_model_made_by_hand_finds_its_columns_in_the_dataframe(spark: Any) -> None:
     from pyspark.sql.types import DoubleType
 

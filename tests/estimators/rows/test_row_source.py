@@ -63,6 +63,7 @@ def test_a_frame_of_files_is_read_by_the_ranks(
     assert losses(through_spark) == pytest.approx(expected(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_store_holds_the_rows_for_this_fit_and_others(
     line: DataFrame, estimator: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

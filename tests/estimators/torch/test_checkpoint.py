@@ -69,6 +69,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_very_same_numbers(
         assert torch.equal(value, resumed.getModel().state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_early_stopping_brings_back_the_best(line: DataFrame, estimator: Make) -> None:
     """A learning rate that makes it worse each epoch: the first one is the best."""
     net = linear()

@@ -112,6 +112,7 @@ NEW = [("city 9", 0, "user 0", ["tag 1", "new", None], 1.0), (None, None, None, 
 NEW += [("city 0", 3, "user 1", ["tag 2"] * 3, 0.0)]
 
 
+@pytest.mark.slow
 def test_from_texts_to_predictions(spark: SparkSession, frame: DataFrame, estimator: Make, tmp_path: Path) -> None:
     """Every way of predicting returns the same bits."""
     net = Net()

@@ -399,7 +399,8 @@ def test_an_exchange_that_is_interrupted(tmp_path: Path) -> None:
             while not Path(interrupted).exists():  # rank 0 waits for this rank's part until then
                 time.sleep(0.01)
             with pytest.raises(HorovodInternalError, match=r"rank 0 .*has left the job"):
-                step()
+                for _ in range(2):  # the first may still find what rank 0 has sent before it was interrupted
+                    step()
         hvd.shutdown()
         hvd.init()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
