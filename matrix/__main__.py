@@ -95,7 +95,9 @@ def _smoke(python: Path, kind: str, errors: Any, seconds: float) -> list[dict[st
         text, end = (error.stdout or b"").decode(errors="replace"), f"stopped after {seconds:.0f} s"
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     if end != "exit status 0":
-        lines.append({"check": f"{kind}: the end", "outcome": f"{end}; see {Path(errors.name).relative_to(environment.ROOT)}"})
+        lines.append(
+            {"check": f"{kind}: the end", "outcome": f"{end}; see {Path(errors.name).relative_to(environment.ROOT)}"}
+        )
     return lines
 
 

@@ -54,3 +54,14 @@ def test_losses_and_ends(kind: str, dies: str, end: str, tmp_path: Path) -> None
     assert weights == pytest.approx(first["alone"], abs=1e-6), "and with the commit's momentum"
     lost = "is out of contact: its Spark executor" if dies == "executor" else "was killed by signal 9"
     assert lost in output and "starting 1 more" in output
+
+
+@pytest.mark.timeout(HANGS)
+def test_each_rank_sees_the_gpus_of_its_task(tmp_path: Path) -> None:
+    settings = ("executor.cores=2", "cores.max=2", "executor.resource.gpu.amount=2", "task.resource.gpu.amount=1")
+    with clusters.standalone(tmp_path) as master:
+        arguments = (master, *(f"spark.{setting}" for setting in settings))
+        with clusters.driver("elastic_gpus.py", *arguments, folder=tmp_path) as driver:
+            results = driver.wait(HANGS)
+    assert sorted(results["each"]) == ["0", "1"]  # type: ignore[call-overload]
+    assert [sorted(devices.split(",")) for devices in results["both"]] == [["0", "1"]]  # type: ignore[attr-defined]

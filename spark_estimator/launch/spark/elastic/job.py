@@ -10,8 +10,8 @@ workers that are tasks (`worker`). What differs on Spark:
   is another. Spark does not let a job choose hosts. So a task that Spark starts there nevertheless only holds its slot,
   and another task is started.
 - Cancelling one of its Spark jobs, by job group, tag or web page, cancels the whole job.
-- The GPUs that ranks see are those that their executors see: ``local_rank`` changes from round to round, and what a
-  process sees cannot.
+- A rank sees the GPUs that Spark gave its task, the first as ``cuda:0``: ``local_rank`` changes from round to round,
+  and what a process sees cannot. Without such GPUs it sees what its executor sees.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic.task import ElasticTask
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_stage import rank_stage
+from spark_estimator.launch.spark.resource_profile import profile_of
 from spark_estimator.launch.spark.session import session_thread
 from spark_estimator.launch.spark.task_secrecy import unlogged
 from spark_estimator.observe.channel import read_context
@@ -171,7 +172,8 @@ class SparkTask:
             self._tag.add(f"{self._job.function}, an elastic job's task {self.number}")
             task = ElasticTask(self._job, self.number, self._payload)
             with unlogged():
-                frame = rank_stage(self._spark.range(0, 1, 1, 1), task, SCHEMA, barrier=False)
+                profile = profile_of(self._spark)
+                frame = rank_stage(self._spark.range(0, 1, 1, 1), task, SCHEMA, barrier=False, profile=profile)
                 rows = frame.collect()
             over = Over([ResultRow(*row) for row in rows])
         except BaseException as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -27,6 +27,7 @@ from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, outcome_fields
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import task_share, worker_environment
+from spark_estimator.launch.job.gpus import ORDER, look, pinning
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec, job_key
 from spark_estimator.launch.job.versions import own_versions, refusal
@@ -79,6 +80,7 @@ class ElasticTask:
         cpus = 1 if context is None else context.cpus()
         around = {**job.environment_if_unset, **os.environ}
         environment = worker_environment(around, job.environment, task_share(cpus), spark=True)
+        environment |= own_gpus(context, {**around, **environment})
         settings = Settings.read(environment)
         heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
         own_address = sock.getsockname()[0]
@@ -95,6 +97,26 @@ class ElasticTask:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         return agent.outcome
+
+
+def own_gpus(context: TaskContext | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which a worker sees the GPUs that Spark gave its task, the first as ``cuda:0``, and no others.
+
+    Other ranks of the host come and go, so that device `local_rank` cannot be a rank's own, as it is in jobs of a fixed
+    size.
+
+    Args:
+        context: of the task.
+        environ: the executor's, with the job's variables.
+
+    Returns:
+        Empty where Spark gave none: the worker sees what its executor sees.
+    """
+    gpus = None if context is None else context.resources().get("gpu")
+    if gpus is None or not gpus.addresses:
+        return {}
+    variables = dict(pinning([look(gpus.addresses, environ)], 0, None).variables)
+    return {name: value for name, value in variables.items() if name != ORDER or name not in environ}
 
 
 class TaskAgent(WorkerAgent):

@@ -8,7 +8,7 @@ import pickle
 import queue
 import socket
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import ResultRow, manifests_of
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec, job_key
-from spark_estimator.launch.spark.elastic.task import ElasticTask, TaskAgent
+from spark_estimator.launch.spark.elastic.task import ElasticTask, TaskAgent, own_gpus
 from spark_estimator.security.handshake_server import HandshakeServer
 
 TOKEN = b"t" * 32
@@ -47,6 +47,33 @@ def test_an_executor_with_another_package_is_refused() -> None:
     row = ResultRow(*(column[0].as_py() for column in batch.columns))
     (manifest,) = manifests_of([row])
     assert manifest.failure is not None and "but the driver runs 0.0.7" in manifest.failure.message
+
+
+@dataclass
+class Resources:
+    """A task's context."""
+
+    addresses: tuple[str, ...]
+
+    def resources(self) -> dict[str, Any]:
+        return {"gpu": self, "fpga": None} if self.addresses else {}
+
+
+@pytest.mark.parametrize(
+    ("addresses", "environ", "expected"),
+    [
+        ((), {}, {}),
+        (("1",), {}, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        (("1",), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        # A cluster manager's list, in which Spark's addresses count.
+        (("1", "0"), {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}),
+    ],
+)
+def test_a_worker_sees_the_gpus_of_its_task(
+    addresses: tuple[str, ...], environ: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert own_gpus(Resources(addresses), environ) == expected  # type: ignore[arg-type]
+    assert own_gpus(None, environ) == {}
 
 
 @pytest.fixture
