@@ -1,4 +1,4 @@
-"""Which GPUs the ranks of an elastic job see where Spark gives each task one, and where a job asks for its own number."""
+"""The GPUs that ranks of an elastic job see: one a task by the session, and as many as a job asks for."""
 
 import json
 import os
