@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.recovery [--np 3] [--kills 20] [--step-ms 100] [--every SECONDS] [--seed N]`` trains a small
 model with dropout and batch normalization, whose steps wait as long as ``step-ms``, as they do for an accelerator.
-Ranks run on this machine, without Spark. Three trainings, one after the other, by the same code of the estimator's ranks:
+Ranks run on this machine, without Spark. Three trainings follow each other, by the same code of the estimator's ranks:
 
 - *undisturbed*: no kills;
 - *replaced*: each killed rank is replaced (``max_restarts`` of an estimator whose ranks read files);
