@@ -15,6 +15,7 @@ from spark_estimator.estimators.persistence.subclass_params import new_instance,
 from spark_estimator.estimators.transformers.adapter import base_dtype
 from spark_estimator.estimators.transformers.module import KINDS
 from spark_estimator.estimators.transformers.pretrained import Pretrained
+from spark_estimator.estimators.transformers.special_tokens import settle_end
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.transformers.model import TransformersModel
@@ -45,18 +46,20 @@ def load(kind: type[_Model], path: str, base: str | None, *, trust: bool) -> _Mo
     task, labels = manifest.params.get("task"), manifest.params.get("labels") or []
     if not isinstance(task, str) or task not in KINDS:
         raise manifest.broken("params", f"has the task {task!r}")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder}: its tokenizer can't be read: {type(error).__name__}: {error}") from error
     if manifest.has(_ADAPTER):
         dtype = manifest.optional("base_dtype", "float32")
         if dtype not in _DTYPES:
             raise manifest.broken("base_dtype", f"must be one of {', '.join(_DTYPES)}; it is {dtype!r}")
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), **({"num_labels": len(labels)} if labels else {})}
         net = _with_adapter(folder, task, base, options)
+        if task == "causal":
+            settle_end(net, tokenizer)  # peft does not save the model's config
     else:
         net = Pretrained(str(folder)).loaded(KINDS[task])
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}: its tokenizer can't be read: {type(error).__name__}: {error}") from error
     try:
         model = new_instance(kind, TableModel, model=net.eval(), tokenizer=tokenizer, **manifest.params)
     except (TypeError, ValueError) as error:

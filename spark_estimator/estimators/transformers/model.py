@@ -17,9 +17,11 @@ from spark_estimator.estimators.transformers import files
 from spark_estimator.estimators.transformers.keywords import TransformersModelKeywords
 from spark_estimator.estimators.transformers.params import MODEL
 from spark_estimator.estimators.transformers.predictor import TextPredictor
+from spark_estimator.estimators.transformers.special_tokens import settle_padding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from typing_extensions import Self
 
 _Self = TypeVar("_Self", bound="TransformersModel")
 
@@ -78,6 +80,14 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         """
         return files.load(cls, path, base, trust=trust)
 
+    def _set(self, **values: Any) -> Self:
+        result = super()._set(**values)
+        if {"model", "tokenizer"} & values.keys():
+            net, tokenizer = (self._paramMap.get(self.getParam(name)) for name in ("model", "tokenizer"))
+            if tokenizer is not None and hasattr(net, "config"):
+                settle_padding(net, tokenizer)
+        return result
+
     def _value(self, name: str) -> Any:
         value = super()._value(name)
         if name == "output_cols" and value is None:
@@ -112,13 +122,16 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
     def _text_predictor(self, *, as_json: bool) -> TextPredictor:
         value = self._value
+        generation = value("generation")
+        if "max_length" not in generation:
+            generation = {"max_new_tokens": value("max_new_tokens"), **generation}
         return TextPredictor.of(
             self._model,
             value("tokenizer"),
             value("batch_size"),
             task=value("task"),
             max_length=value("max_length"),
-            generation={"max_new_tokens": value("max_new_tokens"), **value("generation")},
+            generation=generation,
             as_json=as_json,
             device=value("inference_device"),
             precision=value("inference_precision"),

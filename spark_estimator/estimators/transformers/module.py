@@ -11,6 +11,7 @@ from torch import nn
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.transformers.adapter import with_adapter
 from spark_estimator.estimators.transformers.pretrained import Pretrained
+from spark_estimator.estimators.transformers.special_tokens import settle_end, settle_padding
 from spark_estimator.estimators.transformers.task import TextTask
 from spark_estimator.estimators.transformers.tokens import PADDING
 
@@ -148,8 +149,9 @@ def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, t
             )
         if classes:
             config.id2label, config.label2id = options["id2label"], options["label2id"]
-    if config.get_text_config().pad_token_id is None:
-        config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    settle_padding(net, tokenizer)
+    if task.task == "causal":
+        settle_end(net, tokenizer)
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     if most is not None and task.max_length > most:
         raise DataError(f"max_length={task.max_length} is more than the {most} tokens that the model takes.")

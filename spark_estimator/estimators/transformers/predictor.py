@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,29 @@ from spark_estimator.estimators.inference.prediction_columns import arrow_type, 
 from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, column_of, spread
 from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
 from spark_estimator.estimators.torch.predictor import dumped, opened
+from spark_estimator.estimators.transformers.special_tokens import suffix_length
 from spark_estimator.estimators.transformers.tokens import tokenizer_from
 
 # A row is as many tokens long as a multiple of it: other lengths of the padding could round a row's numbers otherwise.
 _WIDTHS_ALIKE = 16
+
+# Arguments of `generate` for which padding before a text makes no difference.
+_OF_NEW_TOKENS = {
+    *("max_new_tokens", "min_new_tokens", "do_sample", "num_beams", "early_stopping", "length_penalty"),
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "renormalize_logits"),
+    *("eos_token_id", "pad_token_id", "bos_token_id", "use_cache"),
+}
+# Entries of a model's generation config for which it makes one, and their values without effect.
+_OF_SEEN_TOKENS: Mapping[str, Any] = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "watermarking_config": None,
+    "penalty_alpha": None,
+    "prompt_lookup_num_tokens": None,
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +77,7 @@ class TextPredictor(Predictor):
 
     @classmethod
     def of(cls, net: Any, tokenizer: Any, batch_size: int, **options: Any) -> TextPredictor:
-        """A predictor with a copy of the model as it is now."""
+        """A predictor with a copy of the model as it is now, which has a padding token (`settle_padding`)."""
         return cls(dumped((net, pickle.dumps(tokenizer))), (), (), batch_size, **options)
 
     def loaded(self) -> tuple[Any, Any]:
@@ -104,14 +123,16 @@ class TextPredictor(Predictor):
     def outputs_of_texts(self, texts: Sequence[Any]) -> list[Any]:
         """[texts] scores of the classes, the class of each word, or the generated text.
 
-        Texts of similar length share a call of the model. The width to which a text is padded depends on this text
-        alone, so that its output does not depend on the others.
+        Texts of similar length share a call of the model; of the same length, where a generation counts padding. The
+        width to which a text is padded depends on this text alone, so that its output does not depend on the others.
         """
         net, tokenizer = self.model()
         encoded = self._encoded(tokenizer, texts)
+        exact = self.task == "causal" and _counts_padding(net, self.generation)
         of_width: dict[int, list[int]] = {}
         for place, tokens in enumerate(encoded):
-            of_width.setdefault(self._width(len(tokens.ids)), []).append(place)
+            length = max(1, len(tokens.ids))
+            of_width.setdefault(length if exact else self._width(length), []).append(place)
         method = {"causal": self._generated, "classification": self._scores, "token_classification": self._of_words}
         outputs: list[Any] = [None] * len(texts)
         for width, places in sorted(of_width.items()):
@@ -130,6 +151,7 @@ class TextPredictor(Predictor):
     def _encoded(self, tokenizer: Any, texts: Sequence[Any]) -> list[_Tokens]:
         """[texts] their tokens."""
         options: dict[str, Any] = {}
+        suffix = 0
         prompts = list(texts)
         if self.task == "causal":
             tokenizer.truncation_side = "left"  # the model continues the text at its end
@@ -138,14 +160,16 @@ class TextPredictor(Predictor):
                     tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in prompts
                 ]
                 options["add_special_tokens"] = False
+            else:
+                suffix = suffix_length(tokenizer)  # it would end the text, which is to be continued
         if self.task == "token_classification":
             options["is_split_into_words"] = True
         if not prompts:
             return []
-        encoded = tokenizer(prompts, truncation=True, max_length=self.max_length, **options)
+        encoded = tokenizer(prompts, truncation=True, max_length=self.max_length + suffix, **options)
         of_words = self.task == "token_classification"
         return [
-            _Tokens(ids, encoded.word_ids(number) if of_words else [], len(prompts[number]))
+            _Tokens(ids[: len(ids) - suffix], encoded.word_ids(number) if of_words else [], len(prompts[number]))
             for number, ids in enumerate(encoded["input_ids"])
         ]
 
@@ -159,7 +183,7 @@ class TextPredictor(Predictor):
             rows: at least the number of texts; the last text fills the other rows.
             left: the padding is before the texts.
         """
-        filling = _filling(tokenizer)
+        filling = _filling(net)
         ids = torch.full((rows, width), filling)
         mask = torch.zeros((rows, width), dtype=torch.long)
         for number in range(rows):
@@ -193,14 +217,20 @@ class TextPredictor(Predictor):
 
     def _generated(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
         tensors = self._tensors(net, tokenizer, batch, width, rows=len(batch), left=True)
-        filling = _filling(tokenizer)
-        tokens = net.generate(
-            **tensors, **{"pad_token_id": filling, "eos_token_id": tokenizer.eos_token_id, **self.generation}
-        )
+        options = {"pad_token_id": _filling(net), **self.generation}
+        if net.generation_config.eos_token_id is None:
+            options.setdefault("eos_token_id", tokenizer.eos_token_id)
+        tokens = net.generate(**tensors, **options)
         return [text.strip() for text in tokenizer.batch_decode(tokens[:, width:], skip_special_tokens=True)]
 
 
-def _filling(tokenizer: Any) -> int:
+def _counts_padding(net: Any, generation: Mapping[str, Any]) -> bool:
+    """Whether a generation depends on the number of tokens before it, or on which they are, padding among them."""
+    config = net.generation_config
+    of_model = any(getattr(config, name, None) not in (None, default) for name, default in _OF_SEEN_TOKENS.items())
+    return of_model or not generation.keys() <= _OF_NEW_TOKENS
+
+
+def _filling(net: Any) -> int:
     """The token that rows are filled up with."""
-    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return next((token for token in tokens if token is not None), 0)
+    return int(net.config.get_text_config().pad_token_id)

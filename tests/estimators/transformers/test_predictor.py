@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 import torch
 
-from spark_estimator import DataError
+from spark_estimator import DataError, TransformersModel
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
 from spark_estimator.estimators.transformers.predictor import TextPredictor
 from tests.estimators.torch.stand_in_cuda import spark_task, stand_in
@@ -133,3 +133,64 @@ def test_on_the_gpu_of_a_task(name: str, request: pytest.FixtureRequest) -> None
         outputs = replace(known, device="auto").outputs_of_texts(texts)
     assert any(copy == ("cpu", "cuda:1", True, True) for copy in gpus.copies), "texts go there from pinned memory"
     assert all(numpy.array_equal(output, other) for output, other in zip(outputs, expected, strict=True))
+
+
+def varied(seed: int = 0) -> Any:
+    """A model whose texts depend on every token before."""
+    net = tiny.causal(seed=seed).eval()
+    for parameter in net.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(8)
+    return net
+
+
+def plain(net: Any, text: str, **options: Any) -> str:
+    """The text that transformers generates: the prompt is as a training has it, without what ends a text."""
+    words = tiny.tokenizer()
+    ids = torch.tensor([words(text)["input_ids"][:-1]])
+    tokens = net.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
+    return str(words.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True).strip())
+
+
+@pytest.mark.parametrize(
+    "generation",
+    [
+        {},
+        {"repetition_penalty": 1.8},
+        {"no_repeat_ngram_size": 1},
+        {"min_length": 14},
+        {"num_beams": 2},
+        {"max_length": 20},
+        {"eos_token_id": 8},
+    ],
+    ids=str,
+)
+def test_generation_is_that_of_transformers(generation: dict[str, Any]) -> None:
+    net, words = varied(), tiny.tokenizer()
+    made = TransformersModel(
+        model=net, tokenizer=words, task="causal", feature_columns=["text"], max_new_tokens=7, generation=generation
+    )
+    expected = {"max_new_tokens": 7, **generation} if "max_length" not in generation else generation
+    assert made.predict(TEXTS) == [plain(net, text, **expected) for text in TEXTS]
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "eos_token_id"])
+def test_generation_follows_the_models_own_config(name: str) -> None:
+    net = varied()
+    made = TransformersModel(model=net, tokenizer=tiny.tokenizer(), task="causal", feature_columns=["text"])
+    made.setMaxNewTokens(7)
+    before = made.predict(TEXTS)
+    seen = {token for text in before for token in tiny.tokenizer()(text, add_special_tokens=False)["input_ids"]}
+    setattr(net.generation_config, name, 1.8 if name == "repetition_penalty" else [6, *sorted(seen)[:3]])
+    after = made.predict(TEXTS)
+    assert after == [plain(net, text, max_new_tokens=7) for text in TEXTS] and after != before
+
+
+def test_a_prompt_is_as_long_as_max_length_without_what_ends_a_text() -> None:
+    long = " ".join(["the cat and"] * 20)
+    made = TransformersModel(model=varied(), tokenizer=tiny.tokenizer(), task="causal", feature_columns=["text"])
+    made.setMaxLength(6).setMaxNewTokens(5)
+    net, words = made.getModel(), tiny.tokenizer()
+    ids = torch.tensor([[2, *words(long, add_special_tokens=False)["input_ids"][-5:]]])
+    tokens = net.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5)
+    assert made.predict([long]) == [words.decode(tokens[0, 6:], skip_special_tokens=True).strip()]

@@ -1,0 +1,64 @@
+"""Tokens that fill up rows and end texts: the same for a model, its tokenizer, the training and predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from spark_estimator.errors import DataError
+
+
+def settle_padding(net: Any, tokenizer: Any) -> int:
+    """Chooses the token, and puts it into the model's config, which is saved. Returns its number.
+
+    It is the tokenizer's, else the config's, else the one that ends texts. Some models (RoBERTa) count positions from
+    their padding token: they keep theirs.
+
+    Raises:
+        DataError: there is none.
+    """
+    of_text = net.config.get_text_config()
+    own = _first(of_text.pad_token_id, net.config.pad_token_id)
+    if own is not None and _counts_positions_from_padding(net):
+        chosen = own
+    else:
+        end = of_text.eos_token_id
+        end = end[0] if isinstance(end, (list, tuple)) and end else end
+        chosen = _first(tokenizer.pad_token_id, own, tokenizer.eos_token_id, end)
+    if chosen is None:
+        raise DataError(
+            f"neither the tokenizer nor the config of {type(net).__name__} has a padding token or a token that ends "
+            "texts: set tokenizer.pad_token."
+        )
+    of_text.pad_token_id = net.config.pad_token_id = int(chosen)
+    return int(chosen)
+
+
+def settle_end(net: Any, tokenizer: Any) -> None:
+    """Adds the tokenizer's token at the end of a text, with which texts are learned, to those that end a generation."""
+    end, config = tokenizer.eos_token_id, getattr(net, "generation_config", None)
+    if end is None or config is None:
+        return
+    ends = config.eos_token_id
+    if ends is None:
+        config.eos_token_id = end
+    elif end not in (known := list(ends) if isinstance(ends, (list, tuple)) else [ends]):
+        config.eos_token_id = [*known, end]
+
+
+def suffix_length(tokenizer: Any) -> int:
+    """The number of tokens that the tokenizer adds after a text."""
+    special = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
+    return special[::-1].index(0) if 0 in special else 0
+
+
+def _first(*tokens: Any) -> Any:
+    return next((token for token in tokens if token is not None), None)
+
+
+def _counts_positions_from_padding(net: nn.Module) -> bool:
+    return any(
+        name.rpartition(".")[2] == "position_embeddings" and getattr(module, "padding_idx", None) is not None
+        for name, module in net.named_modules()
+    )
