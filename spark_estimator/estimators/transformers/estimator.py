@@ -154,6 +154,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             decay=value("weight_decay"),
             optimizer=value("optimizer"),
             scheduler=value("lr_scheduler"),
+            digest=texts.source.digest(),
             compression=value("gradient_compression"),
             precision=value("mixed_precision"),
             callbacks=value("callbacks"),

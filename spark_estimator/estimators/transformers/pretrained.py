@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -16,6 +18,8 @@ from spark_estimator.estimators.persistence.folders import local_path
 
 #: What is downloaded of a model: no weights that are pickled, which could run code.
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+# Of each place of a tensor that `Pretrained.digest` reads.
+_SAMPLED_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,23 @@ class Pretrained:
             )
         return _snapshot(self.name, self.revision, f"on rank {hvd.rank()}'s host {host}")
 
+    def digest(self) -> str:
+        """Distinguishes the pretrained files from others, wherever they are; empty for an object.
+
+        It is a SHA-256 of the config, of the tensors' names and shapes, and of a few numbers of each tensor: another
+        training changes some of these, and they are read in milliseconds, however large the model is. The numbers of
+        an object may be random in each program, and a resumed training replaces them.
+        """
+        if self.net is not None:
+            return ""
+        folder = Path(self.folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+        result = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
+        for file in sorted(folder.glob("*.safetensors")):
+            _add_tensors(result, file)
+        return result.hexdigest()[:16]
+
     def loaded(self, kind: str, **options: Any) -> Any:
         """The model, from its files, whose code is not run; or a copy of the object.
 
@@ -122,6 +143,21 @@ class Pretrained:
             raise DataError(
                 f"the model in {self.folder} can't be loaded by {kind}: {type(error).__name__}: {error}"
             ) from error
+
+
+def _add_tensors(result: Any, file: Path) -> None:
+    """Adds a file of safetensors to a digest: its header, and the bytes at three places of each tensor."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = stream.read(size)
+        result.update(header)
+        for name, tensor in json.loads(header).items():
+            if name == "__metadata__":
+                continue
+            first, end = tensor["data_offsets"]
+            for place in (first, (first + end) // 2, max(first, end - _SAMPLED_BYTES)):
+                stream.seek(8 + size + place)
+                result.update(stream.read(min(_SAMPLED_BYTES, end - place)))
 
 
 def tokenizer_of(tokenizer: Any, model: Pretrained) -> Any:

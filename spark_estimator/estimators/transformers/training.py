@@ -29,6 +29,7 @@ class TextParts:
         rate, decay: of AdamW.
         optimizer: makes another optimizer of parameters; None: AdamW.
         scheduler: makes a scheduler of the optimizer; None: there is none.
+        digest: of the pretrained model, which a run that resumes must have, too; empty: any is right.
         compression, precision, callbacks: as `TorchParts` has them.
     """
 
@@ -40,6 +41,7 @@ class TextParts:
     decay: float
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    digest: str = ""
     compression: Any = None
     precision: str | None = None
     callbacks: Sequence[Any] = ()
@@ -74,7 +76,10 @@ class TextParts:
             callbacks=self.callbacks,
             labels=["labels"],
             rate_is_joint=True,
-            settings=(f"lora={sorted((self.lora or {}).items())}",),
+            settings=(
+                f"lora={sorted((self.lora or {}).items())}",
+                *([f"pretrained model with the digest {self.digest}"] if self.digest else []),
+            ),
             returns_optimizer=False,  # of the whole training module, which the result does not have
         )
 

@@ -151,7 +151,7 @@ def test_packed_texts_are_trained_on_as_one_process_would(causal_folder: str, sp
 @pytest.mark.slow
 def test_a_run_resumes_from_its_checkpoint(classifier_folder: str, reviews: DataFrame, tmp_path: Path) -> None:
     def fitted(**changed: Any) -> Any:
-        made = estimator(model=classifier_folder, label_col="kind", learning_rate=1e-3, **changed)
+        made = estimator(**{"model": classifier_folder, "label_col": "kind", "learning_rate": 1e-3, **changed})
         return made.fit(reviews).getModel().state_dict()
 
     whole = fitted(epochs=2)
@@ -163,6 +163,15 @@ def test_a_run_resumes_from_its_checkpoint(classifier_folder: str, reviews: Data
         WorkerFailedError, match=r"from another training: .*weight_decay=0.0 in the checkpoint, weight_decay=0.1 now"
     ):
         fitted(epochs=3, store=str(tmp_path), run_id="reviews", weight_decay=0.1)
+    tiny.classifier(seed=6).save_pretrained(tmp_path / "other")
+    with pytest.raises(WorkerFailedError, match=r"from another training: .*pretrained model with the digest"):
+        fitted(
+            epochs=3,
+            store=str(tmp_path),
+            run_id="reviews",
+            model=str(tmp_path / "other"),
+            tokenizer=classifier_folder,
+        )
 
 
 @pytest.mark.slow

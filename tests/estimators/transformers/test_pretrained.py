@@ -40,6 +40,20 @@ def test_a_name_of_the_hub_is_found_in_its_cache(
         Pretrained.of("zoo/plants")
 
 
+def test_a_digest_is_that_of_the_numbers_wherever_they_are(causal_folder: str, tmp_path: Path) -> None:
+    digest = Pretrained.of(causal_folder).digest()
+    shutil.copytree(causal_folder, tmp_path / "copy")
+    assert Pretrained.of(str(tmp_path / "copy")).digest() == digest
+    for name, change in (
+        ("seed", lambda net: tiny.causal(seed=6)),
+        ("head", lambda net: net.lm_head.weight.data.mul_(2) is None or net),
+        ("config", lambda net: net.config.update({"rms_norm_eps": 1e-3}) or net),
+    ):
+        change(tiny.causal()).save_pretrained(tmp_path / name)
+        assert Pretrained.of(str(tmp_path / name)).digest() != digest, name
+    assert Pretrained.of(tiny.causal()).digest() == ""
+
+
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
