@@ -100,7 +100,7 @@ class Pretrained:
         return _snapshot(self.name, self.revision, f"on rank {hvd.rank()}'s host {host}")
 
     def digest(self) -> str:
-        """Distinguishes the pretrained files from others, wherever they are; empty for an object.
+        """Distinguishes the pretrained files from others, in any folder; empty for an object.
 
         It is a SHA-256 of the config, of the tensors' names and shapes, and of a few numbers of each tensor: another
         training changes some of these, and they are read in milliseconds, however large the model is. The numbers of

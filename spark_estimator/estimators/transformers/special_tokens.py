@@ -19,13 +19,13 @@ def settle_padding(net: Any, tokenizer: Any) -> int:
         DataError: there is none.
     """
     of_text = net.config.get_text_config()
-    own = _first(of_text.pad_token_id, net.config.pad_token_id)
-    if own is not None and _counts_positions_from_padding(net):
-        chosen = own
+    configured = _first(of_text.pad_token_id, net.config.pad_token_id)
+    if configured is not None and _counts_positions_from_padding(net):
+        chosen = configured
     else:
         end = of_text.eos_token_id
         end = end[0] if isinstance(end, (list, tuple)) and end else end
-        chosen = _first(tokenizer.pad_token_id, own, tokenizer.eos_token_id, end)
+        chosen = _first(tokenizer.pad_token_id, configured, tokenizer.eos_token_id, end)
     if chosen is None:
         raise DataError(
             f"neither the tokenizer nor the config of {type(net).__name__} has a padding token or a token that ends "

@@ -40,7 +40,7 @@ def test_a_name_of_the_hub_is_found_in_its_cache(
         Pretrained.of("zoo/plants")
 
 
-def test_a_digest_is_that_of_the_numbers_wherever_they_are(causal_folder: str, tmp_path: Path) -> None:
+def test_a_digest_is_that_of_the_numbers_in_any_folder(causal_folder: str, tmp_path: Path) -> None:
     digest = Pretrained.of(causal_folder).digest()
     shutil.copytree(causal_folder, tmp_path / "copy")
     assert Pretrained.of(str(tmp_path / "copy")).digest() == digest
