@@ -170,8 +170,8 @@ def cast_columns(columns: Sequence[Readable], dtypes: Sequence[str], nulls: Null
 
     Args:
         dtypes: [columns] of their tensors.
-        nulls: a number replaces nulls, but neither NaN, values in arrays nor categories; "error" and "drop" leave
-            nulls.
+        nulls: a number replaces nulls and NaN, as Spark's ``fillna``, but neither values in arrays nor categories;
+            "error" and "drop" leave both.
     """
     from pyspark.sql import functions
 
@@ -180,7 +180,8 @@ def cast_columns(columns: Sequence[Readable], dtypes: Sequence[str], nulls: Null
         expression = column.cast(dtype)
         policy = policy_of(nulls, column.name)
         if not isinstance(policy, str) and not (column.is_array or column.ids or column.kind == "binary"):
-            expression = functions.coalesce(expression, functions.lit(policy).cast(_SPARK_TYPES[dtype]))
+            known = expression if column.dtype == "int64" else functions.when(~functions.isnan(expression), expression)
+            expression = functions.coalesce(known, functions.lit(policy).cast(_SPARK_TYPES[dtype]))
         cast.append(expression.alias(f"c{number}"))
     return cast
 

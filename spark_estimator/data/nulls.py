@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: "error" leaves them, "drop" drops their rows, and a number replaces them. One of `STATISTICS` becomes a number, that
-#: of the rows to train on, before the training.
+#: "error" leaves them, "drop" drops their rows, and a number replaces them; both treat NaN as null. One of `STATISTICS`
+#: becomes a number, that of the rows to train on, before the training.
 NullPolicy = str | float
 #: By the column's name; the policy of other columns is "error".
 Nulls = NullPolicy | Mapping[str, NullPolicy]

@@ -133,7 +133,7 @@ def without_nulls(
 
     Args:
         policies: [columns] "error" leaves nulls, "drop" drops rows with a null (or, as Spark's ``dropna``, NaN) in the
-            column, a number replaces those that are not in arrays. Further columns are taken along as they are.
+            column, a number replaces null and NaN that are not in arrays. Further columns are taken along as they are.
         dtypes: [columns] of the tensors that they are for.
     """
     before = batch.columns
@@ -145,11 +145,22 @@ def without_nulls(
             keep &= numpy.asarray(column.is_valid())
             if pyarrow.types.is_floating(column.type):
                 keep &= ~numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.is_nan(column), False))
-        elif not isinstance(policy, str) and column.null_count:
-            columns[number] = _filled(column, policy, dtype)
+        elif not isinstance(policy, str):
+            column = _nan_as_null(column)
+            if column.null_count:
+                columns[number] = _filled(column, policy, dtype)
     if any(column is not earlier for column, earlier in zip(columns, before, strict=True)):
         batch = pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
     return batch if keep.all() else batch.filter(pyarrow.array(keep))
+
+
+def _nan_as_null(column: pyarrow.Array) -> pyarrow.Array:
+    if not pyarrow.types.is_floating(column.type):
+        return column
+    is_nan = pyarrow.compute.fill_null(pyarrow.compute.is_nan(column), False)
+    if not pyarrow.compute.any(is_nan).as_py():
+        return column
+    return pyarrow.compute.if_else(is_nan, pyarrow.scalar(None, column.type), column)
 
 
 def _filled(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Array:

@@ -66,7 +66,7 @@ def make_torch_dataloader(
         label_cols: ... and a tensor for each of these.
         shuffle: the rows of the share are read in another order in each epoch.
         seed: names the orders.
-        nulls: "error" refuses them, "drop" drops their rows, a number replaces them.
+        nulls: "error" refuses them, "drop" drops their rows, a number replaces them; both treat NaN as null.
         padding: fills up arrays that are shorter than the longest one of their column, at the end; a number for all
             columns, or one for each by name. It costs rank 0 a look at all rows. None: they are refused.
         decoders: by the name of a column of bytes, a function from these to an array, the same shape in all rows.

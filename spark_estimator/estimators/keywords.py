@@ -445,16 +445,17 @@ class SharedKeywords(TableParams):
         return self._get(self.buffer_bytes)
 
     def setNulls(self, value: str | float | Mapping[str, str | float]) -> Self:
-        """Sets nulls: how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), a number that
-        replaces them, or 'mean' or 'median' of the rows to train on, in features that hold numbers; or a dict
-        with one of these per column, where 'error' applies to the other columns. Returns self.
+        """Sets nulls: how to handle nulls: 'error', 'drop' (drops the row), a number that replaces them, or 'mean'
+        or 'median' of the finite numbers in the rows to train on, in features that hold numbers; all but 'error'
+        treat NaN as null; or a dict with one of these per column, where 'error' applies to the other columns.
+        Returns self.
         """
         return self._set(nulls=value)
 
     def getNulls(self) -> str | float | dict[str, str | float]:
-        """nulls: how to handle nulls: 'error', 'drop' (drops the row; NaN counts as null), a number that replaces
-        them, or 'mean' or 'median' of the rows to train on, in features that hold numbers; or a dict with one of
-        these per column, where 'error' applies to the other columns.
+        """nulls: how to handle nulls: 'error', 'drop' (drops the row), a number that replaces them, or 'mean' or
+        'median' of the finite numbers in the rows to train on, in features that hold numbers; all but 'error'
+        treat NaN as null; or a dict with one of these per column, where 'error' applies to the other columns.
         """
         return self._get(self.nulls)
 
@@ -682,12 +683,12 @@ class ModelKeywords(PredictingKeywords):
 
     def setNullValues(self, value: Mapping[str, float] | None) -> Self:
         """Sets null_values: a dict from feature columns, under their names in the training, to the number that
-        replaces null. Returns self.
+        replaces null and NaN. Returns self.
         """
         return self._set(null_values=value)
 
     def getNullValues(self) -> dict[str, float] | None:
         """null_values: a dict from feature columns, under their names in the training, to the number that replaces
-        null.
+        null and NaN.
         """
         return self._get(self.null_values)

@@ -52,7 +52,7 @@ class Predictor(ABC):
         encoders: of columns of categories, by the names of `inputs`' columns.
         device: one of `devices.DEVICES`; where there is no choice, the model's framework decides.
         precision: "bf16" or "fp16" for mixed precision; None: none.
-        null_values: the numbers that replace null, by the names of `inputs`' columns.
+        null_values: the numbers that replace null and NaN, by the names of `inputs`' columns.
         file: the name of the file with the payload (`model_file`), and no payload; empty: none was sent.
     """
 
@@ -272,7 +272,7 @@ def decoded(batch: pyarrow.RecordBatch, decoders: Mapping[str, Decoder]) -> pyar
 def without_nulls_in(
     batch: pyarrow.RecordBatch, null_values: Mapping[str, float], inputs: Sequence[Field]
 ) -> pyarrow.RecordBatch:
-    """With a number in place of each null, in the columns that have one.
+    """With a number in place of each null and NaN, in the columns that have one.
 
     Args:
         null_values: the numbers, by the column's name in the batch.
@@ -333,8 +333,9 @@ def matrices_of(
             raise DataError(
                 f"the array that is given for {wanted.name} is of {result.dtype}: a model reads real numbers."
             )
+        result = _without_nan(result, wanted, null_values)
         matrix = numpy.ascontiguousarray(result, wanted.dtype)
-        if matrix.dtype.kind == "i" and result.dtype.kind == "f" and (matrix != array).any():
+        if matrix.dtype.kind == "i" and result.dtype.kind == "f" and (matrix != result).any():
             raise DataError(f"{wanted.name} was trained with whole numbers; the array that is given has others.")
         if matrix.size != len(matrix) * wanted.width:
             raise DataError(
@@ -342,6 +343,20 @@ def matrices_of(
             )
         matrices.append(matrix.reshape(len(matrix), wanted.width))
     return matrices
+
+
+def _without_nan(values: Array, wanted: Field, null_values: Mapping[str, float]) -> Array:
+    """With a number in place of each NaN, in the columns of the input that have one; other shapes stay as they are."""
+    if values.dtype.kind != "f" or null_values.keys().isdisjoint(wanted.columns) or values.size % wanted.width:
+        return values
+    numbers = [
+        null_values.get(column, numpy.nan)
+        for column, width in zip(wanted.columns, wanted.widths, strict=True)
+        for _ in range(width)
+    ]
+    rows = values.reshape(-1, wanted.width)
+    result: Array = numpy.where(numpy.isnan(rows), numpy.asarray(numbers, values.dtype), rows).reshape(values.shape)
+    return result
 
 
 def _ids_of(values: Any, wanted: Field, encoders: Mapping[str, CategoryEncoder]) -> Array:

@@ -1,11 +1,12 @@
 """Finds the numbers that replace nulls before a training: means or medians of the rows to train on.
 
 All columns are measured together: by one query, which reads the rows once; of files by this process, which reads them
-once. NaN does not count.
+once. NaN and infinity do not count.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -41,7 +42,8 @@ def measured_in_frame(frame: DataFrame, columns: Columns) -> Columns:
     rows = training_rows(frame, columns, wanted)
     measured = []
     for number, feature in enumerate(features):
-        value = functions.when(~functions.isnan(f"v{number}"), functions.col(f"v{number}"))
+        # NaN is larger than infinity to Spark.
+        value = functions.when(functions.abs(f"v{number}") < math.inf, functions.col(f"v{number}"))
         measure = functions.avg if columns.statistics[feature.name] == "mean" else functions.median
         measured.append(measure(value).alias(f"v{number}"))
     row = rows.agg(*measured).collect()[0]
@@ -59,7 +61,7 @@ def measured_in_files(files: DataFiles, columns: Columns) -> Columns:
     for batch in training_batches(files, columns, list(columns.statistics)):
         for name in columns.statistics:
             values = numbers_of(batch.column(name)).drop_null().cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
-            values = values[~numpy.isnan(values)]
+            values = values[numpy.isfinite(values)]
             if name in kept:
                 kept[name].append(values)
                 continue
@@ -83,10 +85,16 @@ def _with(columns: Columns, values: Mapping[str, float | None]) -> Columns:
     numbers: dict[str, float] = {}
     for feature in _features(columns):
         value = values[feature.name]
+        statistic = columns.statistics[feature.name]
         if value is None:
             raise DataError(
-                f"column {feature.name!r} has no {columns.statistics[feature.name]}: it holds null alone in the rows "
-                "to train on. Remove it from feature_cols."
+                f"column {feature.name!r} has no {statistic}: it holds no finite number in the rows to train on. Remove "
+                "it from feature_cols."
+            )
+        if not math.isfinite(value):
+            raise DataError(
+                f"column {feature.name!r} has no {statistic}: the sum of its values is {value}. Scale them, or set "
+                f"nulls={{{feature.name!r}: <number>}}."
             )
         numbers[feature.name] = float(round(value)) if feature.dtype == "int64" else float(value)
     preparation = replace(columns.preparation, nulls=with_numbers(columns.preparation.nulls, numbers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KINDS = "age int, income double, area decimal(8,2), tags array<float>, day date, city string, held boolean, y float"
+INFINITE = {30: math.inf, 31: -math.inf, 100: math.inf}
 ROWS: list[tuple[Any, ...]] = [
     (
         None if number % 5 == 0 else number % 17,
-        None if number % 7 == 0 else float("nan") if number % 7 == 1 else number**1.5,
+        None if number % 7 == 0 else float("nan") if number % 7 == 1 else INFINITE.get(number, number**1.5),
         None,
         [1.0, 2.0],
         None,
@@ -67,7 +69,7 @@ def _others(request: RowRequest) -> dict[str, Any]:
 
 def known(place: int, *, all_rows: bool = True) -> list[float]:
     rows = [row for row in ROWS if all_rows or not row[6]]
-    return [float(row[place]) for row in rows if row[place] is not None and row[place] == row[place]]
+    return [float(row[place]) for row in rows if row[place] is not None and math.isfinite(row[place])]
 
 
 def test_the_mean_of_all_columns_of_numbers(frame: DataFrame, tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ def test_each_column_has_its_own(frame: DataFrame, tmp_path: Path) -> None:
     values = values_of(frame, tmp_path, request)
     kept = [row for row in ROWS if not row[6] and row[7] is not None]
     ages = [row[0] for row in kept if row[0] is not None]
-    incomes = [row[1] for row in kept if row[1] is not None and row[1] == row[1]]
+    incomes = [row[1] for row in kept if row[1] is not None and math.isfinite(row[1])]
     assert values == {"age": round(statistics.fmean(ages)), "income": pytest.approx(statistics.median(incomes))}
 
 
@@ -90,12 +92,18 @@ def test_each_column_has_its_own(frame: DataFrame, tmp_path: Path) -> None:
         ({"y": "mean"}, FEATURES, "nulls='mean' isn't valid for 'y', which is no feature: 'drop' leaves its rows out"),
         ({"day": "median"}, ["day"], r"nulls='median' isn't valid for column 'day' \(date\)"),
         ({"tags": "mean"}, ["tags"], r"isn't valid for column 'tags' \(array<float>\): it is for columns of numbers"),
-        ("mean", ["area"], "column 'area' has no mean: it holds null alone in the rows to train on"),
+        ("mean", ["area"], "column 'area' has no mean: it holds no finite number in the rows to train on"),
     ],
 )
 def test_what_has_no_statistic_is_refused(frame: DataFrame, nulls: Any, features: list[str], words: str) -> None:
     with pytest.raises(DataError, match=words):
         measured_in_frame(frame, sample_frame(frame, request_of(nulls, features)).columns)
+
+
+def test_a_sum_beyond_the_largest_double_is_refused(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(1e308, 0.5), (1e308, 0.5), (None, 0.5)], "income double, y float")
+    with pytest.raises(DataError, match="'income' has no mean: the sum of its values is inf"):
+        measured_in_frame(frame, sample_frame(frame, request_of("mean", ["income"])).columns)
 
 
 def test_not_with_a_transformation(frame: DataFrame) -> None:
@@ -132,6 +140,42 @@ def test_predictions_replace_nulls_too(spark: SparkSession, tmp_path: Path) -> N
     features = {"years": [1, None], "income": [2.0, 2.0]}
     assert numpy.array_equal(renamed.predict(features), [[3.0], [12.0]])
     assert renamed.get_prediction_fn()(renamed.getModel(), {"years": None, "income": 2.0}) == 12.0
+
+
+def test_nan_is_null_to_transform_and_predict(spark: SparkSession) -> None:
+    """In a pandas frame the two are the same."""
+    nan = float("nan")
+    made = model(null_values={"age": 10.0, "income": 0.5})
+    rows = [(1, 2.0), (None, nan), (3, None), (None, 4.0)]
+    expected = [3.0, 10.5, 3.5, 14.0]
+    frame = spark.createDataFrame(rows, "age int, income double").coalesce(1)
+    assert [row.y__output for row in made.transform(frame).collect()] == expected
+    for pandas_frame in (
+        pandas.DataFrame(rows, columns=["age", "income"]),
+        pandas.DataFrame(rows, columns=["age", "income"]).astype({"age": "Int64"}),
+        frame.toPandas(),
+        pandas.DataFrame({"age": [1, None, 3, None], "income": [2.0, None, None, 4.0]}, dtype=object),
+    ):
+        assert made.predict(pandas_frame).ravel().tolist() == expected
+        assert made._frame_predictor().frame(pandas_frame)["y__output"].tolist() == expected
+    array = numpy.array([[1.0, 2.0], [nan, nan], [3.0, nan], [nan, 4.0]])
+    assert made.predict(array).ravel().tolist() == expected and numpy.isnan(array).sum() == 4
+
+
+def test_an_integer_column_of_a_pandas_frame() -> None:
+    whole = TorchModel(
+        model=nn.Identity(),
+        inputs=[Field(("n",), ("c0",), (1,), "int64", (1,))],
+        outputs=[1],
+        label_types=["bigint"],
+        label_columns=["y"],
+        feature_columns=["n"],
+        null_values={"n": 7.0},
+    )
+    assert whole.predict(pandas.DataFrame({"n": [1.0, numpy.nan]})).ravel().tolist() == [1, 7]
+    assert whole.predict(numpy.array([1.0, numpy.nan])).ravel().tolist() == [1, 7]
+    with pytest.raises(DataError, match="whole numbers in the first rows"):
+        whole.predict(pandas.DataFrame({"n": [1.5, numpy.nan]}))
 
 
 @pytest.mark.slow
