@@ -141,7 +141,7 @@ class PredictionColumn:
 
     def _label(self, output: Array) -> pyarrow.Array:
         if self.classes:
-            return pyarrow.array(self.classes, arrow_type(self.kind)).take(pyarrow.array(_best(output)))
+            return pyarrow.array(self.classes, arrow_type(self.kind)).take(_best(output))
         if self.kind == _VECTOR or self.width > 1:
             return _lists(output, numpy.float64 if self.kind == _VECTOR else numpy.float32)
         kind = self.kind
@@ -152,7 +152,7 @@ class PredictionColumn:
 
     def _prediction(self, output: Array) -> pyarrow.Array:
         if self.width > 1:
-            return pyarrow.array(_best(output).astype(numpy.float64))
+            return _best(output).cast(pyarrow.float64())
         threshold = THRESHOLDS.get(self.output_kind or "")
         numbers = output.reshape(-1).astype(numpy.float64)
         if threshold is None:
@@ -278,10 +278,9 @@ def _decimal(value: float, precision: int, scale: int) -> Decimal | None:
         return None
 
 
-def _best(output: Array) -> Array:
-    """[rows] the index of the largest value, the first one of equals, as torch.argmax."""
-    result: Array = output.argmax(1)
-    return result
+def _best(output: Array) -> pyarrow.Array:
+    """[rows] the index of the largest value, the first one of equals, as torch.argmax; null where a value is NaN."""
+    return pyarrow.array(output.argmax(1), mask=numpy.isnan(output).any(1))
 
 
 def _raw(numbers: Array, output_kind: OutputKind) -> Array:

@@ -14,6 +14,7 @@ from torch import nn
 
 from spark_estimator import DataError, TorchModel
 from spark_estimator.data.fields import Field
+from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
 from tests.estimators.conftest import linear
 from tests.estimators.torch_models import FEATURES, OUTPUTS, classifier_of, model_of
 
@@ -141,6 +142,19 @@ def test_what_evaluators_read(spark: SparkSession) -> None:
     assert share[1].prob.toArray().tolist() == [0.75, 0.25]
     number = classifier_of("int", 1, None, prediction_col="p").transform(single).collect()
     assert [(row.p, row.label__output) for row in number[:2]] == [(-2.0, -2), (0.25, 0)]
+
+
+def test_an_output_with_nan_is_no_class(spark: SparkSession) -> None:
+    """Neither in transform nor in a pandas frame."""
+    outputs = [[0.1, 0.9], [math.nan, 0.5], [0.5, math.nan], [math.nan, math.nan]]
+    frame = spark.createDataFrame([(row,) for row in outputs], "x array<float>").coalesce(1)
+    model = classifier_of("double", 2, "logits", prediction_col="p", probability_col="prob")
+    assert [row.p for row in model.transform(frame).collect()] == [1.0, None, None, None]
+    predicted = model._frame_predictor().frame({"x": outputs})["p"]
+    assert predicted.tolist()[:1] == [1.0] and predicted.isna().tolist() == [False, True, True, True]
+
+    texts = PredictionColumn("c", 0, 2, Role.LABEL, "string", "logits", ("good", "bad"))
+    assert texts.values(numpy.array(outputs)).to_pylist() == ["bad", None, None, None]
 
 
 def test_evaluators(spark: SparkSession) -> None:
