@@ -353,11 +353,13 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             rows: list[dict[str, float]] = history.check("history", [entry]).rows()
             return rows[0]
 
-        chosen = {row.name: self._value(row.name) for row in self._rows if row.name not in ("model", "mlflow")}
+        chosen = {row.name: self._value(row.name) for row in self._rows if row.name != "mlflow"}
+        if not isinstance(chosen.get("model"), str):
+            chosen.pop("model", None)
         return TrackedRun(
             options,
             run_id,
-            {name: value for name, value in chosen.items() if value not in (None, [])},
+            chosen,
             {"spark_estimator.run_id": run_id, "spark_estimator.estimator": type(self).__name__},
             RecordedMetrics(flattened, history.default.losses[0]),
         )

@@ -310,9 +310,9 @@ SHARED = (
         "nulls",
         "error",
         null_policies,
-        "how to handle nulls: 'error', 'drop' (drops the row), a number that replaces them, or 'mean' or 'median' of the "
-        "finite numbers in the rows to train on, in features that hold numbers; all but 'error' treat NaN as null; or a "
-        "dict with one of these per column, where 'error' applies to the other columns",
+        "how to handle nulls: 'error', 'drop' (drops the row), a number that replaces them, or 'mean' or 'median' of "
+        "the finite numbers in the rows to train on, in features that hold numbers; all but 'error' treat NaN as null; "
+        "or a dict with one of these per column, where 'error' applies to the other columns",
         "str | float | Mapping[str, str | float]",
         "str | float | dict[str, str | float]",
     ),

@@ -88,8 +88,8 @@ def _with(columns: Columns, values: Mapping[str, float | None]) -> Columns:
         statistic = columns.statistics[feature.name]
         if value is None:
             raise DataError(
-                f"column {feature.name!r} has no {statistic}: it holds no finite number in the rows to train on. Remove "
-                "it from feature_cols."
+                f"column {feature.name!r} has no {statistic}: it holds no finite number in the rows to train on. "
+                "Remove it from feature_cols."
             )
         if not math.isfinite(value):
             raise DataError(

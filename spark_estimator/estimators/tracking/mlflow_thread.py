@@ -1,13 +1,15 @@
 """Makes MLflow's calls in a separate thread, one after the other, so that a training never waits for a tracking server.
 
 A call that fails because the server is away, or has not answered, is made again until it succeeds or
-the process ends. One that MLflow refuses is reported and left out.
+the process ends; after a while, the calls behind it are made first. One that MLflow refuses, or that fails for a reason
+that stays, such as a missing permission, is reported and left out.
 """
 
 from __future__ import annotations
 
 import collections
 import enum
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +21,15 @@ from spark_estimator.log import logger
 _log = logger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=15)
+# How long a call is repeated before others are made: a store of artifacts may be away, and the server not.
+_TURN = timedelta(seconds=30)
 # By MLflow's own names: what may be otherwise a moment later.
 _TRANSIENT = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "")
+# Errors of files that stay until the file system changes.
+_FINAL_FILE_ERRORS = (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
+_FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
+# HTTP's answers to a client that should try again; the others of 400 to 499 are refusals.
+_HTTP_LATER = (408, 425, 429)
 
 
 class CallState(enum.Enum):
@@ -97,9 +106,10 @@ class MlflowThread:
         return True
 
     def outstanding(self) -> list[str]:
-        """The descriptions of unfinished calls; none twice."""
+        """The descriptions of unfinished calls, with their last errors; none twice."""
         with self._changed:
-            return list(dict.fromkeys(call.what for call in self._calls))
+            calls = list(self._calls)
+        return list(dict.fromkeys(f"{call.what} ({call.error!r:.300})" if call.error else call.what for call in calls))
 
     def close(self) -> None:
         """Ends the thread once its calls are made. Idempotent."""
@@ -117,10 +127,15 @@ class MlflowThread:
             self._make(call)
             with self._changed:
                 self._calls.popleft()
+                if call.state is CallState.WAITING:
+                    self._calls.append(call)
+                    continue
             call.over.set()
 
     def _make(self, call: MlflowCall) -> None:
+        """Makes a call until it has ended, or others have their turn."""
         pause = _FIRST_PAUSE
+        began = time.monotonic()
         while call.state is CallState.WAITING:
             try:
                 call.function()
@@ -136,13 +151,25 @@ class MlflowThread:
                         self._report(f"mlflow: could not {call.what}: {type(error).__name__}: {error}")
                     return
                 _log.info("MLflow could not %s: %s", call.what, error)
+            with self._changed:
+                if len(self._calls) > 1 and time.monotonic() - began >= _TURN.total_seconds():
+                    return
             time.sleep(pause.total_seconds())
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def is_transient(error: Exception) -> bool:
     """Whether a call that raised this may succeed later."""
+    if error.__cause__ is not None and _is_final_file_error(error.__cause__):
+        return False
     code = getattr(error, "error_code", None)
     if code is not None:
         return code in _TRANSIENT
-    return isinstance(error, OSError)  # those of requests are, too
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return status in _HTTP_LATER
+    return isinstance(error, OSError) and not _is_final_file_error(error)  # those of requests are OSErrors, too
+
+
+def _is_final_file_error(error: BaseException) -> bool:
+    return isinstance(error, _FINAL_FILE_ERRORS) or (isinstance(error, OSError) and error.errno in _FINAL_ERRNOS)

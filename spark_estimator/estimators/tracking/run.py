@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,9 @@ _LONGEST_PARAMETER, _LONGEST_NOTE = 500, 5000
 # MLflow takes no more in one request.
 _MOST_PARAMETERS, _MOST_METRICS = 100, 1000
 # MLflow's tags: the run that another one is nested in, and a run's description.
+# The run of the process, which MLflow Projects and jobs set.
+_RUN_VARIABLE = "MLFLOW_RUN_ID"
+_environment_lock = threading.Lock()
 _PARENT_TAG, _NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
 
 
@@ -58,11 +61,23 @@ def check_installed() -> None:
 
 
 def active_run_id() -> str | None:
-    """The run that is active in this thread; None: there is none."""
+    """The run that is active in this thread, or that the environment of a job names; None: there is none."""
     import mlflow
 
     run = mlflow.active_run()
-    return None if run is None else str(run.info.run_id)
+    return os.environ.get(_RUN_VARIABLE) or None if run is None else str(run.info.run_id)
+
+
+@contextlib.contextmanager
+def _run_of_environment_kept() -> Iterator[None]:
+    """Meanwhile the variable is not set: `start_run` would continue its run, and remove it, as `end_run` does."""
+    with _environment_lock:
+        run_id = os.environ.pop(_RUN_VARIABLE, None)
+        try:
+            yield
+        finally:
+            if run_id is not None:
+                os.environ[_RUN_VARIABLE] = run_id
 
 
 class TrackedRun:
@@ -71,7 +86,7 @@ class TrackedRun:
     Args:
         options: of the estimator.
         name: of the training: the run's name where the options have none.
-        parameters: of the estimator.
+        parameters: of the estimator; those that are None may be known after the training.
         tags: of the run.
         metrics: makes metrics of the ranks' records.
 
@@ -90,7 +105,8 @@ class TrackedRun:
         self.run_id = ""
         self._options = options
         self._name = options.run_name or name
-        self._parameters = {key: repr(value)[:_LONGEST_PARAMETER] for key, value in parameters.items()}
+        self._parameters = _texts_of(parameters)
+        self._unknown = [key for key, value in parameters.items() if value is None]
         self._tags = {**tags, "spark_estimator.version": __version__, **options.tags}
         self._metrics = metrics
         self._thread = MlflowThread(announce)
@@ -120,7 +136,7 @@ class TrackedRun:
                 f"mlflow: beginning a run at {mlflow.get_tracking_uri()} {what}. Nothing was trained. Start the "
                 "tracking server, choose another one with mlflow.set_tracking_uri(), or leave mlflow out."
             ) from call.error
-        self._submit("log the parameters", self._log_parameters)
+        self._submit("log the parameters", lambda: self._log_parameters(self._parameters))
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -155,6 +171,10 @@ class TrackedRun:
             model_bytes: about how large the model is.
         """
         self._add(self._metrics.of_epochs(entries))
+        chosen = {key: model._value(key) for key in self._unknown if model.hasParam(key)}
+        texts = _texts_of({key: value for key, value in chosen.items() if isinstance(value, str)})
+        if texts:
+            self._submit("log the parameters", lambda: self._log_parameters(texts))
         pictures = plots.pictures_of(model._value("history"))
         if pictures:
             self._submit("log the plots", lambda: self._log_pictures(pictures))
@@ -180,12 +200,16 @@ class TrackedRun:
         import mlflow
 
         call = self._submit("end the run", lambda: self._terminate(status))
+        ended = False
         with contextlib.suppress(KeyboardInterrupt):
-            if self._thread.wait(call, END_LIMIT):
-                return
+            ended = self._thread.wait(call, END_LIMIT)
+        missing = self._thread.outstanding()
+        if ended and not missing:
+            return
+        why = "" if ended else f"{mlflow.get_tracking_uri()} does not answer: "
         announce(
-            f"mlflow: {mlflow.get_tracking_uri()} does not answer, so that run {self.run_id} is not complete: "
-            f"{', '.join(self._thread.outstanding())}. While this program runs, it is tried again."
+            f"mlflow: {why}run {self.run_id} is not complete: {', '.join(missing)}. While this program runs, it is "
+            "tried again."
         )
 
     def _submit(self, what: str, function: Callable[[], None], patience: timedelta = timedelta(0)) -> MlflowCall:
@@ -208,16 +232,18 @@ class TrackedRun:
 
         self._client = mlflow.MlflowClient()
         tags = {**self._tags, **({} if self._parent is None else {_PARENT_TAG: self._parent})}
-        run = mlflow.start_run(
-            experiment_id=self._experiment(), run_name=self._name, nested=True, tags=tags, log_system_metrics=False
-        )
+        experiment = self._experiment()
+        with _run_of_environment_kept():
+            run = mlflow.start_run(
+                experiment_id=experiment, run_name=self._name, nested=True, tags=tags, log_system_metrics=False
+            )
         self.run_id = str(run.info.run_id)
         if not self._is_wanted:  # too late
-            mlflow.end_run("KILLED")
+            _end_active("KILLED")
             return
         self._is_active = _is_of_this_thread()
         if not self._is_active:  # the run would be every thread's active one
-            mlflow.end_run("RUNNING")
+            _end_active("RUNNING")
             if self._parent is not None:
                 self._client.set_tag(self.run_id, _PARENT_TAG, self._parent)
 
@@ -229,10 +255,10 @@ class TrackedRun:
             return str(client.create_experiment(name) if known is None else known.experiment_id)
         return None if self._parent is None else str(client.get_run(self._parent).info.experiment_id)
 
-    def _log_parameters(self) -> None:
+    def _log_parameters(self, parameters: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        items = [Param(key, value) for key, value in self._parameters.items()]
+        items = [Param(key, value) for key, value in parameters.items()]
         for start in range(0, len(items), _MOST_PARAMETERS):
             self._client.log_batch(self.run_id, params=items[start : start + _MOST_PARAMETERS])
 
@@ -264,19 +290,37 @@ class TrackedRun:
     def _log_model(self, model: TableModel, features: Features) -> None:
         import mlflow
 
-        active: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if not self._is_active:
-            active = mlflow.start_run(run_id=self.run_id, nested=True, log_system_metrics=False)
-        with active:
+        if self._is_active:
             flavour.log_model(model, features, self._options)
+            return
+        mlflow.start_run(run_id=self.run_id, nested=True, log_system_metrics=False)
+        try:
+            flavour.log_model(model, features, self._options)
+        finally:
+            _end_active("FINISHED")
 
     def _terminate(self, status: str) -> None:
-        import mlflow
-
         if self._is_active:
-            mlflow.end_run(status)
+            self._is_active = False
+            _end_active(status)
         else:
             self._client.set_terminated(self.run_id, status)
+
+
+def _end_active(status: str) -> None:
+    """Ends this thread's active run."""
+    import mlflow
+
+    with _run_of_environment_kept():
+        mlflow.end_run(status)
+
+
+def _texts_of(parameters: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        key: (value if isinstance(value, str) else repr(value))[:_LONGEST_PARAMETER]
+        for key, value in parameters.items()
+        if value not in (None, [])
+    }
 
 
 def _is_of_this_thread() -> bool:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from spark_estimator import PreflightError, TorchEstimator, TorchModel, WorkerFailedError
+from spark_estimator.estimators.history import History
+from spark_estimator.estimators.tracking import run as run_module
+from spark_estimator.estimators.tracking.options import MlflowOptions
+from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
+from spark_estimator.estimators.tracking.run import TrackedRun
+from spark_estimator.estimators.tracking.signature import Features
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +53,73 @@ def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def runs_of(mlflow: Any) -> list[Any]:
     experiment = mlflow.get_experiment_by_name("tests")
     return list(mlflow.MlflowClient().search_runs([experiment.experiment_id]))
+
+
+class Fitted:
+    """As far as a run asks a model."""
+
+    params: ClassVar[dict[str, Any]] = {"task": "causal", "labels": ["a"], "history": History([])}
+
+    def hasParam(self, name: str) -> bool:
+        return name in self.params
+
+    def _value(self, name: str) -> Any:
+        return self.params[name]
+
+
+def tracked(parameters: dict[str, Any], **options: Any) -> TrackedRun:
+    made = MlflowOptions.of({"log_model": False, **options})
+    assert made is not None
+    return TrackedRun(made, "name", parameters, {}, RecordedMetrics(lambda entry: {}, "loss"))
+
+
+def finish(run: TrackedRun) -> None:
+    run.finish(Fitted(), Features({}), [], 0)  # type: ignore[arg-type]  # in the place of a model
+
+
+@needs_mlflow
+def test_parameters_are_texts_also_those_that_the_training_chooses(tracking: Any) -> None:
+    with tracked({"model": "org/name", "task": None, "epochs": 2, "labels": None, "nulls": []}) as run:
+        assert runs_of(tracking)[0].info.status == "RUNNING"
+        finish(run)
+    (stored,) = runs_of(tracking)
+    assert stored.data.params == {"model": "org/name", "epochs": "2", "task": "causal"}
+    assert stored.info.status == "FINISHED" and stored.info.run_name == "name"
+
+
+@needs_mlflow
+def test_runs_are_nested_in_the_one_of_the_environment(tracking: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which jobs and MLflow Projects set. It stays as it is, and so does the variable."""
+    client = tracking.MlflowClient()
+    project = client.create_run(tracking.get_experiment_by_name("tests").experiment_id, run_name="project").info
+    monkeypatch.setenv("MLFLOW_RUN_ID", project.run_id)
+    for _ in range(2):
+        with tracked({"epochs": 1}) as run:
+            finish(run)
+        assert os.environ["MLFLOW_RUN_ID"] == project.run_id
+    runs = {run.info.run_id: run for run in runs_of(tracking)}
+    parent = runs.pop(project.run_id)
+    assert (parent.info.run_name, parent.info.status, parent.data.params) == ("project", "RUNNING", {})
+    assert len(runs) == 2
+    assert all(run.data.tags["mlflow.parentRunId"] == project.run_id for run in runs.values())
+    with tracking.start_run() as continued:
+        assert continued.info.run_id == project.run_id
+
+
+@needs_mlflow
+def test_a_store_of_artifacts_that_cannot_be_written(
+    tracking: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends at once without them, and a line has the error."""
+    lines: list[str] = []
+    monkeypatch.setattr(run_module, "announce", lines.append)
+    (tmp_path / "file").touch()
+    tracking.create_experiment("unwritable", artifact_location=f"file:{tmp_path}/file/x")
+    with tracked({}, experiment_name="unwritable") as run:
+        run._submit("log the plots", lambda: run._client.log_text(run.run_id, "text", "plots/text"))
+        finish(run)
+    assert tracking.get_run(run.run_id).info.status == "FINISHED"
+    assert len(lines) == 1 and re.match(r"mlflow: could not log the plots: NotADirectoryError: .*file", lines[0])
 
 
 class Waiting:
