@@ -1,6 +1,7 @@
 """A user's driver program that fits twice at once, with three ranks each, in a session with four slots.
 
-Arguments: the master or remote address, a folder, then name=value settings of the session. Lines of the launcher go to
+Arguments: the master or remote address, a folder, then name=value settings of the session; "replaces" lets both fits
+replace lost ranks. Lines of the launcher go to
 stderr; while the first fit runs, the second waits until the file ``go`` is in the folder.
 """
 
@@ -16,9 +17,11 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator import TorchEstimator
+from spark_estimator.store import Store
 
 where, folder = sys.argv[1], Path(sys.argv[2])
 SIZE, SLOTS = 3, 4
+REPLACES = "replaces" in sys.argv
 
 
 class Writes:
@@ -46,7 +49,7 @@ def session():
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "1g",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
-        **dict(setting.split("=", 1) for setting in sys.argv[3:]),
+        **dict(setting.split("=", 1) for setting in sys.argv[3:] if "=" in setting),
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -69,6 +72,7 @@ def fit(spark, name, waits):
         verbose=0,
         random_seed=1,
         callbacks=[Writes(name, waits)],
+        **({"store": Store.create(str(folder / "store")), "materialize": True, "max_restarts": 1} if REPLACES else {}),
     )
     frame = spark.range(300).selectExpr("cast(id % 7 as float) as x", "cast(id % 7 * 2 as float) as y")
     return [row["train_loss"] for row in estimator.fit(frame).getHistory().rows()]

@@ -57,6 +57,7 @@ from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.slots import count_slots
 from spark_estimator.launch.spark.stage_job import spark_job
 from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
+from spark_estimator.launch.spark.start_turns import StartTurn
 from spark_estimator.launch.spark.task_secrecy import large_payload_apart
 from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.observe.driver_log import announce, print_line
@@ -104,8 +105,10 @@ def run_elastic_on_spark(
     job = replace(
         elastic(replace(built, encrypted=encryption_of(spark)[0], attempt=attempt.number)), progress=status is not None
     )
-    jobs = _Jobs(spark, job, terms, options, attempt)
+    turn = StartTurn(spark, job.function)
+    jobs = _Jobs(spark, job, terms, options, attempt, turn)
     try:
+        jobs.wait_for_turn()
         outcomes = run_elastic(
             job,
             terms,
@@ -188,14 +191,18 @@ class _Jobs:
         terms: Terms,
         options: JobOptions,
         attempt: Attempt,
+        turn: StartTurn,
     ) -> None:
         self._spark = spark
         self._attempt = attempt
+        self._turn = turn
         self._terms = terms
         self._start_timeout = options.start_timeout
         self._verbose = options.verbose
         self._tag = JobTag(spark, f"spark_estimator-{job.job_id}")
-        self._reports = TaskReports(spark, self._tag.text, has_rows=False, connected=lambda: self._started)
+        self._reports = TaskReports(
+            spark, self._tag.text, has_rows=False, connected=lambda: self._started, earlier=turn.earlier
+        )
         self._settings = Settings.read(job.environment)
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -218,6 +225,16 @@ class _Jobs:
             self.placement.limit = terms.size
             threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
 
+    def wait_for_turn(self) -> None:
+        """Returns when no other job of this program is starting ranks one by one. Raises as `look`."""
+
+        def look() -> bool:
+            self.look(0)
+            return True
+
+        self._turn.wait(look)
+        self._began = time.monotonic()
+
     # --- what the launcher asks ---
 
     def make(self, _host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
@@ -233,6 +250,7 @@ class _Jobs:
         begun = range(size if self._all_started else min(self._started, size))
         self._attempt.look_at_the_clock(self._switchboard.job.function, size, begun)
         if self._all_started:
+            self._turn.end()
             return
         seconds = time.monotonic() - self._began
         late = self._start_timeout is not None and seconds >= self._start_timeout.total_seconds()
@@ -323,6 +341,7 @@ class _Jobs:
     def close(self) -> None:
         """Ends the remaining Spark jobs."""
         self._over.set()
+        self._turn.end()
         self._switchboard.close()
         with self._lock:
             tasks = list(self._tasks)
