@@ -33,7 +33,7 @@ SENTENCES = {"FAIR, ranks that are replaced": "of 3 ranks after 2"}
 
 @pytest.fixture(scope="module", params=CASES)
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str, str]]:
-    """What the driver program returned, what it printed, and by what it says that the second fit waits."""
+    """What the driver program returned, what it printed, and the sentence about the second fit, which waits."""
     folder = tmp_path_factory.mktemp("fits")
     sentence = SENTENCES.get(request.param, SENTENCE)
     settings = CASES[request.param]
