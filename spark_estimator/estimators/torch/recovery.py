@@ -5,7 +5,8 @@ Promises
 - The loss of a rank costs the step in progress, or the validation in progress. A new process takes the lost rank; it
   reads that rank's rows from the files, and gets all else from its peers (`torch.elastic.steps`), not from a
   checkpoint.
-- The history and the model are those of a training without a loss, bit for bit.
+- The history and the model are those of a training without a loss, bit for bit. (What a lossy compression has left
+  out of gradients is not among what peers keep.)
 - An epoch is logged once by the process that is rank 0 at its end. After a loss, callbacks get ``on_train_begin`` and
   ``on_epoch_begin`` again on all ranks, and ``on_epoch_end`` if the loss came before all ranks had returned from it.
   What callbacks keep in their own attributes is lost with a rank.
