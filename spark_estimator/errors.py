@@ -46,6 +46,9 @@ import re
 DOCUMENTATION_URL = ""
 _LINK = re.compile(r"(?:^|\n)more: (?:python -m spark_estimator explain [A-Z_]+|\S+/errors\.html#[a-z]+)")
 
+# How a traceback prints an error of these classes; Spark may have cut the text off.
+_OF_TASK = re.compile(r"\bspark_estimator\.errors\.(DataError|DeviceError): ((?s:.*?)(?=\nmore: )|.*)")
+
 
 def code_of(kind: type[BaseException]) -> str:
     """The code of an error class, such as ``WORKER_FAILED``. A class that is derived elsewhere has its base's code."""
@@ -79,6 +82,24 @@ def _with_link(self: BaseException) -> str:
     if DOCUMENTATION_URL:
         where = f"{DOCUMENTATION_URL}/errors.html#{kind.__name__.lower()}"
     return f"{without_links(BaseException.__str__(self))}\nmore: {where}"
+
+
+def error_of_task(error: BaseException) -> SparkEstimatorError | None:
+    """The `DataError` or `DeviceError` that a task of Spark has raised, with its text, and Spark's error as the cause.
+
+    Args:
+        error: Spark's, whose text has the traceback of its Python worker.
+
+    Returns:
+        None: the text names no such error.
+    """
+    matches = _OF_TASK.findall(str(error))
+    if not matches:
+        return None
+    name, text = matches[-1]  # those before are its causes
+    result: SparkEstimatorError = (DataError if name == DataError.__name__ else DeviceError)(text.strip())
+    result.__cause__ = error
+    return result
 
 
 class NotInitializedError(ValueError):

@@ -30,14 +30,14 @@ from spark_estimator.data.columns import Readable
 from spark_estimator.data.numbers import kind_of
 from spark_estimator.data.parquet import DataFiles, files_at
 from spark_estimator.data.parquet_file import DataFile
-from spark_estimator.errors import DataError
+from spark_estimator.errors import DataError, error_of_task
 from spark_estimator.log import logger
 from spark_estimator.store import FilesystemStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Marks this package's error in the text of Spark's error.
+# In the text of a task that could not write.
 _NOT_WRITTEN = "cannot be written on host"
 MANIFEST = "_spark_estimator.json"
 _IN_THE_MAKING = "_spark_estimator_writes_"
@@ -267,11 +267,13 @@ def _written(
             raise DataError("the DataFrame has no rows.")
     except BaseException as error:
         _discard(store, folder, mark)
-        if reason := re.search(rf"DataError: (.* {_NOT_WRITTEN} .*)", str(error)):
-            raise DataError(
-                f"{reason[1]}. Nothing of it is left; the store has to be writable on every executor."
-            ) from error
-        raise
+        reason = error_of_task(error)
+        if reason is None:
+            raise
+        text = str(reason.args[0])
+        if _NOT_WRITTEN in text:
+            text += ". Nothing of it is left; the store has to be writable on every executor."
+        raise type(reason)(text) from error
     reports = sorted((json.loads(row[0]) for row in rows), key=lambda report: int(report["partition"]))
     manifest = {
         "version": _VERSION,

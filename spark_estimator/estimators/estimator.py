@@ -36,6 +36,7 @@ from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
 from spark_estimator.estimators.tracking.run import TrackedRun, active_run_id, check_installed
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.launch.spark.errors import raised_as_in_tasks
 from spark_estimator.launch.spark.slots import check_connect
 from spark_estimator.observe.training_records import TakeRecord
 from spark_estimator.store import FilesystemStore
@@ -134,7 +135,15 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
 
         Args:
             params: parameters for this training only, as a dict from Params to values; or a list of such dicts.
+
+        Raises:
+            DataError: a column or value can't be used; also where a task of Spark's has noticed it.
+            Others as `run_in_session`.
         """
+        with raised_as_in_tasks():
+            return self._fitted(dataset, params)
+
+    def _fitted(self, dataset: DataFrame, params: Any) -> Any:
         if not self._value("mlflow"):
             return super().fit(dataset, params)
         # Not by Spark's own method, which MLflow's autologging of pyspark.ml replaces by one that makes a second run.

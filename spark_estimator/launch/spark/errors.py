@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+from collections.abc import Iterator
 
 from spark_estimator import __version__
 from spark_estimator.errors import (
@@ -13,6 +15,7 @@ from spark_estimator.errors import (
     PythonEnvironmentError,
     ResultError,
     SparkEstimatorError,
+    error_of_task,
 )
 from spark_estimator.launch.job.failures import shorten
 from spark_estimator.launch.job.spark_settings import BARRIER
@@ -86,6 +89,20 @@ def explain(text: str) -> SparkEstimatorError | None:
             f"{BARRIER}=false in it, or start it with spark.dynamicAllocation.enabled=false."
         )
     return None
+
+
+@contextlib.contextmanager
+def raised_as_in_tasks() -> Iterator[None]:
+    """A `DataError` or `DeviceError` that a task of a Spark action in the block raises is raised here as itself."""
+    try:
+        yield
+    except SparkEstimatorError:
+        raise
+    except Exception as error:
+        of_task = error_of_task(error)
+        if of_task is None:
+            raise
+        raise of_task from error
 
 
 def cancelled(text: str, function: str) -> JobCancelledError | None:

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_estimator.collectives.rendezvous import new_job_id
 from spark_estimator.env import Settings
-from spark_estimator.errors import JobFailedError, PreflightError
+from spark_estimator.errors import JobFailedError, PreflightError, error_of_task
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
 from spark_estimator.launch.job.environment import OMP, forwarded_environment, undecided
@@ -224,6 +224,9 @@ class _Run:
             cancelled = spark_errors.cancelled(str(self._error), self._job.function)
             if cancelled is not None:
                 raise cancelled
+            of_task = error_of_task(self._error)  # of a function that makes the rows
+            if of_task is not None:
+                raise of_task from self._error
         if cause is not None:
             raise job_error(cause, reports, self._job.size, self._job.function)
         if self._error is not None:
