@@ -44,11 +44,37 @@ class PyfuncModel:
             model_input: a pandas frame with the feature columns; NaN in a column of numbers is read as null.
             params: ignored.
         """
-        return self._predictor.frame(model_input)
+        return _with_null_texts(self._predictor.frame(model_input))
 
     def get_raw_model(self) -> TableModel:
         """The `TorchModel`, `KerasModel` or `TransformersModel` itself."""
         return self._model
+
+
+def _with_null_texts(frame: Any) -> Any:
+    """The frame; if it has null in a column of texts, as one in which ``spark_udf`` leaves null as it is.
+
+    MLflow maps ``str`` over a frame of texts, which makes the text "None" of a null.
+    """
+    import pandas
+
+    if not any(frame[name].dtype.kind == "O" and frame[name].isna().any() for name in frame.columns):
+        return frame
+
+    class NullTexts(pandas.DataFrame):
+        """A frame whose nulls are no texts to ``map(str)``; what is made of it is a plain frame."""
+
+        @property
+        def _constructor(self) -> Any:
+            return pandas.DataFrame
+
+        def map(self, func: Any, na_action: Any = None, **keywords: Any) -> Any:
+            return super().map(func, "ignore" if func is str else na_action, **keywords)
+
+        def applymap(self, func: Any, na_action: Any = None, **keywords: Any) -> Any:  # before pandas 2.1
+            return super().applymap(func, "ignore" if func is str else na_action, **keywords)
+
+    return NullTexts(frame)
 
 
 def _load_pyfunc(path: str) -> PyfuncModel:  # MLflow's name
@@ -75,11 +101,17 @@ def log_model(model: TableModel, features: Features, options: MlflowOptions) -> 
             **{name: MODEL_NAME, code: options.code_paths},
             loader_module=__name__,
             data_path=path,
-            signature=signature_of(features, columns),
+            signature=signature_of(features, columns, nullable_in(model)),
             input_example=example,
             registered_model_name=options.registered_model_name,
             pip_requirements=options.pip_requirements or requirements_of(model),
         )
+
+
+def nullable_in(model: TableModel) -> set[str]:
+    """The features of numbers in which null is a value as any other: categories, and those with a replacement."""
+    known = [model._value(name) or {} for name in ("categories", "null_values") if model.hasParam(name)]
+    return {column for columns in known for column in columns}
 
 
 def requirements_of(model: TableModel) -> list[str]:

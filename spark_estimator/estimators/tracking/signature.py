@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,9 @@ _TYPES = {
     "timestamp_ntz": "datetime",
 }
 _CHAT = "array<struct<"
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+# Texts have a prediction, or null, for null in models of texts, and an id in other models.
+_TEXTS = ("string", "array<string", _CHAT)
 
 
 @dataclass(frozen=True)
@@ -102,27 +105,38 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def signature_of(features: Features, columns: Sequence[PredictionColumn]) -> Any:
+def signature_of(features: Features, columns: Sequence[PredictionColumn], nullable: Collection[str] = ()) -> Any:
     """MLflow's ModelSignature; None where MLflow has no name for a feature's type.
 
     Args:
         columns: of the predictions, which are left out where MLflow has no name for a type.
+        nullable: the features in which null is a value as any other. They are optional, as texts are.
     """
     from mlflow.models import ModelSignature
 
-    inputs = _schema(features.kinds)
+    optional = {name for name, kind in features.kinds.items() if name in nullable or kind.startswith(_TEXTS)}
+    inputs = _schema(features.kinds, optional)
     outputs = _schema({column.name: column.kind for column in columns})
     return None if inputs is None else ModelSignature(inputs=inputs, outputs=outputs)
 
 
-def _schema(kinds: Mapping[str, str]) -> Any:
+def _schema(kinds: Mapping[str, str], optional: Collection[str] = ()) -> Any:
     from mlflow.types import Schema
-    from mlflow.types.schema import ColSpec
 
     try:
-        return Schema([ColSpec(type=_type(kind), name=name) for name, kind in kinds.items()])
+        return Schema([_column(name, kind, required=name not in optional) for name, kind in kinds.items()])
     except DataError:
         return None
+
+
+def _column(name: str, kind: str, *, required: bool) -> Any:
+    from mlflow.types import schema
+
+    chosen = _type(kind)
+    # pandas has floats for whole numbers with null, which MLflow refuses for each of its types of numbers.
+    if not required and kind in _WHOLE and hasattr(schema, "AnyType"):  # since MLflow 2.19
+        chosen = schema.AnyType()
+    return schema.ColSpec(type=chosen, name=name, required=required)
 
 
 def _type(kind: str) -> Any:

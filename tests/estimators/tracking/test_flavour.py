@@ -14,7 +14,13 @@ from torch import nn
 from spark_estimator import TorchModel, __version__
 from spark_estimator.data.fields import Field
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.tracking.flavour import PyfuncModel, _load_pyfunc, requirements_of
+from spark_estimator.estimators.tracking.flavour import (
+    PyfuncModel,
+    _load_pyfunc,
+    _with_null_texts,
+    nullable_in,
+    requirements_of,
+)
 
 
 class Renamed(TorchModel):
@@ -66,6 +72,23 @@ def test_mlflow_loads_it_by_its_folder(tmp_path: Path) -> None:
     pandas.testing.assert_frame_equal(loaded.predict(FRAME), PyfuncModel(model()).predict(FRAME))
     with pytest.raises(FileNotFoundError):
         _load_pyfunc(str(tmp_path))
+
+
+def test_null_texts_stay_null_where_mlflow_makes_texts() -> None:
+    """spark_udf maps str over a frame, which makes a text of None."""
+    frame = _with_null_texts(pandas.DataFrame({"kind": ["good", None], "p": [1.0, 2.0]}))
+    texts = frame.map(str) if hasattr(frame, "map") else frame.applymap(str)
+    assert texts["kind"].tolist() == ["good", None] and texts["p"].tolist() == ["1.0", "2.0"]
+    assert type(texts) is pandas.DataFrame and type(frame[["kind"]]) is pandas.DataFrame
+    whole = pandas.DataFrame({"kind": ["good"]})
+    assert _with_null_texts(whole) is whole
+
+
+def test_features_that_take_null() -> None:
+    made = model().copy()
+    assert nullable_in(made) == set()
+    made.setParams(null_values={"a": 1.0}, categories={"b": {"hash": 5}})
+    assert nullable_in(made) == {"a", "b"}
 
 
 @pytest.mark.parametrize("kind", [TorchModel, Renamed])

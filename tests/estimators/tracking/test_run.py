@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from torch import nn
 
-from spark_estimator import PreflightError, TorchEstimator, TorchModel, WorkerFailedError
+from spark_estimator import PreflightError, TorchEstimator, TorchModel, TransformersModel, WorkerFailedError
+from spark_estimator.data.fields import Field
 from spark_estimator.estimators.history import History
+from spark_estimator.estimators.tracking import flavour
 from spark_estimator.estimators.tracking import run as run_module
 from spark_estimator.estimators.tracking.options import MlflowOptions
 from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
 from spark_estimator.estimators.tracking.run import TrackedRun
 from spark_estimator.estimators.tracking.signature import Features
+from tests.scenarios.huggingface import tiny
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -188,6 +192,52 @@ def test_a_run_from_its_first_epoch_to_its_model(
     of_spark = tracking.pyfunc.spark_udf(spark, folder, result_type="double", env_manager="local")
     assert line.select(of_spark("features").alias("p")).toPandas()["p"].tolist() == right["p"].tolist()
     assert TorchModel.load(folder).getRunId() == model.getRunId()
+
+
+@needs_mlflow
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_null_in_texts_and_categories_by_spark_udf(tracking: Any, spark: SparkSession, tmp_path: Path) -> None:
+    """Null in an integer column of categories, and a prediction of type string that is null."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    coded = TorchModel(
+        model=nn.Embedding(5, 1),
+        inputs=[Field(("code",), ("c0",), (1,), "int64", ())],
+        outputs=[1],
+        label_types=["float"],
+        feature_columns=["code"],
+        label_columns=["y"],
+        categories={"code": {"hash": 5}},
+    )
+    size = {
+        "vocab_size": 32,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    texts = TransformersModel(
+        model=BertForSequenceClassification(BertConfig(**size, num_labels=2)).eval(),
+        tokenizer=tiny.tokenizer(),
+        task="classification",
+        feature_columns=["text"],
+        label_columns=["k"],
+        labels=["good", "bad"],
+        label_type="string",
+    )
+    frame = spark.createDataFrame([("the cat", 7), (None, None), ("the dog", 8)], "text string, code int").coalesce(1)
+    options = MlflowOptions.of(True)
+    assert options is not None
+    for model, name in ((texts, "text"), (coded, "code")):
+        features = Features.of_frame(frame, {name: frame.schema[name].dataType.simpleString()})
+        with tracking.start_run() as run:
+            flavour.log_model(model, features, options)
+        predict = tracking.pyfunc.spark_udf(spark, f"runs:/{run.info.run_id}/model", env_manager="local")
+        (column,) = (column.name for column in model._prediction_columns())
+        rows = model.transform(frame).withColumn("of udf", predict(name)).collect()
+        assert [row["of udf"] for row in rows] == [row[column] for row in rows]
+        assert (rows[1]["of udf"] is None) == (name == "text") and rows[0]["of udf"] is not None
 
 
 class Failing:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -104,6 +105,20 @@ def test_mlflow_s_types() -> None:
         "v": "Array(double)",
     }
     assert "role" in types["chat"] and [column.name for column in signature.outputs.inputs] == ["y", "p"]
+
+
+def test_columns_that_take_null_are_optional() -> None:
+    """pandas has floats for whole numbers with null, which MLflow refuses for a column of integers."""
+    pytest.importorskip("mlflow")
+    from mlflow.models.utils import _enforce_schema
+
+    kinds = {"city": "string", "code": "int", "big": "bigint", "age": "double", "n": "int"}
+    label = PredictionColumn("y", 0, 1, Role.LABEL, "string")
+    inputs = signature_of(Features(kinds), [label], {"code", "big", "age"}).inputs
+    assert inputs.required_input_names() == ["n"]
+    frame = pandas.DataFrame({"city": [None, "a"], "code": [None, 1], "big": [2**40, None], "age": [None, 1.0]})
+    rows = _enforce_schema(frame.assign(n=numpy.array([1, 2], numpy.int32)), inputs)
+    assert rows["code"].isna().tolist() == [True, False] and rows["big"].tolist()[0] == 2**40
 
 
 @pytest.mark.parametrize("kind", ["decimal(5,2)", "map<string,int>", "array<decimal(5,2)>", "struct<a:int>", ""])
