@@ -599,12 +599,22 @@ def with_params(rows: Sequence[Row]) -> Callable[[type[_Params]], type[_Params]]
     def decorate(cls: type[_Params]) -> type[_Params]:
         cls._rows = rows
         for row in rows:
-            setattr(cls, row.name, Param(Params._dummy(), row.name, row.doc, _converter(row)))
+            setattr(cls, row.name, Param(Params._dummy(), row.name, row.doc, _Converter(cls, row.name)))
         return cls
 
     return decorate
 
 
-def _converter(row: Row) -> Callable[[Any], Any]:
-    # If a converter raises TypeError, Spark adds the param's name in front; a ValueError it passes on unchanged.
-    return lambda value: row.check(row.name, value)
+@dataclass(frozen=True)
+class _Converter:
+    """Checks values of a param. It can be pickled, as an estimator or model can: the row, with its functions, cannot.
+
+    If it raises TypeError, Spark adds the param's name in front; a ValueError it passes on unchanged.
+    """
+
+    kind: type[TableParams]
+    name: str
+
+    def __call__(self, value: Any) -> Any:
+        row = next(row for row in self.kind._rows if row.name == self.name)
+        return row.check(row.name, value)

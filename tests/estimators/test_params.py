@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
+from torch import nn
 
 from spark_estimator import TorchEstimator
 from spark_estimator.estimators.params import WITHOUT_EFFECT
 from spark_estimator.store import Store
+from tests.estimators.torch_models import model_of
 
 
 def test_setters_chain_and_getters_give_back() -> None:
@@ -47,6 +51,19 @@ def test_copies_do_not_share() -> None:
     first = TorchEstimator(epochs=1)
     second = first.copy({first.epochs: 5})
     assert (first.getEpochs(), second.getEpochs()) == (1, 5)
+
+
+def test_estimators_and_models_are_pickled() -> None:
+    made = TorchEstimator(model=nn.Linear(3, 1), feature_cols=["x"], label_cols=["y"], epochs=7)
+    copy = pickle.loads(pickle.dumps(made))
+    assert (copy.uid, copy.getEpochs()) == (made.uid, 7)
+    with pytest.raises((TypeError, ValueError), match="epochs"):
+        copy.setEpochs("many")
+    model = model_of(nn.Linear(3, 1))
+    features = numpy.ones((2, 3), numpy.float32)
+    loaded = pickle.loads(pickle.dumps(model))
+    assert numpy.array_equal(loaded.predict(features), model.predict(features))
+    assert loaded.copy({loaded.batch_size: 3}).getBatchSize() == 3 and loaded.getParam("batch_size") == model.batch_size
 
 
 def test_explain_params_tells_each() -> None:
