@@ -91,7 +91,7 @@ def error_of_task(error: BaseException) -> SparkEstimatorError | None:
         error: Spark's, whose text has the traceback of its Python worker.
 
     Returns:
-        None: the text names no such error.
+        None: the text names none of the two.
     """
     matches = _OF_TASK.findall(str(error))
     if not matches:

@@ -34,7 +34,7 @@ from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
 _SPARK_TYPES = {"int64": "bigint", "float32": "float", "float64": "double"}
@@ -244,6 +244,28 @@ def _find(schema: StructType, name: str) -> tuple[DataType, str]:
         current = current[part].dataType
         path.append(quoted(part))
     return current, ".".join(path)
+
+
+def check_names(frame: DataFrame, names: Iterable[str]) -> None:
+    """Refuses names that several columns have, to Spark: by default it does not mind which letters are capital.
+
+    Args:
+        names: of columns, or paths into structs; those that are missing are left to others.
+
+    Raises:
+        DataError: the text names the columns.
+    """
+    there = frame.columns
+    for name in names:
+        column = name if name in there else name.partition(".")[0]
+        same = [other for other in there if other.lower() == column.lower()]
+        if there.count(column) > 1:
+            raise DataError(f"there are {there.count(column)} columns named {column!r}: rename all but one of them.")
+        if len(same) > 1 and frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
+            raise DataError(
+                f"the columns {' and '.join(map(repr, same))} have the same name to Spark: rename all but one of them, "
+                "or set spark.sql.caseSensitive=true."
+            )
 
 
 def did_you_mean(name: str, there: Iterable[Any]) -> str:

@@ -15,7 +15,7 @@ import pyarrow.compute
 from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.categories import CategoryEncoder, encoder_of, encoders_of
-from spark_estimator.data.columns import category, raw, readable
+from spark_estimator.data.columns import category, check_names, raw, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import checks, params
@@ -167,6 +167,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         taken = [column.name for column in added if column.name.lower() in there]
         if taken:
             raise ValueError(f"the DataFrame has a column {taken[0]!r} already: choose others with setOutputCols.")
+        check_names(dataset, self._feature_names if function is None else dataset.columns)
         if function is None:
             struct = self._batches_predicted(dataset)
         else:
@@ -177,6 +178,11 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         for place, column in enumerate(added):
             frame = frame.withColumn(column.name, column.in_spark(functions.col(f"{temporary}.p{place}")))
         return frame.drop(temporary)
+
+    @property
+    def _feature_names(self) -> list[str]:
+        names = self._value("feature_columns")
+        return list(names) if names else [name for field in self._inputs for name in field.names]
 
     def _batches_predicted(self, dataset: DataFrame) -> Any:
         """A column with a struct of the predictions."""

@@ -9,6 +9,8 @@ import numpy
 import pytest
 import torch
 
+from spark_estimator import DataError, TorchModel
+from spark_estimator.data.fields import Field
 from tests.estimators.conftest import linear
 from tests.estimators.torch_models import OUTPUTS, classifier_of, model_of
 
@@ -36,6 +38,26 @@ def test_other_names(line: DataFrame) -> None:
 def test_an_output_column_that_is_there_already(line: DataFrame) -> None:
     with pytest.raises(ValueError, match="has a column 'y' already: choose others with setOutputCols"):
         model_of(linear()).setOutputCols(["y"]).transform(line)
+
+
+def test_names_that_several_columns_have(spark: SparkSession) -> None:
+    model = TorchModel(
+        model=torch.nn.Linear(1, 1),
+        inputs=[Field(("x`y.z",), ("c0",), (1,), "float32", (1,))],
+        outputs=[1],
+        label_types=["double"],
+        feature_columns=["x`y.z"],
+        label_columns=["y"],
+    )
+    struct = "named_struct('a', 1.0D) as s"
+    for name, columns, words in (
+        ("x`y.z", "1.0D as `x``y.z`, 2.0D as `x``y.z`", "there are 2 columns named 'x`y.z': rename all but one"),
+        ("x`y.z", "1.0D as `x``y.z`, 2.0D as `X``y.z`", "the columns 'x`y.z' and 'X`y.z' have the same name to Spark"),
+        ("s.a", f"{struct}, {struct}", "there are 2 columns named 's'"),
+    ):
+        with pytest.raises(DataError, match=words):
+            model.copy({model.feature_columns: [name]}).transform(spark.sql(f"select {columns}"))
+    assert "y__output" in model.transform(spark.sql("select 1.0D as `x``y.z`, 2 as other, 3 as Other")).columns
 
 
 @pytest.mark.slow
