@@ -1,8 +1,8 @@
 """The columns of predictions: what a model returns, in the type of its label, or as Spark ML's evaluators read it.
 
-`transform`, MLflow's pyfunc flavour and Spark's UDF of it all take their values from here, so that they are the same to
-the bit. The loss decides what an output means, its `OutputKind`: logits or probabilities, for example. The predicted
-class and the probabilities follow from it.
+`transform`, MLflow's pyfunc flavour and Spark's UDF of it all take their values from here, so that the same outputs of
+a model give the same bits. The loss decides what an output means, its `OutputKind`: logits or probabilities, for
+example. The predicted class and the probabilities follow from it.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _kept: dict[str, Any] = {}
 _lock = threading.Lock()
 #: Models are called with multiples of this number of rows: matrix products compute and round a remainder differently.
+#: Rows can still differ in their last bits by their places in a batch.
 ROWS_ALIKE = 8
 
 
@@ -161,7 +162,8 @@ class Predictor(ABC):
     def outputs_for(self, matrices: Sequence[Array]) -> list[Array]:
         """[outputs] each [rows, width], for [inputs] matrices of [rows, width].
 
-        A row's values do not depend on the other rows, and thus not on how Spark cuts a DataFrame into batches.
+        The same rows in the same batches give the same bits. Otherwise a row's values may differ in their last bits, as
+        a matrix product may add it up in another order at another place in its batch.
 
         Raises:
             DataError: the model returned other tensors or shapes than when it was trained.
