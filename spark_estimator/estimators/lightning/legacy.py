@@ -108,7 +108,8 @@ def adapter_class(flavour: str) -> Any:
             weights = None if self._weight is None else batch[self._weight]
             rows = len(labels[0]) if self.counted is None else self.counted()
             together = list if self._parts.steps_locally or not hvd.is_initialized() or hvd.size() == 1 else total
-            loss, outputs, shaped = loss_of(self._parts, self.model, inputs, labels, weights, rows, together)
+            joint, outputs, shaped = loss_of(self._parts, self.model, inputs, labels, weights, rows, together)
+            loss = joint.value
             self.log(name, loss.detach(), on_step=False, on_epoch=True, batch_size=rows, sync_dist=True)
             with torch.no_grad():
                 metrics = [

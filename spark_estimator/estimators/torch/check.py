@@ -55,7 +55,8 @@ class TorchTrial(ModuleTrial):
             if rows.num_rows == 1:
                 model.eval()  # batch norm raises an error for a single row
             try:
-                loss, outputs, shaped = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
+                joint, outputs, shaped = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
+                loss = joint.value
             except RuntimeError as error:
                 _check_types(model, error)
                 _check_width(model, fields, error)

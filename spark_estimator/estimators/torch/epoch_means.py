@@ -1,4 +1,4 @@
-"""Loss and metrics of an epoch as means over the rows of all ranks."""
+"""Loss and metrics of an epoch as means over the rows, or the labels that count, of all ranks."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from typing import Any
 import torch
 
 import spark_estimator.torch as hvd
-from spark_estimator.estimators.torch.losses import Tensors, TorchParts
+from spark_estimator.estimators.torch.losses import JointLoss, Tensors, TorchParts
 from spark_estimator.estimators.torch.metric_names import by_group, by_name
 
 
 class EpochMeans:
     """Loss and metrics over the rows of an epoch.
 
+    A loss that leaves out labels, or weights classes, is a mean over the labels that count, as if the epoch were one
+    batch; the others are means over rows.
+
     Attributes:
-        sums: [2 + metrics] rows, loss and metrics of this rank, on the CPU; changed in place.
+        sums: [2 + metrics + 2 * labels] rows, loss and metrics by rows, and loss and divisor of each label whose loss
+            is no mean over rows; of this rank, on the CPU; changed in place.
     """
 
     def __init__(self, parts: TorchParts) -> None:
         self._parts = parts
-        count = sum(len(group) for group in parts.metrics)
-        self.sums = torch.zeros(2 + count, dtype=torch.float64)
-        # The first two of `sums` as Python's numbers, which are cheaper to read in each step.
+        self._metrics = sum(len(group) for group in parts.metrics)
+        self.sums = torch.zeros(2 + self._metrics + 2 * len(parts.losses), dtype=torch.float64)
+        # Of the batches so far as Python's numbers, which are cheaper to read in each step.
         self._rows = 0
         self._loss = 0.0
 
@@ -33,8 +37,9 @@ class EpochMeans:
 
     def taken(self, sums: torch.Tensor) -> None:
         """Restores the sums of rows that were counted before."""
-        self.sums.copy_(sums)
-        self._rows, self._loss = int(sums[0]), float(sums[1])
+        self.sums.zero_()
+        self.sums[: len(sums)] = sums  # an earlier version kept fewer
+        self._rows, self._loss = int(sums[0]), self._mean(self.sums) * float(sums[0])
 
     @property
     def rows(self) -> int:
@@ -43,33 +48,49 @@ class EpochMeans:
 
     @property
     def loss(self) -> float | None:
-        """The mean over this rank's rows so far."""
+        """The mean over this rank's batches so far, weighted by their rows."""
         return self._loss / self._rows if self._rows else None
 
-    def add(self, loss: torch.Tensor, outputs: Tensors, labels: Tensors, rows: int) -> None:
+    def add(self, loss: JointLoss, outputs: Tensors, labels: Tensors, rows: int) -> None:
         """Counts a batch."""
         if not rows:
             return
-        values = [loss.detach()]
+        values = []
         with torch.no_grad():
             for group, output, label in zip(self._parts.metrics, outputs, labels, strict=True):
                 values += [torch.as_tensor(metric(output.detach(), label)) for metric in group]
         numbers = [float(value) for value in values]
+        whole = float(loss.value.detach())
+        by_rows = whole
+        if any(label.divisor is not None for label in loss.labels):
+            by_rows = sum(label.share * float(label.value) for label in loss.labels if label.divisor is None)
         self._rows += rows
-        self._loss += numbers[0] * rows
+        self._loss += whole * rows
         self.sums[0] += rows
+        self.sums[1] += by_rows * rows
         for place, number in enumerate(numbers):
-            self.sums[place + 1] += number * rows
+            self.sums[place + 2] += number * rows
+        for place, of_label in enumerate(loss.labels):
+            if of_label.divisor is not None:
+                start = 2 + self._metrics + 2 * place
+                self.sums[start] += of_label.share * float(of_label.value)
+                self.sums[start + 1] += of_label.divisor
 
     def averages(self) -> dict[str, Any]:
         """Over the rows of all ranks. A collective."""
         total = hvd.allreduce(self.sums, op=hvd.Sum, name="averages of an epoch")
-        means = (total[1:] / total[0]).tolist()
-        result, place = [], 1
+        means = (total[2:] / total[0]).tolist()
+        result, place = [], 0
         for group in self._parts.metrics:
             result.append(means[place : place + len(group)])
             place += len(group)
-        return results_of(means[0], result, self._parts)
+        return results_of(self._mean(total), result, self._parts)
+
+    def _mean(self, sums: torch.Tensor) -> float:
+        """The loss."""
+        of_labels = sums[2 + self._metrics :].reshape(-1, 2)
+        by_label = sum(float(loss / divisor) for loss, divisor in of_labels if divisor)
+        return float(sums[1] / sums[0]) + by_label if sums[0] else by_label
 
 
 def results_of(loss: float, metrics: list[list[float]], parts: TorchParts) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Computes the loss of a batch of a PyTorch model, with labels in the right shapes and means that are right over ranks.
 
 A loss is a mean over rows, so that the ranks' losses, each weighted by its rows, make the joint batch's. If a loss
-divides by another number (the sum of its classes' weights), the ranks exchange that number.
+divides by another number (of the labels that it does not leave out, or the sum of its classes' weights), the ranks
+exchange that number.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class TorchParts:
         returns_optimizer: the driver gets the optimizer's state, too.
         sync: "allreduce", or "local_sgd" or "diloco": what the ranks exchange.
         inner_steps: between two exchanges of the latter.
+        nothing_to_learn: the error where the loss leaves out all labels; empty: a general one.
     """
 
     model: nn.Module
@@ -78,6 +80,8 @@ class TorchParts:
     sync: str = "allreduce"
     inner_steps: int = 32
 
+    nothing_to_learn: str = ""
+
     @property
     def steps_locally(self) -> bool:
         """Whether each rank steps by its own gradients."""
@@ -88,6 +92,34 @@ class TorchParts:
             object.__setattr__(self, "metric_names", names_of(self.metrics, self.labels))
 
 
+@dataclass(frozen=True)
+class LabelLoss:
+    """The loss of a batch for one label.
+
+    Attributes:
+        share: by which it counts in the whole loss.
+        value: the mean over the rows; or the sum, where `divisor` is not None.
+        divisor: what a mean divides the sum by, of this rank's rows; None: their number.
+    """
+
+    share: float
+    value: torch.Tensor
+    divisor: float | None = None
+
+
+@dataclass(frozen=True)
+class JointLoss:
+    """The loss of a batch.
+
+    Attributes:
+        value: to differentiate.
+        labels: [labels] of what it is made; empty: that is not known.
+    """
+
+    value: torch.Tensor
+    labels: Sequence[LabelLoss] = ()
+
+
 def loss_of(
     parts: TorchParts,
     model: nn.Module,
@@ -96,7 +128,7 @@ def loss_of(
     weights: torch.Tensor | None,
     rows: int,
     total: Total = list,
-) -> tuple[torch.Tensor, Tensors, Tensors]:
+) -> tuple[JointLoss, Tensors, Tensors]:
     """The loss of a batch, the model's outputs, and the labels in their shapes.
 
     Args:
@@ -153,7 +185,7 @@ def shaped(parts: TorchParts, outputs: Tensors, labels: Tensors) -> Tensors:
 
 def joint_loss(
     parts: TorchParts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
-) -> torch.Tensor:
+) -> JointLoss:
     """The weighted sum of the losses, so that over ranks the mean by rows is the loss of all rows together.
 
     Raises:
@@ -168,32 +200,47 @@ def joint_loss(
 
 def _joint_loss(
     parts: TorchParts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
-) -> torch.Tensor:
-    by_class = {
-        place: _class_weights(loss, label)
-        for place, (loss, label) in enumerate(zip(parts.losses, labels, strict=True))
-        if weights is None and (divides_by_class(loss) or place in parts.leaving_out) and not label.is_floating_point()
-    }
+) -> JointLoss:
+    by_class = divisors_of(parts, labels, weights, rows)
     scales: dict[int, float] = {}
     if by_class:
-        *sums, all_rows = total([*(sum_ if rows else 0.0 for sum_ in by_class.values()), float(rows)])
+        *sums, all_rows = total([*by_class.values(), float(rows)])
         # A batch of nothing but classes without weight has no loss.
         scales = {
             place: all_rows / (max(rows, 1) * sum_) if sum_ else 0.0 for place, sum_ in zip(by_class, sums, strict=True)
         }
     loss_sum = torch.zeros((), device=outputs[0].device)
+    of_labels = []
     terms = zip(parts.losses, parts.loss_weights, outputs, labels, strict=True)
     for place, (loss, share, output, label) in enumerate(terms):
         if place in scales:
-            value = _reduced(loss, "sum")(output, label) * scales[place]
+            sum_of_rows = _reduced(loss, "sum")(output, label)
+            value = sum_of_rows * scales[place]
+            of_labels.append(LabelLoss(share, sum_of_rows.detach(), by_class[place]))
         elif weights is None:
             value = loss(output, label)
+            of_labels.append(LabelLoss(share, value.detach()))
         else:
             each = loss_of_rows(loss)(output, label).reshape(len(weights), -1)
             by_row = each.sum(1) if reduction_of(loss) == "batchmean" else each.mean(1)
             value = (by_row * weights.reshape(-1)).mean()
+            of_labels.append(LabelLoss(share, value.detach()))
         loss_sum = loss_sum + share * value
-    return loss_sum
+    return JointLoss(loss_sum, of_labels)
+
+
+def divisors_of(parts: TorchParts, labels: Tensors, weights: torch.Tensor | None, rows: int) -> dict[int, float]:
+    """{label's number: what its loss divides by} of a rank's rows, for the losses that do not divide by rows.
+
+    Args:
+        labels: in any shape.
+        rows: how many of the rows count: all, or none.
+    """
+    return {
+        place: _class_weights(loss, label) if rows else 0.0
+        for place, (loss, label) in enumerate(zip(parts.losses, labels, strict=True))
+        if weights is None and (divides_by_class(loss) or place in parts.leaving_out) and not label.is_floating_point()
+    }
 
 
 def known(loss: Any) -> Any:
@@ -229,6 +276,11 @@ def leaves_out(loss: Any, pieces: Iterable[tuple[Array, Array | None]]) -> bool:
         bool(((labels == loss.ignore_index) & (True if weights is None else weights != 0)).any())
         for labels, weights in pieces
     )
+
+
+def counts_some(loss: Any, pieces: Iterable[Array]) -> bool:
+    """Whether a label, of [rows, width] in each piece, is not of the class that a loss leaves out."""
+    return not _is_of_classes(loss) or any(bool((labels != loss.ignore_index).any()) for labels in pieces)
 
 
 def _is_of_classes(loss: Any) -> bool:

@@ -1,10 +1,16 @@
-"""A step with the learning rate of all ranks."""
+"""A step: its backward passes, whose gradients add up to those of a joint batch, and the learning rate of all ranks."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from spark_estimator.data.rank.epoch_rows import Batch
+from spark_estimator.data.rank.shares import Batches
+from spark_estimator.estimators.torch.losses import Total
 
 
 class Stepping:
@@ -42,3 +48,58 @@ def joint_rate(optimizer: Any, ranks: int) -> Iterator[None]:
         for group, rate in zip(groups, rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A batch, and its part in a step.
+
+    Attributes:
+        factor: what this rank's loss is multiplied with, so that the ranks' average of the sums over a step's passes is
+            the mean over all rows of the step.
+        total: adds up what the losses divide by, over all ranks and passes of the step.
+    """
+
+    batch: Batch
+    factor: float
+    total: Total
+
+
+def passes(
+    batches: Iterator[Batch],
+    plan: Batches,
+    first: int,
+    most: int,
+    divisors: Callable[[Batch], Sequence[float]],
+    total: Total,
+) -> Iterator[Pass]:
+    """The passes of an epoch. An epoch's last step may have fewer. A collective before each step of several passes.
+
+    Args:
+        first: the number of the first batch.
+        most: passes of a step.
+        divisors: of a batch: what its losses divide by; empty: they divide by rows.
+        total: adds up over the ranks.
+    """
+    if most == 1:
+        yield from (Pass(batch, batch.factor, total) for batch in batches)
+        return
+    ranks = len(plan.rows)
+    while step := list(itertools.islice(batches, most)):
+        rows = sum(plan.total(number) for number in range(first, first + len(step)))
+        first += len(step)
+        of_step = total_of_step([divisors(batch) for batch in step], [batch.rows for batch in step], total)
+        yield from (Pass(batch, batch.rows * ranks / rows, of_step) for batch in step)
+
+
+def total_of_step(divisors: Sequence[Sequence[float]], rows: Sequence[int], total: Total) -> Total:
+    """What `total` is to each pass of a step.
+
+    Args:
+        divisors: [passes] of this rank.
+        rows: [passes] of this rank.
+    """
+    if not divisors[0]:
+        return total
+    sums = total([*(sum(column) for column in zip(*divisors, strict=True)), float(sum(rows))])
+    return lambda _: sums

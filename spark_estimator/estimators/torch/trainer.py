@@ -17,10 +17,19 @@ from spark_estimator.estimators.rank_run import check_loss, meter_of
 from spark_estimator.estimators.torch.checkpoint import packed
 from spark_estimator.estimators.torch.epoch_means import EpochMeans, total
 from spark_estimator.estimators.torch.exchange import exchanging
-from spark_estimator.estimators.torch.losses import Tensors, TorchParts, joint_loss, loss_of, shaped
+from spark_estimator.estimators.torch.losses import (
+    JointLoss,
+    Tensors,
+    TorchParts,
+    Total,
+    divisors_of,
+    joint_loss,
+    loss_of,
+    shaped,
+)
 from spark_estimator.estimators.torch.parts import accumulates
 from spark_estimator.estimators.torch.rank_state import gathered, rng_state, set_rng_state, take_buffers
-from spark_estimator.estimators.torch.stepping import Stepping, joint_rate
+from spark_estimator.estimators.torch.stepping import Stepping, joint_rate, passes
 from spark_estimator.estimators.train_spec import TrainSpec
 
 #: (batches done, rows of all ranks in them, what each rank has): writes a checkpoint.
@@ -50,7 +59,7 @@ class Trainer:
         self.model = self._parts.model.to(self._device)
         self.optimizer: Any = exchanging(self._parts, self.model, spec.backward_passes_per_step)
         self.sums = EpochMeans(self._parts)
-        self._total = list if self._parts.steps_locally else total
+        self._total: Total = list if self._parts.steps_locally else total
         self._stepping = Stepping(self.optimizer, self.step)
 
     def begin(self, seed: int, leaving: frozenset[int]) -> None:
@@ -163,13 +172,16 @@ class Trainer:
         self.optimizer.zero_grad()
         plan = rows.plan(spec.batch_size, spec.train_steps)
         self.meter.begin_epoch(epoch, plan.steps, first, self.sums.rows)
-        for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
+        batches = rows.batches(spec.batch_size, spec.train_steps, order, first)
+        most = 1 if self._parts.minibatch is not None else spec.backward_passes_per_step
+        for done, part in enumerate(passes(batches, plan, first, most, self._divisors, self._total), first + 1):
+            batch = part.batch
             if self._parts.minibatch is not None:
                 self.sums.add(*self._user_step(self._parts.minibatch, batch, done - 1), batch.rows)
                 pending = self._stepping.pending
             else:
-                loss, outputs, labels = self._forward(batch)
-                (loss * (batch.factor / spec.backward_passes_per_step)).backward()  # a mean, as in Horovod
+                loss, outputs, labels = self._forward(batch, part.total)
+                (loss.value * part.factor).backward()
                 self.sums.add(loss, outputs, labels, batch.rows)
                 pending += 1
                 if pending == spec.backward_passes_per_step:
@@ -213,7 +225,7 @@ class Trainer:
         self.meter.begin_validation(rows.plan(*size).steps)
         with torch.no_grad():
             for batch in rows.batches(*size):
-                loss, outputs, labels = self._forward(batch)
+                loss, outputs, labels = self._forward(batch, self._total)
                 sums.add(loss, outputs, labels, batch.rows)
                 self.meter.step_done(batch.rows, sums.loss)
         return sums.averages()
@@ -227,13 +239,18 @@ class Trainer:
         inputs, rest = tensors[: len(spec.inputs)], tensors[len(spec.inputs) :]
         return inputs, rest[: len(spec.labels)], rest[len(spec.labels)] if spec.weight is not None else None
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, Tensors, Tensors]:
+    def _divisors(self, batch: Batch) -> list[float]:
+        """What the losses of a batch divide by, where that is not its rows."""
+        _, labels, weights = self._tensors(batch)
+        return list(divisors_of(self._parts, labels, weights, batch.rows).values())
+
+    def _forward(self, batch: Batch, total: Total) -> tuple[JointLoss, Tensors, Tensors]:
         inputs, labels, weights = self._tensors(batch)
-        return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, self._total)
+        return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, total)
 
     def _user_step(
         self, minibatch: Callable[..., Any], batch: Batch, number: int
-    ) -> tuple[torch.Tensor, Tensors, Tensors]:
+    ) -> tuple[JointLoss, Tensors, Tensors]:
         """A step as the user does it, by Horovod's protocol; its loss is this rank's share of the step's.
 
         Args:
@@ -249,7 +266,8 @@ class Trainer:
             return result, last[0]
 
         def loss_fn(outputs: Tensors, labels: Tensors, sample_weights: torch.Tensor | None) -> torch.Tensor:
-            return joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, self._total) * batch.factor
+            loss = joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, self._total)
+            return loss.value * batch.factor
 
         more = (self._spec.backward_passes_per_step, number) if accumulates(minibatch) else ()
         self._stepping.pending += len(more) // 2
@@ -257,7 +275,7 @@ class Trainer:
             self.model, self._stepping, transform_outputs, loss_fn, inputs, labels, weights, *more
         )
         result = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-        return loss.detach() / (batch.factor or 1.0), result, last[0]
+        return JointLoss(loss.detach() / (batch.factor or 1.0)), result, last[0]
 
 
 def tensor_of(matrix: Array, field: Field) -> torch.Tensor:

@@ -10,6 +10,7 @@ import numpy
 
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import arrays, launcher_link
+from spark_estimator.data.fields import Array
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.errors import DataError
 from spark_estimator.estimators import data_modules
@@ -28,7 +29,7 @@ from spark_estimator.estimators.torch.callbacks import TorchCallbacks
 from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.estimators.torch.epoch_log import epoch_log
 from spark_estimator.estimators.torch.identity import identity_of
-from spark_estimator.estimators.torch.losses import TorchParts, leaves_out
+from spark_estimator.estimators.torch.losses import TorchParts, counts_some, leaves_out
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -173,11 +174,12 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
     """`TorchParts.leaving_out`, of the rows of all ranks. A collective.
 
     Raises:
-        DataError: rows have weights, too: without the ignored rows, the mean would be neither by rows nor by weights.
+        DataError: the loss leaves out all rows, for training or validation; or rows have weights, too: without the
+            ignored rows, the mean would be neither by rows nor by weights.
     """
     if spec.kept is not None or spec.module is not None:  # a function makes the labels, in each epoch again
         return frozenset()
-    per_label = []
+    per_label, counted = [], []
     for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
         places = [place, len(spec.fields) - 1] if spec.weight else [place]
         pieces = (
@@ -187,8 +189,11 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
             for block in item.blocks(places)
         )
         per_label.append(leaves_out(loss, pieces))
-    of_ranks = arrays.allgather(numpy.array([per_label], numpy.uint8), "labels that losses leave out")
-    result = numpy.flatnonzero(of_ranks.any(0))
+        counted.append([_learns(loss, item, place) for item in (beginning.rows, beginning.held)])
+    here = numpy.array([[per_label, *zip(*counted, strict=True)]], numpy.uint8)
+    of_ranks = numpy.logical_or.reduce(arrays.allgather(here, "labels that losses leave out"))
+    _check_labels(parts, of_ranks[1:])
+    result = numpy.flatnonzero(of_ranks[0])
     if spec.weight and len(result):
         label, loss = spec.labels[result[0]].name, parts.losses[result[0]]
         raise DataError(
@@ -196,3 +201,21 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
             f"({spec.weight.name!r}) is not 0: give them the weight 0, or drop them."
         )
     return frozenset(result.tolist())
+
+
+def _learns(loss: Any, rows: EpochRows | None, place: int) -> bool:
+    """Whether some label of a rank's rows counts, or there are no such rows on any rank."""
+    return rows is None or counts_some(loss, (block for (block,) in rows.blocks([place])))
+
+
+def _check_labels(parts: TorchParts, learned: Array) -> None:
+    """Raises DataError for labels of which none counts.
+
+    Args:
+        learned: [training, validation][labels] whether one counts.
+    """
+    for purpose, of_labels in zip(("training", "validation"), learned, strict=True):
+        for loss, label, learns in zip(parts.losses, parts.labels, of_labels, strict=False):
+            if not learns:
+                what = f"all of column {label!r} is of the class that {loss!r} leaves out."
+                raise DataError(f"the rows for {purpose} have nothing to learn: {parts.nothing_to_learn or what}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from spark_estimator.estimators.persistence.folders import local_path
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 # Of each place of a tensor that `Pretrained.digest` reads.
 _SAMPLED_BYTES = 64
+_DEFAULT_LENGTH = 256
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,21 @@ class Pretrained:
             )
         return _snapshot(self.name, self.revision, f"on rank {hvd.rank()}'s host {host}")
 
+    def config(self) -> Any:
+        """The model's config, without its numbers.
+
+        Raises:
+            DataError: the folder has none that transformers knows.
+        """
+        import transformers
+
+        if self.net is not None:
+            return self.net.config
+        try:
+            return transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{self.folder}/config.json can't be read: {type(error).__name__}: {error}") from error
+
     def digest(self) -> str:
         """Distinguishes the pretrained files from others, in any folder; empty for an object.
 
@@ -143,6 +160,37 @@ class Pretrained:
             raise DataError(
                 f"the model in {self.folder} can't be loaded by {kind}: {type(error).__name__}: {error}"
             ) from error
+
+
+def length_of(wanted: int | None, config: Any, tokenizer: Any) -> int:
+    """The number of tokens of a row.
+
+    Args:
+        wanted: the parameter; None: 256, or the most that the model or the tokenizer takes.
+
+    Raises:
+        DataError: it is more than the model takes.
+    """
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if wanted is None:
+        known = (most, getattr(tokenizer, "model_max_length", None))
+        return int(min(_DEFAULT_LENGTH, *(number for number in known if number is not None)))
+    if most is not None and wanted > most:
+        raise DataError(f"max_length={wanted} is more than the {most} tokens that the model takes.")
+    return wanted
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Inside, transformers does not warn of parameters that are new in a model that is loaded."""
+    import transformers
+
+    level = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(level)
 
 
 def _add_tensors(result: Any, file: Path) -> None:

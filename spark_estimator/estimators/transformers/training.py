@@ -14,8 +14,19 @@ from spark_estimator.estimators.torch import training
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.estimators.transformers.module import TextModule, net_of
-from spark_estimator.estimators.transformers.pretrained import Pretrained
+from spark_estimator.estimators.transformers.pretrained import Pretrained, quietly
 from spark_estimator.estimators.transformers.task import TextTask
+
+
+def _nothing_to_learn(task: TextTask) -> str:
+    if task.task == "token_classification":
+        return f"no word of column {task.text!r} has a class in column {task.label!r}."
+    if task.chat and task.loss_on == "assistant":
+        return (
+            f"no chat of column {task.text!r} has a message of the assistant within max_length={task.max_length} "
+            "tokens. loss_on='all' learns all messages."
+        )
+    return f"each text of column {task.text!r} is empty, or has a single token."
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,9 @@ class TextParts:
                 f"lora={sorted((self.lora or {}).items())}",
                 *([f"pretrained model with the digest {self.digest}"] if self.digest else []),
             ),
+            # Padding, if nothing else; so that the trial on the first rows knows it, too.
+            leaving_out=frozenset() if self.task.task == "classification" else frozenset([0]),
+            nothing_to_learn=_nothing_to_learn(self.task),
             returns_optimizer=False,  # of the whole training module, which the result does not have
         )
 
@@ -101,4 +115,6 @@ def train(spec: TrainSpec) -> TrainResult | None:
     torch.manual_seed(spec.seed)  # for the numbers that the pretrained model does not have
     parts: TextParts = spec.framework
     parts = replace(parts, source=parts.source.on_this_host())
-    return training.train(replace(spec, framework=parts.made()))
+    with quietly():  # the driver has warned of what is new
+        framework = parts.made()
+    return training.train(replace(spec, framework=framework))

@@ -1,4 +1,4 @@
-"""Means over an epoch's rows: batches count by their rows, and what has no rows does not count."""
+"""Means over an epoch: batches count by their rows, or by the labels that count; what has no rows does not count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.torch.epoch_means import EpochMeans, total
-from spark_estimator.estimators.torch.losses import TorchParts
+from spark_estimator.estimators.torch.losses import JointLoss, TorchParts, joint_loss
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +40,11 @@ def test_batches_count_by_their_rows() -> None:
     sums = EpochMeans(parts)
     assert sums.loss is None
     labels = [torch.tensor([1.0, 1.0])]
-    sums.add(torch.tensor(2.0), [torch.tensor([1.0, 0.0])], labels, 2)
-    sums.add(torch.tensor(8.0), [torch.tensor([1.0])], [torch.tensor([1.0])], 1)
-    sums.add(torch.tensor(torch.nan), [torch.tensor([0.0])], [torch.tensor([1.0])], 0)  # a row that does not count
+    sums.add(JointLoss(torch.tensor(2.0)), [torch.tensor([1.0, 0.0])], labels, 2)
+    sums.add(JointLoss(torch.tensor(8.0)), [torch.tensor([1.0])], [torch.tensor([1.0])], 1)
+    sums.add(
+        JointLoss(torch.tensor(torch.nan)), [torch.tensor([0.0])], [torch.tensor([1.0])], 0
+    )  # a row that does not count
     assert (sums.rows, sums.loss) == (3, 4.0)
     averages = sums.averages()
     assert averages["loss"] == 4.0
@@ -50,3 +52,35 @@ def test_batches_count_by_their_rows() -> None:
     again = EpochMeans(parts)
     again.taken(sums.sums)
     assert (again.rows, again.loss, again.averages()) == (3, 4.0, averages)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 3.0])], ids=["tokens", "classes"])
+def test_the_loss_does_not_depend_on_the_batches(size: int, weight: torch.Tensor | None) -> None:
+    torch.manual_seed(0)
+    loss = torch.nn.CrossEntropyLoss(weight=weight)
+    parts = TorchParts(
+        model=torch.nn.Linear(1, 1),
+        optimizer=torch.optim.SGD([torch.zeros(1)], lr=1.0),
+        losses=[torch.nn.MSELoss(), loss],
+        loss_weights=[0.5, 2.0],
+        metrics=[[], []],
+        labels=["x", "y"],
+        leaving_out=frozenset([1]),
+    )
+    outputs = [torch.randn(5, 1), torch.randn(5, 3, 4)]
+    labels = [torch.randn(5, 1), torch.randint(0, 3, (5, 4))]
+    labels[1][0, 1:] = labels[1][3] = -100
+    sums = EpochMeans(parts)
+    for start in range(0, 5, size):
+        of_batch = (
+            [output[start : start + size] for output in outputs],
+            [label[start : start + size] for label in labels],
+        )
+        rows = len(of_batch[0][0])
+        sums.add(joint_loss(parts, *of_batch, None, rows, list), *of_batch, rows)
+    whole = 0.5 * torch.nn.functional.mse_loss(outputs[0], labels[0]) + 2 * loss(outputs[1], labels[1])
+    assert sums.averages()["loss"] == pytest.approx(whole.item())
+    again = EpochMeans(parts)
+    again.taken(sums.sums)
+    assert again.averages() == sums.averages() and again.loss == pytest.approx(whole.item())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import numpy
 import pytest
 
 pytest.importorskip("torch")
@@ -16,6 +17,7 @@ from torch.nn import functional
 from spark_estimator.estimators.torch.losses import (
     Tensors,
     TorchParts,
+    counts_some,
     divides_by_class,
     joint_loss,
     known,
@@ -33,7 +35,7 @@ LOSSES: list[tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = 
 def joint(loss: Callable[..., torch.Tensor], outputs: Tensors, labels: Tensors, weights: torch.Tensor | None) -> float:
     model = nn.Linear(1, 1)
     parts = TorchParts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
-    return joint_loss(parts, outputs, labels, weights, len(labels[0]), list).item()
+    return joint_loss(parts, outputs, labels, weights, len(labels[0]), list).value.item()
 
 
 @pytest.mark.parametrize(("loss", "numbers"), LOSSES)
@@ -65,7 +67,15 @@ def test_a_class_that_is_left_out_counts_on_no_rank() -> None:
     model = nn.Linear(1, 1)
     parts = TorchParts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
     weighted = sum(
-        rows * joint_loss(parts, [part], [labels], None, rows, lambda _: total).item()
+        rows * joint_loss(parts, [part], [labels], None, rows, lambda _: total).value.item()
         for rows, part, labels in zip(sizes, output.split(sizes), label.split(sizes), strict=True)
     )
     assert weighted / 6 == pytest.approx(functional.cross_entropy(output, label, ignore_index=0).item())
+
+
+def test_labels_of_which_none_counts() -> None:
+    loss = nn.CrossEntropyLoss()
+    nothing = numpy.full((2, 3), -100)
+    assert not counts_some(loss, [nothing, nothing]) and not counts_some(loss, [])
+    assert counts_some(loss, [nothing, nothing * 0])
+    assert counts_some(nn.MSELoss(), [])

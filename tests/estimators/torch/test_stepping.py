@@ -1,12 +1,16 @@
-"""The learning rate of all ranks, for a step alone, and what a user's step sees of the optimizer."""
+"""The passes of a step, the learning rate of all ranks, and what a user's step sees of the optimizer."""
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
-from spark_estimator.estimators.torch.stepping import Stepping, joint_rate
+from spark_estimator.data.rank.epoch_rows import Batch
+from spark_estimator.data.rank.shares import Batches
+from spark_estimator.estimators.torch.losses import TorchParts, divisors_of, joint_loss
+from spark_estimator.estimators.torch.stepping import Pass, Stepping, joint_rate, passes
 
 
 def test_the_rate_of_all_ranks_is_for_the_step_alone() -> None:
@@ -26,3 +30,73 @@ def test_a_step_keeps_the_call_that_it_is_made_in() -> None:
     stepping.pending = 3
     stepping.step()
     assert (steps, stepping.pending) == ([1], 1)
+
+
+LABELS = torch.tensor(
+    [[0, -100, -100], [1, 2, 0], [-100, -100, -100], [2, 2, -100], [1, -100, 0], [0, 1, 2], [2, 0, -100]]
+)
+OF_RANKS = ((0, 2, 4, 6), (1, 3, 5))
+
+
+def parts_of(leaving: bool) -> TorchParts:
+    model = nn.Linear(1, 1)
+    return TorchParts(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        [nn.CrossEntropyLoss() if leaving else nn.MSELoss()],
+        [1.0],
+        [[]],
+        leaving_out=frozenset([0] if leaving else []),
+    )
+
+
+def batches_of(rank: int, plan: Batches, ranks: int) -> list[Batch]:
+    made = []
+    for step in range(plan.steps):
+        start, stop = plan.bounds(rank, step)
+        rows = numpy.array(OF_RANKS[rank][start:stop] or [0])
+        made.append(Batch((rows,), (stop - start) * ranks / plan.total(step), stop - start))
+    return made
+
+
+@pytest.mark.parametrize("leaving", [True, False], ids=["tokens", "rows"])
+@pytest.mark.parametrize(("batch_size", "most"), [(1, 2), (1, 3), (1, 4), (2, 2), (4, 1)])
+def test_the_gradients_of_a_step_are_those_of_all_its_rows(leaving: bool, batch_size: int, most: int) -> None:
+    """The rows of two ranks in steps of several passes, of which the last may have fewer."""
+    torch.manual_seed(0)
+    parts = parts_of(leaving)
+    output = torch.randn(7, 3, 3)
+    labels = LABELS if leaving else torch.randn(7, 3, 3)
+    plan = Batches((4, 3), batch_size)
+    by_rank = [batches_of(rank, plan, 2) for rank in range(2)]
+
+    def divisors(batch: Batch) -> list[float]:
+        return list(divisors_of(parts, [labels[batch.matrices[0]]], None, batch.rows).values())
+
+    for start in range(0, plan.steps, most):
+        step = [of_rank[start : start + most] for of_rank in by_rank]
+        sums = [
+            sum(column)
+            for column in zip(
+                *([sum(map(sum, map(divisors, of_rank))), float(sum(b.rows for b in of_rank))] for of_rank in step),
+                strict=True,
+            )
+        ]
+        loss = 0.0
+        for of_rank in step:
+            made = passes(iter(of_rank), plan, start, most, divisors, lambda _, sums=sums: sums)
+            loss += sum(part.factor * of_pass(parts, output, labels, part) for part in made) / 2
+        rows = [row for of_rank in step for batch in of_rank for row in batch.matrices[0][: batch.rows]]
+        joint = parts.losses[0](output[rows], labels[rows]).item()
+        assert loss == pytest.approx(joint), (start, rows)
+
+
+def of_pass(parts: TorchParts, output: torch.Tensor, labels: torch.Tensor, part: Pass) -> float:
+    rows = part.batch.matrices[0]
+    return joint_loss(parts, [output[rows]], [labels[rows]], None, part.batch.rows, part.total).value.item()
+
+
+def test_a_step_of_one_pass_needs_no_sums() -> None:
+    batch = Batch((numpy.zeros(1),), 0.5, 1)
+    (only,) = passes(iter([batch]), Batches((1, 1), 1), 0, 1, lambda _: [], list)
+    assert (only.batch, only.factor, only.total) == (batch, 0.5, list)

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -16,10 +17,12 @@ import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.rank_run import RankRun
 from spark_estimator.estimators.torch.losses import TorchParts
-from spark_estimator.estimators.torch.training import train
+from spark_estimator.estimators.torch.training import leaving_out, train
 from tests.estimators.specs import spec_of
 
 
@@ -103,3 +106,23 @@ def test_rows_within_limits_that_are_dropped_may_have_a_loss_that_ignores_labels
         return result.history
 
     assert trained(limits=RowLimits(cache_bytes=80, buffer_bytes=100)) == trained()
+
+
+@pytest.mark.usefixtures("alone")
+def test_labels_of_which_none_counts_are_named() -> None:
+    def run_of(*labels: int) -> RankRows:
+        column = numpy.array(labels, numpy.int64).reshape(-1, 1)
+        return RankRows(
+            ([numpy.zeros((len(labels), 3), numpy.float32)], [column]), numpy.arange(len(labels)), (len(labels),)
+        )
+
+    def left_out(rows: RankRows, held: RankRows | None, **changed: object) -> frozenset[int]:
+        made = parts(losses=[nn.CrossEntropyLoss()], labels=["y"], **changed)
+        return leaving_out(made, spec_of(framework=made), RankRun(rows, held, 5, {}, None))
+
+    assert left_out(run_of(0, 1), run_of(1)) == frozenset()
+    assert left_out(run_of(-100, 1), None) == {0} == left_out(run_of(1, 1), run_of(0, -100))
+    with pytest.raises(DataError, match=r"the rows for training have nothing to learn: all of column 'y' is of the cl"):
+        left_out(run_of(-100, -100), run_of(1))
+    with pytest.raises(DataError, match=r"the rows for validation have nothing to learn: add labels\."):
+        left_out(run_of(1), run_of(-100), nothing_to_learn="add labels.")

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError
+from spark_estimator.estimators.torch.losses import loss_of
 from spark_estimator.estimators.transformers.module import TextModule, check_packing, net_of
 from spark_estimator.estimators.transformers.pretrained import Pretrained
-from spark_estimator.estimators.transformers.tokens import PADDING
+from spark_estimator.estimators.transformers.tokens import NO_TARGET, PADDING
+from spark_estimator.estimators.transformers.training import TextParts
 from tests.estimators.transformers.test_tokens import CAUSAL, CLASSES, WORDS
 from tests.scenarios.huggingface import tiny
 
@@ -103,6 +105,16 @@ def test_the_state_of_an_adapter_is_the_adapter(classifier_folder: str) -> None:
 def test_models_that_do_not_fit(task: Any, model: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         net_of(Pretrained.of(model()), task, None, tiny.tokenizer())
+
+
+def test_rows_that_have_nothing_to_learn_have_no_loss(causal_folder: str) -> None:
+    """As the driver tries the model on the first rows."""
+    chat = replace(CAUSAL, chat=True, packed=False)
+    parts = TextParts(Pretrained.of(causal_folder), chat, None, tiny.tokenizer(), 1e-3, 0.0).made()
+    ids, labels = torch.tensor([[2, 8, 9, 3]]), torch.full((1, 4), NO_TARGET)
+    loss, _, _ = loss_of(parts, parts.model, [ids], [labels], None, 1)
+    assert loss.value.item() == 0.0
+    assert "no chat of column 'text' has a message of the assistant within max_length=12" in parts.nothing_to_learn
 
 
 def test_arguments_that_peft_does_not_take(causal_folder: str) -> None:
