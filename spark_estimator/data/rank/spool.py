@@ -182,11 +182,16 @@ def parted(batch: pyarrow.RecordBatch, marker: str | None) -> tuple[pyarrow.Reco
         return batch, None
     mask = batch.column(marker)
     if mask.null_count:
-        raise DataError(
-            "the column of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to "
-            "validate with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
-        )
+        raise marks_error()
     return batch.filter(pyarrow.compute.invert(mask)), batch.filter(mask)
+
+
+def marks_error() -> DataError:
+    """The error about a mark that is missing."""
+    return DataError(
+        "the column of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to "
+        "validate with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
+    )
 
 
 def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, Spool]:

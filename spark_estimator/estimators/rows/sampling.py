@@ -494,12 +494,16 @@ def _marker(source: Source, name: str | None) -> Readable | None:
     if name is None:
         return None
     column = source.column(name)
-    if column.is_array or column.kind not in _MARKER_KINDS:
-        raise DataError(
-            f"validation={name!r}: the column has type {column.kind}. It must be boolean, or an integer column of 0 "
-            "and 1."
-        )
+    check_marker(name, column.kind)
     return column
+
+
+def check_marker(name: str, kind: str) -> None:
+    """Raises DataError if a column's Spark type cannot mark rows for validation."""
+    if kind not in _MARKER_KINDS:
+        raise DataError(
+            f"validation={name!r}: the column has type {kind}. It must be boolean, or an integer column of 0 and 1."
+        )
 
 
 def _first(frame: DataFrame) -> pyarrow.RecordBatch:

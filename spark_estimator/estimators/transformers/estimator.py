@@ -28,7 +28,7 @@ from spark_estimator.estimators.transformers.keywords import TransformersEstimat
 from spark_estimator.estimators.transformers.model import TransformersModel
 from spark_estimator.estimators.transformers.module import TextModule, check_packing
 from spark_estimator.estimators.transformers.params import ESTIMATOR, WITHOUT
-from spark_estimator.estimators.transformers.pretrained import Pretrained, tokenizer_of
+from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
 from spark_estimator.estimators.transformers.task import TextTask, task_of
 from spark_estimator.estimators.transformers.tokens import Tokenising
 from spark_estimator.estimators.transformers.training import TextParts, train
@@ -95,7 +95,8 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
         source = Pretrained.of(super()._value("model"))
         informed: TransformersEstimator = self.copy()
         tokenizer = tokenizer_of(self._value("tokenizer"), source)
-        task = task_of(self._value, dataset)
+        informed._set(max_length=length_of(self._value("max_length"), source.config(), tokenizer))
+        task = task_of(informed._value, dataset)
         if task.chat and not tokenizer.chat_template:
             raise ValueError(
                 f"column {task.text!r} holds chats, and the tokenizer has no chat template: set its chat_template."
@@ -198,7 +199,8 @@ class _TextTraining:
 
     def trained(self, state: bytes) -> tuple[torch.nn.Module, None]:
         """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
-        module = self.framework.module()
+        with quietly():
+            module = self.framework.module()
         module.load_state_dict(torch.load(io.BytesIO(state), weights_only=True)["model"])
         net: torch.nn.Module = module.net.eval()
         return net, None

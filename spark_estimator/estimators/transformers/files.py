@@ -14,7 +14,7 @@ from spark_estimator.estimators.persistence.manifest import Manifest, write_mani
 from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
 from spark_estimator.estimators.transformers.adapter import base_dtype
 from spark_estimator.estimators.transformers.module import KINDS
-from spark_estimator.estimators.transformers.pretrained import Pretrained
+from spark_estimator.estimators.transformers.pretrained import Pretrained, quietly
 from spark_estimator.estimators.transformers.special_tokens import settle_end
 
 if TYPE_CHECKING:
@@ -78,5 +78,6 @@ def _with_adapter(folder: Path, task: str, base: str | None, options: dict[str, 
         pretrained = Pretrained.of(origin, "" if base else config.revision or "")
     except DataError as error:
         raise DataError(f"{folder} is an adapter of {origin!r}: pass base='folder of that model'. {error}") from error
-    net = pretrained.loaded(KINDS[task], **options)
+    with quietly():  # the adapter has what is new in it
+        net = pretrained.loaded(KINDS[task], **options)
     return peft.PeftModel.from_pretrained(net, str(folder))

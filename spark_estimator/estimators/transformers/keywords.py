@@ -37,7 +37,7 @@ class TransformersEstimatorKeywords(PredictingKeywords):
     text_col: Param[str]
     label_col: Param[str | None]
     labels: Param[list[Any] | None]
-    max_length: Param[int]
+    max_length: Param[int | None]
     packing: Param[bool]
     loss_on: Param[str]
     lora: Param[dict[str, Any] | None]
@@ -86,7 +86,7 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         text_col: str = "text",
         label_col: str | None = None,
         labels: Sequence[Any] | None = None,
-        max_length: int = 256,
+        max_length: int | None = None,
         packing: bool = True,
         loss_on: str = "assistant",
         lora: Mapping[str, Any] | Any | None = None,
@@ -142,7 +142,7 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         text_col: str = "text",
         label_col: str | None = None,
         labels: Sequence[Any] | None = None,
-        max_length: int = 256,
+        max_length: int | None = None,
         packing: bool = True,
         loss_on: str = "assistant",
         lora: Mapping[str, Any] | Any | None = None,
@@ -287,15 +287,15 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         """
         return self._get(self.labels)
 
-    def setMaxLength(self, value: int) -> Self:
+    def setMaxLength(self, value: int | None) -> Self:
         """Sets max_length: the number of tokens of a row of the training; longer texts are cut, or are several rows
-        of a causal model. Returns self.
+        of a causal model; None: 256, or the most that the model takes. Returns self.
         """
         return self._set(max_length=value)
 
-    def getMaxLength(self) -> int:
+    def getMaxLength(self) -> int | None:
         """max_length: the number of tokens of a row of the training; longer texts are cut, or are several rows of a
-        causal model.
+        causal model; None: 256, or the most that the model takes.
         """
         return self._get(self.max_length)
 
@@ -656,7 +656,7 @@ class TransformersModelKeywords(PredictingKeywords):
     labels: Param[list[Any] | None]
     label_type: Param[str]
     batch_size: Param[int]
-    max_length: Param[int]
+    max_length: Param[int | None]
     max_new_tokens: Param[int]
     generation: Param[dict[str, Any]]
     inference_device: Param[str]
@@ -676,7 +676,7 @@ class TransformersModelKeywords(PredictingKeywords):
         labels: Any = None,
         label_type: str = "string",
         batch_size: int = 32,
-        max_length: int = 256,
+        max_length: int | None = None,
         max_new_tokens: int = 64,
         generation: Mapping[str, Any] | None = {},
         output_cols: Sequence[str] | None = None,
@@ -703,7 +703,7 @@ class TransformersModelKeywords(PredictingKeywords):
         labels: Any = None,
         label_type: str = "string",
         batch_size: int = 32,
-        max_length: int = 256,
+        max_length: int | None = None,
         max_new_tokens: int = 64,
         generation: Mapping[str, Any] | None = {},
         output_cols: Sequence[str] | None = None,
@@ -802,15 +802,15 @@ class TransformersModelKeywords(PredictingKeywords):
         """batch_size: rows per call of the model."""
         return self._get(self.batch_size)
 
-    def setMaxLength(self, value: int) -> Self:
+    def setMaxLength(self, value: int | None) -> Self:
         """Sets max_length: the number of tokens of a row of the training; longer texts are cut, or are several rows
-        of a causal model. Returns self.
+        of a causal model; None: 256, or the most that the model takes. Returns self.
         """
         return self._set(max_length=value)
 
-    def getMaxLength(self) -> int:
+    def getMaxLength(self) -> int | None:
         """max_length: the number of tokens of a row of the training; longer texts are cut, or are several rows of a
-        causal model.
+        causal model; None: 256, or the most that the model takes.
         """
         return self._get(self.max_length)
 

@@ -17,7 +17,9 @@ from spark_estimator.estimators.transformers import files
 from spark_estimator.estimators.transformers.keywords import TransformersModelKeywords
 from spark_estimator.estimators.transformers.params import MODEL
 from spark_estimator.estimators.transformers.predictor import TextPredictor
+from spark_estimator.estimators.transformers.pretrained import length_of
 from spark_estimator.estimators.transformers.special_tokens import settle_padding
+from spark_estimator.estimators.transformers.tokens import has_null
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,14 +53,19 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
         Args:
             features: texts, lists of words, or chats (lists of dicts of role and content), as a list or a pandas
-                column; or a pandas DataFrame with the text column.
+                column; or a pandas DataFrame with the text column. None, or with None inside: the result is None.
 
         Returns:
             [texts] a class, a list of classes, or a text.
         """
         if hasattr(features, "columns"):
             features = features[self._text]
-        outputs = self._text_predictor(as_json=False).outputs_of_texts(list(features))
+        texts = [text.tolist() if hasattr(text, "tolist") else text for text in features]
+        known = [text for text in texts if not has_null(text)]
+        results = iter(self._results(self._text_predictor(as_json=False).outputs_of_texts(known)))
+        return [None if has_null(text) else next(results) for text in texts]
+
+    def _results(self, outputs: list[Any]) -> list[Any]:
         labels = self._value("labels")
         if self._value("task") == "classification":
             return [labels[int(scores.argmax())] for scores in outputs]
@@ -92,6 +99,8 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         value = super()._value(name)
         if name == "output_cols" and value is None:
             return [f"{self._text}__output"]
+        if name == "max_length" and value is None and hasattr(self._model, "config"):
+            return length_of(None, self._model.config, self._value("tokenizer"))
         return value
 
     @property
@@ -142,7 +151,10 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
         kinds = {field.name: field.dataType for field in dataset.schema.fields}
         if self._text not in kinds:
-            raise DataError(f"there is no column {self._text!r} among {list(kinds)}: setFeatureColumns names another.")
+            raise DataError(
+                f"there is no column {self._text!r}, which text_col named in the training, among {list(kinds)}: call "
+                "model.setFeatureColumns([name]) for another column of texts."
+            )
         kind = kinds[self._text].simpleString()
         task = self._value("task")
         chat = task == "causal" and kind.startswith("array<struct<")

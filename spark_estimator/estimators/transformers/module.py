@@ -10,7 +10,7 @@ from torch import nn
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.transformers.adapter import with_adapter
-from spark_estimator.estimators.transformers.pretrained import Pretrained
+from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of
 from spark_estimator.estimators.transformers.special_tokens import settle_end, settle_padding
 from spark_estimator.estimators.transformers.task import TextTask
 from spark_estimator.estimators.transformers.tokens import PADDING
@@ -152,9 +152,7 @@ def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, t
     settle_padding(net, tokenizer)
     if task.task == "causal":
         settle_end(net, tokenizer)
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if most is not None and task.max_length > most:
-        raise DataError(f"max_length={task.max_length} is more than the {most} tokens that the model takes.")
+    length_of(task.max_length, config, tokenizer)
     known = config.get_text_config().vocab_size
     if len(tokenizer) > known:
         raise DataError(

@@ -62,10 +62,11 @@ _TOKENIZER = Row(
 )
 _MAX_LENGTH = Row(
     "max_length",
-    256,
+    None,
     checks.whole(2),
-    "the number of tokens of a row of the training; longer texts are cut, or are several rows of a causal model",
-    "int",
+    "the number of tokens of a row of the training; longer texts are cut, or are several rows of a causal model; None: "
+    "256, or the most that the model takes",
+    "int | None",
 )
 _GENERATING = (
     Row("max_new_tokens", 64, checks.whole(1), "the number of tokens that transform generates at most", "int"),

@@ -18,7 +18,7 @@ from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor
 from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
 from spark_estimator.estimators.torch.predictor import dumped, opened
 from spark_estimator.estimators.transformers.special_tokens import suffix_length
-from spark_estimator.estimators.transformers.tokens import tokenizer_from
+from spark_estimator.estimators.transformers.tokens import has_null, tokenizer_from
 
 # A row is as many tokens long as a multiple of it: other lengths of the padding could round a row's numbers otherwise.
 _WIDTHS_ALIKE = 16
@@ -107,8 +107,10 @@ class TextPredictor(Predictor):
         return self.as_frame(self._struct(texts), getattr(features, "index", None))
 
     def _struct(self, texts: Sequence[Any]) -> pyarrow.StructArray:
-        mask = numpy.array([text is not None for text in texts], bool)
-        known = [json.loads(text) if self.as_json else text for text in texts if text is not None]
+        if self.as_json:
+            texts = [None if text is None else json.loads(text) for text in texts]
+        mask = numpy.array([not has_null(text) for text in texts], bool)
+        known = [text for text, is_known in zip(texts, mask, strict=True) if is_known]
         return spread(self._known(self.outputs_of_texts(known)), mask)
 
     def _known(self, outputs: Sequence[Any]) -> pyarrow.StructArray:

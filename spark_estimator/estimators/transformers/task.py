@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.rows.sampling import check_marker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,7 +66,7 @@ def task_of(value: Callable[[str], Any], frame: DataFrame) -> TextTask:
     text_type = _type_of(frame, text, "text_col")
     label_type = None if label is None else _type_of(frame, label, "label_col")
     if isinstance(value("validation"), str):
-        _type_of(frame, value("validation"), "validation")
+        check_marker(value("validation"), _type_of(frame, value("validation"), "validation").simpleString())
     words = _is_array(text_type, "string")
     task = value("task") or _inferred(label_type)
     if task == "causal" and label is not None:
@@ -140,6 +141,8 @@ def _classes(frame: DataFrame, label: str, task: str, named: Sequence[Any] | Non
     classes = [row[0] for row in values.dropna().distinct().limit(_MOST_CLASSES + 1).collect()]
     if len(classes) > _MOST_CLASSES:
         raise DataError(f"column {label!r} has more than {_MOST_CLASSES} different values: they are no classes.")
+    if not classes and not frame.take(1):
+        raise DataError("the DataFrame has no rows.")
     if len(classes) < 2:
         raise DataError(f"column {label!r} has the classes {classes}; a classifier needs two or more.")
     return tuple(sorted(classes))

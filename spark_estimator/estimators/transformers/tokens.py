@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 import pyarrow
 
+from spark_estimator.data.preparation import marks as marks_of
 from spark_estimator.data.quoting import quoted
+from spark_estimator.data.rank.spool import marks_error
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.transformers.task import TextTask
 
@@ -81,18 +83,22 @@ class Tokenising:
         values = dict(zip(self.columns, (column.to_pylist() for column in batch.columns), strict=True))
         nothing = [None] * batch.num_rows
         texts, labels = values[self.task.text], values.get(self.task.label or "", nothing)
-        marks = values.get(self.marker or "", nothing)
+        marks = nothing if self.marker is None else marks_of(batch.column(self.marker)).to_pylist()
         whole = [
-            text is not None and (label is not None or self.task.label is None)
+            not has_null(text) and (label is not None or self.task.label is None)
             for text, label in zip(texts, labels, strict=True)
         ]
         if not all(whole) and not self.drop_nulls:
             place = whole.index(False)
-            name = self.task.text if texts[place] is None else self.task.label
-            raise DataError(f"column {name!r} holds a null. nulls='drop' leaves such rows out.")
-        return [
+            name = self.task.text if has_null(texts[place]) else self.task.label
+            inside = " inside of an array" if name == self.task.text and texts[place] is not None else ""
+            raise DataError(f"column {name!r} holds a null{inside}. nulls='drop' leaves such rows out.")
+        kept = [
             [value for value, right in zip(column, whole, strict=True) if right] for column in (texts, labels, marks)
         ]
+        if self.marker is not None and None in kept[2]:
+            raise marks_error()
+        return kept
 
     def _batch(self, rows: Sequence[tuple[list[int], Any]], marks: Sequence[Any]) -> pyarrow.RecordBatch:
         length = self.task.max_length
@@ -125,6 +131,17 @@ class Tokenising:
             arrays.append(pyarrow.array([None if mark is None else bool(mark) for mark in marks], pyarrow.bool_()))
             names.append(self.marker)
         return pyarrow.RecordBatch.from_arrays(arrays, names=names)
+
+
+def has_null(text: Any) -> bool:
+    """Whether a text is null, or NaN or NA, as pandas has it; or a word, or a message's role or content is null."""
+    if isinstance(text, str):
+        return False
+    if text is None or isinstance(text, float) or not hasattr(text, "__iter__"):
+        return True
+    return any(
+        item is None or (isinstance(item, Mapping) and None in (item.get("role"), item.get("content"))) for item in text
+    )
 
 
 class Encoder:

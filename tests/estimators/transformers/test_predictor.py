@@ -135,6 +135,27 @@ def test_on_the_gpu_of_a_task(name: str, request: pytest.FixtureRequest) -> None
     assert all(numpy.array_equal(output, other) for output, other in zip(outputs, expected, strict=True))
 
 
+def test_nulls_inside_of_a_text_are_nulls(words: TextPredictor, causal: TextPredictor) -> None:
+    rows = [["the", None], ["the", "cat"], None]
+    result = words.predictions([pyarrow.array(rows, pyarrow.list_(pyarrow.string()))])
+    assert result.is_valid().to_pylist() == [False, True, False]
+    chats = [json.dumps([{"role": "user"}]), json.dumps([{"role": "user", "content": "the cat"}]), None]
+    answers = replace(causal, as_json=True).predictions([pyarrow.array(chats)])
+    assert answers.is_valid().to_pylist() == [False, True, False]
+
+
+@pytest.mark.parametrize("null", [None, float("nan"), pandas.NA])
+def test_predict_gives_none_for_null(null: Any) -> None:
+    options: Any = {"tokenizer": tiny.tokenizer(), "feature_columns": ["text"]}
+    classes = TransformersModel(model=tiny.classifier(), task="classification", labels=["a", "b"], **options)
+    assert classes.predict([null, TEXTS[0]]) == [None, *classes.predict(TEXTS[:1])]
+    assert classes.predict([null]) == [None]
+    causal = TransformersModel(model=tiny.causal(), task="causal", max_new_tokens=2, **options)
+    assert causal.predict([TEXTS[0], null]) == [*causal.predict(TEXTS[:1]), None]
+    chat = [{"role": "user", "content": "the cat"}]
+    assert causal.predict([null, chat])[0] is None and isinstance(causal.predict([null, chat])[1], str)
+
+
 def varied(seed: int = 0) -> Any:
     """A model whose texts depend on every token before."""
     net = tiny.causal(seed=seed).eval()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spark_estimator import DataError
-from spark_estimator.estimators.transformers.pretrained import Pretrained, tokenizer_of
+from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
 from tests.estimators.transformers.test_tokens import CAUSAL
 from tests.scenarios.huggingface import tiny
 from tests.torch.rank_pool import RankPool
@@ -134,3 +134,31 @@ def test_one_rank_of_a_host_downloads_and_all_hear_what_is_missing(causal_folder
     assert (first[:2], second[:2]) == (("0" * 40, 1), ("0" * 40, 0))
     assert first[2] == second[2]
     assert "the folder /only/on/the/driver of the pretrained model is not on rank 0's host" in first[2]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "of_tokenizer", "expected"),
+    [(None, 64, 10**30, 64), (None, 1024, 10**30, 256), (None, 1024, 100, 100), (1000, 1024, 64, 1000)],
+)
+def test_the_length_of_rows_is_one_that_the_model_takes(
+    wanted: int | None, most: int, of_tokenizer: int, expected: int
+) -> None:
+    words = tiny.tokenizer()
+    words.model_max_length = of_tokenizer
+    assert length_of(wanted, tiny.causal(max_position_embeddings=most).config, words) == expected
+    with pytest.raises(DataError, match="max_length=65 is more than the 64 tokens that the model takes"):
+        length_of(65, tiny.causal().config, words)
+
+
+def test_new_parameters_are_reported_once(classifier_folder: str, caplog: pytest.LogCaptureFixture) -> None:
+    import transformers
+
+    transformers.utils.logging.enable_propagation()
+    source = Pretrained.of(classifier_folder)
+    with quietly():
+        source.loaded("AutoModelForTokenClassification")
+        source.loaded("AutoModelForCausalLM")
+    assert not caplog.records
+    source.loaded("AutoModelForCausalLM")
+    assert caplog.records
+    transformers.utils.logging.disable_propagation()

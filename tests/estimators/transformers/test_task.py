@@ -72,6 +72,13 @@ def test_inputs_of_packed_rows_have_positions(frame: DataFrame) -> None:
         ({"text_col": "texts"}, DataError, r"text_col='texts': the DataFrame has no column .*Did you mean 'text'"),
         ({"label_col": "kindd"}, DataError, "label_col='kindd': .*Did you mean 'kind"),
         ({"validation": "held"}, DataError, "validation='held': the DataFrame has no column"),
+        (
+            {"validation": "share"},
+            DataError,
+            "validation='share': the column has type double. It must be boolean, or an",
+        ),
+        ({"validation": "kind"}, DataError, "validation='kind': the column has type string"),
+        ({"label_col": "kind"}, DataError, "the DataFrame has no rows"),
         ({"text_col": "number"}, DataError, r"'number' has type bigint; task='causal' needs a text, or an array of st"),
         ({"text_col": "words"}, DataError, r"'words' has type array<string>; task='causal' needs a text"),
         ({"text_col": "other_chat"}, DataError, "with the texts role and content"),

@@ -6,12 +6,13 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import pandas
 import pyarrow
 import pytest
 
 from spark_estimator import DataError
 from spark_estimator.estimators.transformers.task import TextTask
-from spark_estimator.estimators.transformers.tokens import NO_TARGET, PADDING, Encoder, Tokenising
+from spark_estimator.estimators.transformers.tokens import NO_TARGET, PADDING, Encoder, Tokenising, has_null
 from tests.scenarios.huggingface import tiny
 
 CAUSAL = TextTask("causal", "text", None, False, (), "string", 12, True, "assistant")
@@ -55,12 +56,49 @@ def test_words_have_their_class_at_their_first_token() -> None:
     [
         ({"text": ["a", None], "kind": ["bad", "bad"]}, "column 'text' holds a null. nulls='drop' leaves such rows"),
         ({"text": ["a"], "kind": [None]}, "column 'kind' holds a null"),
+        (
+            {"text": [["a", None]], "kind": ["bad"]},
+            "column 'text' holds a null inside of an array. nulls='drop' leaves",
+        ),
         ({"text": ["a"], "kind": ["ugly"]}, r"holds 'ugly', which is not among labels=\['bad', 'good'\]"),
     ],
 )
 def test_values_that_cannot_be_used(columns: dict[str, list[Any]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         made(CLASSES, columns)
+
+
+@pytest.mark.parametrize("marks", [[0, 2], [True, None]])
+def test_marks_that_are_neither_for_training_nor_validation(marks: list[Any]) -> None:
+    with pytest.raises(DataError, match="the column of validation marks holds null, or a number that is neither 0"):
+        made(CLASSES, {"text": ["a", "b"], "kind": ["bad", "bad"], "held": marks}, marker="held")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", False),
+        ("a", False),
+        (["a", ""], False),
+        ([], False),
+        ([{"role": "user", "content": "a"}], False),
+        (None, True),
+        (float("nan"), True),
+        (pandas.NA, True),
+        (["a", None], True),
+        ([{"role": "user", "content": None}], True),
+        ([{"role": "user"}], True),
+        ([None], True),
+    ],
+)
+def test_texts_that_are_null_or_have_a_null_inside(text: Any, expected: bool) -> None:
+    assert has_null(text) is expected
+
+
+def test_rows_with_a_null_inside_are_dropped_on_request() -> None:
+    columns = {"text": [["the", None], ["cat"]], "kind": [["O", "O"], ["animal"]]}
+    (row,) = made(WORDS, columns, drop_nulls=True)
+    assert row["labels"][:2] == [NO_TARGET, 1]
 
 
 def test_nulls_are_dropped_on_request() -> None:
