@@ -56,7 +56,7 @@ class Pass:
 
     Attributes:
         factor: what this rank's loss is multiplied with, so that the ranks' average of the sums over a step's passes is
-            the mean over all rows of the step.
+            the mean of the step.
         total: adds up what the losses divide by, over all ranks and passes of the step.
     """
 
@@ -72,14 +72,20 @@ def passes(
     most: int,
     divisors: Callable[[Batch], Sequence[float]],
     total: Total,
+    *,
+    as_horovod: bool = False,
 ) -> Iterator[Pass]:
     """The passes of an epoch. An epoch's last step may have fewer. A collective before each step of several passes.
+
+    The loss of a step is the mean over all its rows, or labels that count. Where losses divide by rows it may be as in
+    Horovod: the sum of the passes' means, divided by `most`. Then an epoch's last, shorter step moves less.
 
     Args:
         first: the number of the first batch.
         most: passes of a step.
         divisors: of a batch: what its losses divide by; empty: they divide by rows.
         total: adds up over the ranks.
+        as_horovod: where losses divide by rows.
     """
     if most == 1:
         yield from (Pass(batch, batch.factor, total) for batch in batches)
@@ -88,7 +94,11 @@ def passes(
     while step := list(itertools.islice(batches, most)):
         rows = sum(plan.total(number) for number in range(first, first + len(step)))
         first += len(step)
-        of_step = total_of_step([divisors(batch) for batch in step], [batch.rows for batch in step], total)
+        of_passes = [divisors(batch) for batch in step]
+        if as_horovod and not of_passes[0]:
+            yield from (Pass(batch, batch.factor / most, total) for batch in step)
+            continue
+        of_step = total_of_step(of_passes, [batch.rows for batch in step], total)
         yield from (Pass(batch, batch.rows * ranks / rows, of_step) for batch in step)
 
 

@@ -174,7 +174,10 @@ class Trainer:
         self.meter.begin_epoch(epoch, plan.steps, first, self.sums.rows)
         batches = rows.batches(spec.batch_size, spec.train_steps, order, first)
         most = 1 if self._parts.minibatch is not None else spec.backward_passes_per_step
-        for done, part in enumerate(passes(batches, plan, first, most, self._divisors, self._total), first + 1):
+        parts = passes(
+            batches, plan, first, most, self._divisors, self._total, as_horovod=not self._parts.rate_is_joint
+        )
+        for done, part in enumerate(parts, first + 1):
             batch = part.batch
             if self._parts.minibatch is not None:
                 self.sums.add(*self._user_step(self._parts.minibatch, batch, done - 1), batch.rows)

@@ -204,7 +204,7 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
 
 
 def _learns(loss: Any, rows: EpochRows | None, place: int) -> bool:
-    """Whether some label of a rank's rows counts, or there are no such rows on any rank."""
+    """Whether some label of a rank's rows counts, or no rank has such rows."""
     return rows is None or counts_some(loss, (block for (block,) in rows.blocks([place])))
 
 

@@ -96,6 +96,16 @@ def of_pass(parts: TorchParts, output: torch.Tensor, labels: torch.Tensor, part:
     return joint_loss(parts, [output[rows]], [labels[rows]], None, part.batch.rows, part.total).value.item()
 
 
+def test_passes_count_alike_as_in_horovod_where_losses_divide_by_rows() -> None:
+    plan = Batches((5,), 2)
+    batches = [Batch((numpy.zeros(1),), 1.0, rows) for rows in (2, 2, 1)]
+    made = [*passes(iter(batches), plan, 0, 2, lambda _: [], list, as_horovod=True)]
+    assert [part.factor for part in made] == [0.5, 0.5, 0.5]
+    assert [part.factor for part in passes(iter(batches), plan, 0, 2, lambda _: [], list)] == [0.5, 0.5, 1.0]
+    labels = [*passes(iter(batches), plan, 0, 2, lambda batch: [batch.rows], lambda _: [9.0], as_horovod=True)]
+    assert [part.total([]) for part in labels] == [[9.0]] * 3
+
+
 def test_a_step_of_one_pass_needs_no_sums() -> None:
     batch = Batch((numpy.zeros(1),), 0.5, 1)
     (only,) = passes(iter([batch]), Batches((1, 1), 1), 0, 1, lambda _: [], list)
