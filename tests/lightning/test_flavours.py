@@ -32,6 +32,7 @@ def test_each_package_knows_the_strategy_in_whatever_order_they_come() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_strategy_is_asked_for_before_any_package_is_there() -> None:
     fresh(
         """

@@ -68,6 +68,7 @@ class ByRow(KerasModel):
         return predict
 
 
+@pytest.mark.slow
 def test_a_subclass_may_predict_row_by_row(spark: Any) -> None:
     model = ByRow(model=network(), label_columns=["y"], output_cols=["p"])
     frame = spark.createDataFrame([("a",), ("abc",)], "text string")

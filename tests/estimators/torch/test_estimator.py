@@ -141,6 +141,7 @@ def test_rows_of_a_class_that_the_loss_leaves_out_count_on_no_rank(spark: SparkS
     assert numpy.allclose(weights(model)[:3], net.weight.detach().ravel(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_progress_and_names_of_metrics(
     line: DataFrame, estimator: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +336,7 @@ def test_a_bad_row_beyond_the_first_ones_is_named(spark: SparkSession, estimator
     assert len(model.getHistory()) == 1
 
 
+@pytest.mark.slow
 def test_a_class_beyond_the_first_rows_is_named(spark: SparkSession, estimator: Make) -> None:
     rows = [([1.0, 2.0, float(n)], 7 if n == 180 else n % 2) for n in range(200)]
     frame = spark.createDataFrame(rows, "features array<float>, y int")

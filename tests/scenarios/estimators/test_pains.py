@@ -121,7 +121,7 @@ def test_half_precision_is_for_the_forward_pass() -> None:
     parts = TorchParts(net, torch.optim.SGD(net.parameters(), 0.1), [nn.MSELoss()], [1.0], [[]], precision="bf16")
     loss, outputs, _ = loss_of(parts, net, [torch.ones(4, 3)], [torch.ones(4)], None, 4)
     assert kinds == [torch.bfloat16]
-    assert (loss.dtype, outputs[0].dtype) == (torch.float32, torch.float32)
+    assert (loss.value.dtype, outputs[0].dtype) == (torch.float32, torch.float32)
     with pytest.raises(ValueError, match="mixed_precision must be 'bf16' or None"):
         TorchEstimator(mixed_precision="fp16")
 
