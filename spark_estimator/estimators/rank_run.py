@@ -30,6 +30,8 @@ from spark_estimator.observe.training_meter import TrainingMeter
 from spark_estimator.observe.training_records import StepRecorder, send_record
 
 _SCANNED_ROWS = 4096
+#: Reads a rank's rows, and those that are marked, as `rank_rows` does.
+ReadRows = Callable[[TrainSpec], tuple[Spool, Spool]]
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def begin(
     brought: tuple[EpochRows, EpochRows | None] | None = None,
     *,
     known: KnownRun | None = None,
-    read: Callable[[TrainSpec], tuple[Spool, Spool]] = rank_rows,
+    read: ReadRows = rank_rows,
 ) -> RankRun:
     """Rows, evened out between the ranks, and the run's checkpoint. A collective.
 
@@ -125,7 +127,7 @@ def begin(
     return RankRun(rows, held, seed, identity, kept)
 
 
-def _evened(spec: TrainSpec, read: Callable[[TrainSpec], tuple[Spool, Spool]]) -> tuple[EpochRows, EpochRows | None]:
+def _evened(spec: TrainSpec, read: ReadRows) -> tuple[EpochRows, EpochRows | None]:
     """Rows to train on and those that are marked, as many on each rank. A collective."""
     if spec.limits is not None and spec.source is not None:
         within = streamed(spec.source, spec.held_source, spec.spooled, spec.limits, "training")

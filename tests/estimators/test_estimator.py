@@ -38,7 +38,7 @@ def test_parameters_of_one_training_leave_the_estimator_as_it_is(estimator: Make
 
 @dataclass(frozen=True)
 class Failing:
-    """Makes rows in Spark's tasks, and raises an error of its own after some."""
+    """Makes rows in Spark's tasks, and raises a DataError after some."""
 
     error: type[Exception] = DataError
     rows: int = 0

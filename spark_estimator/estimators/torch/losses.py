@@ -79,7 +79,6 @@ class TorchParts:
     returns_optimizer: bool = True
     sync: str = "allreduce"
     inner_steps: int = 32
-
     nothing_to_learn: str = ""
 
     @property

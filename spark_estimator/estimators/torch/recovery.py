@@ -19,12 +19,12 @@ Order of events in a round
 3. Epochs. There is a commit before the first step of an epoch, after each step, and after an epoch with its validation,
    its checkpoint and its callbacks.
 
-What is not recovered within a step restarts from the checkpoint: see `recovers`.
+Other trainings restart from the checkpoint: see `FrameworkTraining.recovers` and `TrainSpec.keeps_file_rows`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,14 +35,11 @@ import spark_estimator.torch as hvd
 from spark_estimator.data.rank.spool import Spool
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.persistence.run_lease import Fence
-from spark_estimator.estimators.rank_run import KnownRun, RankRun, record_epoch
+from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, record_epoch
 from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.torch.elastic.state import TorchState
-
-#: Reads a rank's rows, as `rank_rows` does.
-Read = Callable[[TrainSpec], tuple[Spool, Spool]]
 
 
 class RecoverableTraining(Protocol):
@@ -51,7 +48,7 @@ class RecoverableTraining(Protocol):
     trainer: Trainer
     progress: TrainingProgress
 
-    def begin(self, known: KnownRun | None, read: Read) -> RankRun:
+    def begin(self, known: KnownRun | None, read: ReadRows) -> RankRun:
         """Its input. A collective."""
 
     def leaving(self, beginning: RankRun) -> frozenset[int]:

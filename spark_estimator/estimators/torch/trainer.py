@@ -174,6 +174,7 @@ class Trainer:
         self.meter.begin_epoch(epoch, plan.steps, first, self.sums.rows)
         batches = rows.batches(spec.batch_size, spec.train_steps, order, first)
         most = 1 if self._parts.minibatch is not None else spec.backward_passes_per_step
+        # Horovod's rule where the learning rate is Horovod's, that of one process.
         parts = passes(
             batches, plan, first, most, self._divisors, self._total, as_horovod=not self._parts.rate_is_joint
         )

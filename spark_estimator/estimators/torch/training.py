@@ -22,7 +22,7 @@ from spark_estimator.estimators.persistence.checkpoint import (
     line_of,
     line_of_return,
 )
-from spark_estimator.estimators.rank_run import KnownRun, RankRun, averages_of, begin, record_epoch
+from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, averages_of, begin, record_epoch
 from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.torch import recovery
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
@@ -73,7 +73,7 @@ class Training:
     def begin(
         self,
         known: KnownRun | None = None,
-        read: recovery.Read = rank_rows,
+        read: ReadRows = rank_rows,
         brought: tuple[EpochRows, EpochRows | None] | None = None,
     ) -> RankRun:
         """As `rank_run.begin`."""

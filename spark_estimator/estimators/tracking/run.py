@@ -38,10 +38,10 @@ _BYTES_PER_SECOND = 1 << 20
 _LONGEST_PARAMETER, _LONGEST_NOTE = 500, 5000
 # MLflow takes no more in one request.
 _MOST_PARAMETERS, _MOST_METRICS = 100, 1000
-# MLflow's tags: the run that another one is nested in, and a run's description.
 # The run of the process, which MLflow Projects and jobs set.
 _RUN_VARIABLE = "MLFLOW_RUN_ID"
 _environment_lock = threading.Lock()
+# MLflow's tags: the run that another one is nested in, and a run's description.
 _PARENT_TAG, _NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
 
 

@@ -93,7 +93,7 @@ def run_elastic(
     Raises:
         JobFailedError: the job could not continue.
     """
-    job = replace(elastic(job), progress=following.status is not None)
+    job = elastic(job, progress=following.status is not None)
 
     def here(_host: str, _number: int, _rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
         return LocalWorkerHandle(job, relay, gentle=gentle, link=link)
@@ -113,6 +113,10 @@ def run_elastic(
     ).run()
 
 
-def elastic(job: JobSpec) -> JobSpec:
-    """`job`, marked as elastic for its ranks; there is no status line, since ranks join and leave."""
-    return replace(job, progress=False, environment={**job.environment, ELASTIC_VARIABLE: "1"})
+def elastic(job: JobSpec, *, progress: bool = False) -> JobSpec:
+    """`job`, marked as elastic for its ranks.
+
+    Args:
+        progress: the ranks report how far they are; useless where ranks join and leave, which has no status line.
+    """
+    return replace(job, progress=progress, environment={**job.environment, ELASTIC_VARIABLE: "1"})

@@ -192,7 +192,7 @@ def run_attempts(
                 error.args = (f"{error}{_history(number, attempts, earlier)}",)
                 raise error from earlier[-1]
             raise
-    raise AssertionError("the loop has no end of its own")
+    raise AssertionError("unreachable: an attempt returns or raises")
 
 
 def _history(number: int, attempts: int, earlier: list[JobFailedError]) -> str:

@@ -102,9 +102,8 @@ def run_elastic_on_spark(
     fixed = terms.min_size == terms.size == terms.most
     built = spark_job(spark, function, terms.size, replace(options, all_results=True))
     status = StatusLine.on_screen(terms.size, options.progress_display) if fixed and built.progress else None
-    job = replace(
-        elastic(replace(built, encrypted=encryption_of(spark)[0], attempt=attempt.number)), progress=status is not None
-    )
+    built = replace(built, encrypted=encryption_of(spark)[0], attempt=attempt.number)
+    job = elastic(built, progress=status is not None)
     turn = StartTurn(spark, job.function)
     jobs = _Jobs(spark, job, terms, options, attempt, turn)
     try:

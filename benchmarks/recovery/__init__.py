@@ -1,0 +1,1 @@
+"""Kills ranks of an estimator's training, and times what that costs: ``python -m benchmarks.recovery``."""
