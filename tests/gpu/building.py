@@ -15,6 +15,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "libspark_estimator_engine.so"
 LIBRARY = ROOT / "spark_estimator" / NAME
+#: Built from the file of that name beside this one; see there.
+TWO_MACHINES = ROOT / "build" / "gpu-check" / "two_machines.so"
 _LAST_LINES = 30
 
 
@@ -104,6 +106,22 @@ def make_ready(
     aside.replace(library)
     print(f"built in {time.monotonic() - began:.0f} s", flush=True)
     return ""
+
+
+def build_two_machines(library: Path = TWO_MACHINES, compiler: str = "") -> str:
+    """Builds what `ways.MACHINES` preloads, in less than a second; returns the obstacle, "" if there is none.
+
+    Args:
+        library: the file to make.
+        compiler: by default the first that is found.
+    """
+    compiler = compiler or Tools.find().compiler
+    if not compiler:
+        return "a C compiler is missing (Debian, Ubuntu: apt-get install g++)"
+    library.parent.mkdir(parents=True, exist_ok=True)
+    source = Path(__file__).with_name("two_machines.c")
+    options = ["-x", "c", "-O2", "-Wall", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"]
+    return run_command([compiler, *options], 60)
 
 
 def run_command(command: list[str], seconds: float) -> str:

@@ -1,8 +1,9 @@
 """Tries everything that only a GPU can show, and measures it: ``python tests/gpu/check.py``, within eight minutes.
 
-One GPU is enough: two ranks share it, and one has it alone. Where there are more, two ranks have one each as well. The
-engine is built first if it is missing. The report is written to stdout; the exit code is 0 when all is right, 1 when
-something is not, and 3 where there is no GPU. Figures that miss their goals are counted, and do not change it.
+One GPU is enough: one rank has it alone, two ranks share it, and two ranks on it are shown to NCCL as two machines.
+Where there are more GPUs, two ranks have one each. The engine is built first if it is missing. The report is written to
+stdout; the exit code is 0 when all is right, 1 when something is not, and 3 where there is no GPU. Figures that miss
+their goals are counted, and do not change it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.gpu import building  # noqa: E402  found by the line above
-from tests.gpu.ways import Way, refused_way, ways  # noqa: E402
+from tests.gpu.ways import MACHINES, Way, refused_way, ways  # noqa: E402
 
 NO_GPU = 3
 #: For a process that asks CUDA or doctor; PyTorch's first import from a slow disk takes most of it.
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description="Try and measure collectives on this machine's GPUs.")
     parser.add_argument("--only", default="", help="run the checks and figures whose names contain this")
+    parser.add_argument("--way", default="", help="only in the ways whose names contain this")
     parser.add_argument("--no-figures", action="store_true", help="check, and measure nothing")
     parser.add_argument("--no-build", action="store_true", help="do not build the engine where it is missing")
     parser.add_argument("--limit", type=float, default=470, help="seconds that all of it may take (default: 470)")
@@ -99,9 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report()
     budget = jobs.Budget(options.limit - (time.monotonic() - began))
     ask_doctor(report, budget.left())
-    run_checks(ways(gpus), options.only, seed, budget, report)
+    all_ways = [way for way in [*ways(gpus), refused_way()] if options.way in way.name]
+    if any(way.machines for way in all_ways) and (trouble := building.build_two_machines()):
+        report.result(jobs.Result(MACHINES, jobs.State.NOT_RUN, trouble))
+        all_ways = [way for way in all_ways if not way.machines]
+    run_checks(all_ways, options.only, seed, budget, report)
     if not options.no_figures:
-        run_figures(ways(gpus), options.only, options.trace, budget, report)
+        run_figures(all_ways, options.only, options.trace, budget, report)
     return report.end(time.monotonic() - began)
 
 
@@ -149,14 +155,18 @@ def run_checks(all_ways: Sequence[Way], only: str, seed: int, budget: Any, repor
         **trainings.TRAININGS,
         **predictions.PREDICTIONS,
     }
+    if not predictions.PREDICTIONS:
+        print("predictions are left out: pyspark is not installed", flush=True)
     tasks = {name: task for name, task in tasks.items() if only in name}
     named = "NCCL is refused"
     refused: dict[str, in_rank.Task] = {named: endings.nccl_is_refused} if only in named else {}
-    planned = [*((way, tasks, way.size > 1 and only in "killed rank") for way in all_ways)]
-    for way, chosen, kills in [*planned, (refused_way(), refused, False)]:
+    for way in all_ways:
+        is_refused = way == refused_way()
+        chosen = refused if is_refused else tasks
+        kills = way.size > 1 and only in "killed rank" and not is_refused
         if not (chosen or kills):
             continue
-        begin = functools.partial(in_rank.use_gpu, own_gpus=way.own_gpus)
+        begin = functools.partial(in_rank.use_gpu, own_gpus=way.own_gpus, machines=way.machines)
         print(f"\n== {way.name}", flush=True)
         results, description = jobs.run_in_way(way, chosen, begin, budget)
         for result in results:
@@ -195,7 +205,7 @@ def run_figures(all_ways: Sequence[Way], only: str, trace: Path | None, budget: 
     for way in all_ways:
         tasks: Mapping[str, Any] = figures.figures(way.name, folder) if way.is_measured else {}
         tasks = {name: task for name, task in tasks.items() if only in name}
-        begin = functools.partial(in_rank.use_gpu, own_gpus=way.own_gpus)
+        begin = functools.partial(in_rank.use_gpu, own_gpus=way.own_gpus, machines=way.machines)
         for result in jobs.run_in_way(way, tasks, begin, budget)[0]:
             report.result(result, f"{way.name}, ")
 

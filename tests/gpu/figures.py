@@ -16,7 +16,7 @@ from tests.gpu.in_rank import Task
 from tests.gpu.nccl_direct import averaging_by_nccl
 from tests.gpu.overlap import overlap
 from tests.gpu.timing import by_one_rank, interleaved, seconds_of
-from tests.gpu.ways import COPIED, ONE, OWN, SHARED
+from tests.gpu.ways import COPIED, MACHINES, ONE, OWN, SHARED
 
 #: Of float32: 100 MB.
 _ELEMENTS = 25_000_000
@@ -37,7 +37,7 @@ def allreduce_100_mb(way: str) -> list[Line]:
             f"{hvd.size() * tensor.nbytes / taken / 1e9:.1f} GB/s of all ranks'; a single one {single * 1e3:.3f} ms"
         )
     ]
-    compare = {SHARED: _beside_the_bus, OWN: _beside_nccl}.get(way)
+    compare = {SHARED: _beside_the_bus, OWN: _beside_nccl, MACHINES: _beside_nccl}.get(way)
     return lines + ([] if compare is None else compare(tensor, taken))
 
 
@@ -163,8 +163,8 @@ def transformer_step(way: str, folder: str) -> list[Line]:
 def figures(way: str, folder: str) -> dict[str, Task]:
     """What is measured in a way; traces go to a folder, "": nowhere."""
     tasks: dict[str, tuple[Sequence[str], Task]] = {
-        "allreduce of 100 MB": ((ONE, SHARED, COPIED, OWN), functools.partial(allreduce_100_mb, way)),
-        "small allreduces": ((ONE, SHARED, OWN), functools.partial(small_ones, way)),
-        "transformer step": ((ONE, SHARED, COPIED, OWN), functools.partial(transformer_step, way, folder)),
+        "allreduce of 100 MB": ((ONE, SHARED, COPIED, OWN, MACHINES), functools.partial(allreduce_100_mb, way)),
+        "small allreduces": ((ONE, SHARED, OWN, MACHINES), functools.partial(small_ones, way)),
+        "transformer step": ((ONE, SHARED, COPIED, OWN, MACHINES), functools.partial(transformer_step, way, folder)),
     }
     return {name: task for name, (wanted, task) in tasks.items() if way in wanted}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -42,8 +43,10 @@ class Note(NamedTuple):
     way: str = ""
 
 
-def use_gpu(rank: int, own_gpus: bool) -> None:
-    """Chooses the GPU of a rank, before any other call."""
+def use_gpu(rank: int, own_gpus: bool, machines: bool) -> None:
+    """Chooses the GPU of a rank, and its machine, before any other call; the arguments are those of a `Way`."""
+    if machines:
+        os.environ["NCCL_HOSTID"] = f"machine-{rank}"
     torch.cuda.set_device(rank if own_gpus else 0)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
 
 pytest.importorskip("torch")
 
 from tests.estimators.torch.stand_in_cuda import stand_in
-from tests.gpu import check, checks, endings, figures, jobs, predictions, random_ops, trainings
+from tests.gpu import building, check, checks, endings, figures, jobs, predictions, random_ops, trainings
 from tests.gpu.in_rank import Task
-from tests.gpu.ways import ONE, OWN, REFUSED, SHARED, Way, refused_way, ways
+from tests.gpu.ways import MACHINES, ONE, OWN, REFUSED, SHARED, Way, refused_way, ways
 
 pytestmark = pytest.mark.timeout(300)
 SECONDS = 250.0
@@ -19,12 +20,15 @@ SECONDS = 250.0
 
 def pretended(name: str, fakes: dict[str, str]) -> Way:
     """A backend on pretended GPUs; ranks that see one see no more than one."""
-    way = {way.name: way for way in [*ways(2), refused_way()]}[name]
+    way = {way.name: way for way in [*ways(1), *ways(2), refused_way()]}[name]
     return way._replace(environ={**way.environ, **fakes, **({} if way.own_gpus else {"FAKE_CUDA_DEVICES": "1"})})
 
 
-def begin(rank: int, own_gpus: bool) -> None:
+def begin(rank: int, own_gpus: bool, machines: bool = False) -> None:
     import torch
+
+    if machines:
+        os.environ["NCCL_HOSTID"] = f"machine-{rank}"
 
     from tests.gpu.pretended_cuda import pretend
 
@@ -63,7 +67,9 @@ def problems(results: list[jobs.Result]) -> list[jobs.Result]:
     return [result for result in results if result.state is not jobs.State.OK]
 
 
-@pytest.mark.parametrize("name", [ONE, *(pytest.param(name, marks=pytest.mark.slow) for name in (SHARED, OWN))])
+@pytest.mark.parametrize(
+    "name", [ONE, *(pytest.param(name, marks=pytest.mark.slow) for name in [SHARED, OWN, MACHINES])]
+)
 def test_checks(fakes: dict[str, str], name: str) -> None:
     way = pretended(name, fakes)
     tasks: dict[str, Task] = {
@@ -72,7 +78,7 @@ def test_checks(fakes: dict[str, str], name: str) -> None:
         **endings.ENDINGS,
         **trainings.TRAININGS,
     }
-    start = functools.partial(begin, own_gpus=way.own_gpus)
+    start = functools.partial(begin, own_gpus=way.own_gpus, machines=way.machines)
     results, description = jobs.run_in_way(way, tasks, start, jobs.Budget(SECONDS))
     assert not problems(results)
     assert len(results) == len(tasks) and way.described in description
@@ -102,10 +108,13 @@ def test_nccl_is_refused(fakes: dict[str, str]) -> None:
     assert result.state is jobs.State.FAILED and "went by NCCL" in result.text
 
 
-@pytest.mark.parametrize("name", [SHARED, OWN])
+@pytest.mark.parametrize("name", [SHARED, OWN, MACHINES])
 def test_a_killed_rank(fakes: dict[str, str], name: str) -> None:
+    """As two machines, with one fake GPU: the engine is then shown a GPU of each, and takes NCCL."""
+    assert name != MACHINES or not building.build_two_machines()
     way = pretended(name, fakes)
-    result = check.lose_a_peer(way, functools.partial(begin, own_gpus=way.own_gpus), jobs.Budget(SECONDS))
+    start = functools.partial(begin, own_gpus=way.own_gpus, machines=way.machines)
+    result = check.lose_a_peer(way, start, jobs.Budget(SECONDS))
     assert result.state is jobs.State.OK, result
 
 

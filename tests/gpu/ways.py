@@ -6,12 +6,15 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tests.gpu import building
+
 ONE = "one rank"
 SHARED = "two ranks on one GPU"
 ONE_QUEUE = "two ranks on one GPU, one queue"
 STAGED = "two ranks, a GPU each, staged"
 COPIED = "two ranks, PyTorch's copies"
 OWN = "two ranks, a GPU each"
+MACHINES = "two ranks on one GPU, as two machines, by NCCL"
 REFUSED = "two ranks on one GPU, NCCL demanded"
 
 
@@ -23,6 +26,7 @@ class Way(NamedTuple):
         size: number of ranks.
         environ: of the ranks.
         own_gpus: each rank has its own.
+        machines: each rank is on a separate machine, as far as the engine and NCCL see; see ``two_machines.c``.
         described: the engine's expected description; "": nothing is sent from a GPU.
         is_measured: whether there are figures of it.
     """
@@ -31,6 +35,7 @@ class Way(NamedTuple):
     size: int
     environ: Mapping[str, str]
     own_gpus: bool = False
+    machines: bool = False
     described: str = ""
     is_measured: bool = True
 
@@ -54,9 +59,13 @@ def ways(gpus: int) -> list[Way]:
     if gpus > 1:
         staged = {"HOROVOD_GPU_OPERATIONS": "staged"}
         supported += [
-            Way(OWN, 2, {}, own_gpus=True, described="NCCL"),
+            Way(OWN, 2, {}, own_gpus=True, described="go through NCCL"),
             Way(STAGED, 2, staged, own_gpus=True, described="as was asked for", is_measured=False),
         ]
+    else:
+        # NCCL's ranks then connect by TCP, over the loopback device.
+        preloaded = {"LD_PRELOAD": str(building.TWO_MACHINES), "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
+        supported.append(Way(MACHINES, 2, {**first_gpu, **preloaded}, machines=True, described="go through NCCL"))
     return supported
 
 
