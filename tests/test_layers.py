@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -185,3 +187,12 @@ def test_no_module_is_limited_to_the_first_1024_file_descriptors() -> None:
     assert uses_select("select.select([], [], [])") and uses_select("from select import select")
     assert not uses_select("selectors.DefaultSelector().select()\nselect.poll()")
     assert not [path for path in PACKAGE.rglob("*.py") if uses_select(path.read_text())]
+
+
+@pytest.mark.parametrize("framework", ["torch", "lightning", "transformers", "keras"])
+def test_a_rank_of_an_estimator_imports_no_pyspark(framework: str) -> None:
+    """It would take a rank about half a second: pyspark.ml imports pandas."""
+    pytest.importorskip({"torch": "torch", "keras": "tensorflow"}.get(framework, framework))
+    code = f"import sys, spark_estimator.estimators.{framework}.training; print('pyspark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

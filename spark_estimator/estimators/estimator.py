@@ -26,7 +26,7 @@ from spark_estimator.estimators.metadata import ModelMetadata, column_facts
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence import model_transfer, run_lease
 from spark_estimator.estimators.persistence.checkpoint import discard_partials
-from spark_estimator.estimators.persistence.folders import FolderReader, FolderWriter
+from spark_estimator.estimators.persistence.spark_ml import FolderReader, FolderWriter
 from spark_estimator.estimators.protocol import HorovodEstimator
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame

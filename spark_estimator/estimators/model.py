@@ -32,7 +32,7 @@ from spark_estimator.estimators.inference.prediction_columns import (
 from spark_estimator.estimators.inference.predictor import Predictor, matrices_of
 from spark_estimator.estimators.inference.row_function import RowFunction, row_udf
 from spark_estimator.estimators.metadata import ModelMetadata, label_type_of
-from spark_estimator.estimators.persistence.folders import FolderReader, FolderWriter
+from spark_estimator.estimators.persistence.spark_ml import FolderReader, FolderWriter
 from spark_estimator.estimators.protocol import HorovodModel
 
 if TYPE_CHECKING:

@@ -1,24 +1,19 @@
-"""Folders of saved estimators and models: replaced in one step, found by Spark ML, opened with or without trust.
+"""Folders of saved estimators and models: where they are, and whether they are trusted to run code.
 
-Spark ML looks for ``metadata/part-00000``, so that a saved Pipeline finds its stages; ``spark_estimator.json`` has the
-rest as plain text (`manifest`). Files that could run code when they are read are opened only if the user passes
-``trust=True`` to `load`, or wraps the loading of a Pipeline, PipelineModel or CrossValidatorModel in `trust_files`.
+Files that could run code when they are read are opened only if the user passes ``trust=True`` to `load`, or wraps the
+loading of a Pipeline, PipelineModel or CrossValidatorModel in `trust_files`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
-
-from pyspark.ml.util import MLReader, MLWriter
 
 from spark_estimator.errors import DataError
 from spark_estimator.store import DBFSLocalStore
-from spark_estimator.store.replacement import replaced_folder, surviving_folder
 
 #: The file that each whole folder has.
 MANIFEST_FILE = "spark_estimator.json"
@@ -47,46 +42,6 @@ def trust_files() -> Iterator[None]:
 def is_trusted(trust: bool) -> bool:
     """Whether what could run code may be opened."""
     return trust or _trusted.get()
-
-
-class FolderWriter(MLWriter):
-    """``instance.write().overwrite().save(path)``.
-
-    Args:
-        write: puts the files into a new folder.
-    """
-
-    def __init__(self, write: Callable[[Path], None]) -> None:
-        super().__init__()
-        self._write = write
-
-    def save(self, path: str) -> None:
-        """Writes the folder: all of it, or nothing. A crash at any moment leaves the previous folder or the new one.
-
-        Raises:
-            FileExistsError: it exists already, and overwrite() was not called.
-        """
-        folder = local_path(path)
-        if not self.shouldOverwrite and surviving_folder(folder, MANIFEST_FILE).exists():
-            raise FileExistsError(f"{folder} already exists. Call write().overwrite().save(...) to replace it.")
-        with replaced_folder(folder, overwrite=self.shouldOverwrite) as partial:
-            self._write(partial)
-
-
-class FolderReader(MLReader[Any]):
-    """``Kind.read().load(path)``.
-
-    Args:
-        load: as ``Kind.load``.
-    """
-
-    def __init__(self, load: Callable[[str], Any]) -> None:
-        super().__init__()
-        self._load = load
-
-    def load(self, path: str) -> Any:
-        """As the class's own load(path)."""
-        return self._load(path)
 
 
 def local_path(path: str) -> Path:

@@ -75,6 +75,22 @@ def test_a_function_s_value_follows_the_begin_of_user_code() -> None:
     assert cloudpickle.loads(frames[2][1]) == "abab"
 
 
+def test_garbage_is_collected_from_the_function_s_begin_on() -> None:
+    class Late:
+        """As it is unpickled, a worker imports."""
+
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return eval, ("__import__('gc').isenabled()",)
+
+    def work(while_loading: bool) -> tuple[bool, bool]:
+        import gc
+
+        return while_loading, gc.isenabled()
+
+    status, frames = frames_of(spec(), cloudpickle.dumps((work, (Late(),), {})))
+    assert status == 0 and cloudpickle.loads(frames[2][1]) == (False, True)
+
+
 def test_an_exception_is_reported_without_the_launcher_s_frames() -> None:
     def work() -> None:
         raise KeyError("missing")

@@ -1,0 +1,57 @@
+"""Spark ML's writer and reader, for the folders of saved estimators and models: replaced in one step.
+
+Spark ML looks for ``metadata/part-00000``, so that a saved Pipeline finds its stages; ``spark_estimator.json`` has the
+rest as plain text (`manifest`). Apart from ``folders``, since pyspark.ml imports pandas, which ranks need not
+load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.ml.util import MLReader, MLWriter
+
+from spark_estimator.estimators.persistence.folders import MANIFEST_FILE, local_path
+from spark_estimator.store.replacement import replaced_folder, surviving_folder
+
+
+class FolderWriter(MLWriter):
+    """``instance.write().overwrite().save(path)``.
+
+    Args:
+        write: puts the files into a new folder.
+    """
+
+    def __init__(self, write: Callable[[Path], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def save(self, path: str) -> None:
+        """Writes the folder: all of it, or nothing. A crash at any moment leaves the previous folder or the new one.
+
+        Raises:
+            FileExistsError: it exists already, and overwrite() was not called.
+        """
+        folder = local_path(path)
+        if not self.shouldOverwrite and surviving_folder(folder, MANIFEST_FILE).exists():
+            raise FileExistsError(f"{folder} already exists. Call write().overwrite().save(...) to replace it.")
+        with replaced_folder(folder, overwrite=self.shouldOverwrite) as partial:
+            self._write(partial)
+
+
+class FolderReader(MLReader[Any]):
+    """``Kind.read().load(path)``.
+
+    Args:
+        load: as ``Kind.load``.
+    """
+
+    def __init__(self, load: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._load = load
+
+    def load(self, path: str) -> Any:
+        """As the class's own load(path)."""
+        return self._load(path)
