@@ -168,9 +168,12 @@ def _identity(batches: Iterator[Any]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def session(master: str) -> Iterator[Any]:
-    """A Spark session with the given master; stopped at the exit."""
+    """A Spark session with the given master, stopped at the exit; or the one that is active, which stays."""
     from pyspark.sql import SparkSession
 
+    if active := SparkSession.getActiveSession():
+        yield active
+        return
     spark = (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")

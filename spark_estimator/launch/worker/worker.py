@@ -93,8 +93,8 @@ def main() -> None:
     os.set_inheritable(options.result_fd, False)
     pipe = ResultWriter(options.result_fd)
     sys.path.append(autoload_path())
-    # Modules are kept, so that looking for garbage among them is in vain: a quarter of the time that importing PyTorch
-    # or TensorFlow takes. The collector runs again when the function does.
+    # Modules are kept, so that there is no garbage among them: looking for it is a quarter of the time that importing
+    # PyTorch or TensorFlow takes. The collector runs again when the function does.
     gc.disable()
     for name in filter(None, options.preload.split(",")):
         with suppress(Exception):  # if the function needs the module, its own import raises the error

@@ -19,7 +19,7 @@ NUMBERS = 40_000_000
 
 
 class Large(nn.Linear):
-    """A linear layer with 160 MB of numbers, that returns what its process has of their file: (MiB, private MiB)."""
+    """A linear layer with 160 MB of numbers, that returns what its process has of their file: (MiB, MiB of copies)."""
 
     def __init__(self):
         super().__init__(3, 1)
@@ -30,7 +30,7 @@ class Large(nn.Linear):
         import re
 
         self.large.sum()
-        sizes = {"Rss": 0, "Private_Dirty": 0}
+        sizes = {"Rss": 0, "Anonymous": 0}
         with open("/proc/self/smaps") as maps:
             for part in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", maps.read(), flags=re.MULTILINE):
                 if ".model" in part.split("\n")[0]:
@@ -61,7 +61,7 @@ def main():
             {
                 "same": float(row.y__output[0]) == float(value),
                 "mapped": row.y__output[1],
-                "private": row.y__output[2],
+                "copied": row.y__output[2],
                 "process": row.y__output[3],
             }
             for row, value in zip(rows, expected[:, 0], strict=True)

@@ -23,4 +23,4 @@ def test_over_connect(tmp_path: Path) -> None:
         rows: Any = driver.wait(250)["rows"]
     assert len(rows) == 128 and all(row["same"] for row in rows)
     assert all(row["mapped"] > 150 for row in rows), "the numbers are those of the file"
-    assert all(row["private"] < 1 for row in rows), "all workers map one copy"
+    assert all(row["copied"] < 1 for row in rows), "all workers map one copy"

@@ -38,6 +38,15 @@ def opened(address: str, folder: Path, *flags: str) -> str:
     return done.stdout
 
 
+def charts_of(page: str, folder: Path) -> str:
+    """The text of the page of charts, which a busy machine does not always show in a browser's first attempt."""
+    for _ in range(3):
+        text = text_of(opened(f"{page}/model-metrics", folder, "--dump-dom"))
+        if "train_loss" in text:
+            break
+    return text
+
+
 def text_of(page: str) -> str:
     """The text of a page, without its tags."""
     return " ".join(re.sub(r"<[^>]*>", " ", re.sub(r"<(script|style).*?</\1>", " ", page, flags=re.DOTALL)).split())
@@ -58,7 +67,7 @@ def test_the_page_of_a_run(line: DataFrame, estimator: Callable[..., TorchEstima
             assert name in overview and f"{run.data.metrics[name]:.6g}"[:6] in overview, overview
         for name in ("batch_size", "16", "epochs", "Finished", run.info.run_name):
             assert name in overview, overview
-        charts = text_of(opened(f"{page}/model-metrics", tmp_path, "--dump-dom"))
+        charts = charts_of(page, tmp_path)
         assert "train_loss" in charts and "validation_loss" in charts, charts
         plot = opened(f"{page}/artifacts/plots/loss.png", tmp_path, "--dump-dom")
         assert "loss.png" in text_of(plot) and re.search(r"<img[^>]+(blob:|loss\.png)", plot), text_of(plot)
