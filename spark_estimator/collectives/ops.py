@@ -78,7 +78,7 @@ def submit(
     call = Call(
         op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed, device, residues
     )
-    return requests.submit(engine, call, tensors, keep, stream)
+    return requests.submit(engine, call, tensors, keep, stream=stream)
 
 
 def run(

@@ -22,10 +22,10 @@ from spark_estimator import _native
 from spark_estimator._native import DType, MemoryKind, Op, ReduceOp, Request, TensorStruct
 from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine
 from spark_estimator.collectives.handle import GATHERING, Handle
-from spark_estimator.errors import ShutDownError
+from spark_estimator.errors import DuplicateNameError, ShutDownError
 
 # Requests that are remembered as plans. A job that repeats more of them than that gains nothing for the oldest.
-_REMEMBERED = 512
+_REMEMBERED = 4096
 
 Form = tuple[DType, tuple[int, ...]]
 # A list: ctypes accepts nothing else for a whole array.
@@ -91,8 +91,10 @@ class Call(NamedTuple):
     residues: tuple[int, ...] = ()
 
 
-def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, stream: int = 0) -> Handle:
-    """Submits a collective and returns at once.
+def submit(
+    engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, *, repeats: bool = True, stream: int = 0
+) -> Handle:
+    """Submits a collective and returns at once. A named one takes less time from its third use on.
 
     Args:
         engine: of the group.
@@ -100,6 +102,7 @@ def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, 
         tensors: one; or several that are done as one; none for a barrier and a join.
         keep: referenced until the collective is done, and on a GPU until a stream waits for it; put the owners of the
             tensors' memory here.
+        repeats: whether one of this name may be repeated.
         stream: of the call's device, if it has one: where the tensors are written.
 
     Raises:
@@ -107,6 +110,22 @@ def submit(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, 
         ValueError: an argument is malformed. Nothing was sent.
         HorovodInternalError: the engine has failed or ended before.
     """
+    if call.unnamed or not repeats:
+        return _submitted(engine, call, tensors, keep, stream)
+    forms = _forms(tensors)
+    known = _recalled(engine, call, call.name)
+    if isinstance(known, Plan) and known.suits(call, forms):
+        try:
+            handle = known.submit(*_addresses(tensors), keep, stream=stream)
+        except DuplicateNameError:  # the error of the request names the tensor, not the plan
+            handle = _submitted(engine, call, tensors, keep, stream)
+    else:
+        handle = _submitted(engine, call, tensors, keep, stream)
+    _remember(engine, call, forms, call.name, known)
+    return handle
+
+
+def _submitted(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, stream: int) -> Handle:
     request = _native_request(engine, call, tensors, stream)
     of = None if call.device is None else stream
     return Handle(engine, engine.submit(request), call.name, call.op, len(tensors), keep, of)
@@ -137,16 +156,11 @@ def run(
     Raises:
         As `submit` and ``Handle.wait`` do.
     """
-    forms = [(tensor[2], tensor[3]) for tensor in tensors]
-    # Taken out while it is used: two threads must not write the addresses of one plan, and the most recently used plan
-    # is the last of the dict.
+    forms = _forms(tensors)
     key = (call, *forms) if call.unnamed else call.name
-    try:
-        known = engine.plans.pop(key, None) if repeats else None
-    except TypeError as error:  # something that cannot be hashed, such as a list for a name
-        raise _complaint(call) or error from None
-    if type(known) is Plan and known.call == call and known.forms == forms:
-        handle = known.run([tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors], keep, stream)
+    known = _recalled(engine, call, key) if repeats else None
+    if isinstance(known, Plan) and known.suits(call, forms):
+        handle = known.run(*_addresses(tensors), keep, stream)
     else:
         request = _native_request(engine, call, tensors, stream)
         number = c_int64()
@@ -163,9 +177,7 @@ def run(
     elif call.device is not None:
         engine.log_gpu_path()
     if repeats:
-        if type(known) is not Plan:
-            known = Plan(engine, call, forms) if known == (call, forms) else (call, forms)
-        _remember(engine, key, known)
+        _remember(engine, call, forms, key, known)
     return handle
 
 
@@ -189,7 +201,7 @@ def gather_bytes(
 
 def submit_bytes(engine: Engine, name: str, payload: bytes) -> Handle:
     """As `gather_bytes`, without waiting: `gathered_bytes` gives the result of the handle."""
-    return submit(engine, Call(Op.ALLGATHER, name), *_as_tensor(payload))
+    return submit(engine, Call(Op.ALLGATHER, name), *_as_tensor(payload), repeats=False)
 
 
 def _as_tensor(payload: bytes) -> tuple[list[Tensor], object]:
@@ -250,6 +262,10 @@ class Plan:
         self._number = c_int64()
         self._places = [ctypes.addressof(memory) for memory in (self._inputs, self._outputs, self._number)]
         self._run = library.se_plan_run
+
+    def suits(self, call: Call, forms: Sequence[Form]) -> bool:
+        """Whether a call on tensors of some forms is this one."""
+        return self.call == call and self.forms == forms
 
     def submit(
         self, inputs: Addresses, outputs: Addresses, keep: object, *, defer: bool = False, stream: int = 0
@@ -326,7 +342,32 @@ def _abandon(engine: Engine, number: c_int64, call: Call, keep: object, stream: 
         engine.hold_for_gpu(keep, error)
 
 
-def _remember(engine: Engine, key: object, known: object) -> None:
+def _addresses(tensors: Sequence[Tensor]) -> tuple[Addresses, Addresses]:
+    return [tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors]
+
+
+def _forms(tensors: Sequence[Tensor]) -> list[Form]:
+    return [(tensor[2], tensor[3]) for tensor in tensors]
+
+
+def _recalled(engine: Engine, call: Call, key: object) -> object:
+    """What `_remember` noted, taken out while it is used: two threads must not write the addresses of one plan, and the
+    most recently used plan is the last of the dict.
+
+    Raises:
+        TypeError: the call has something that cannot be hashed, such as a list for a name.
+    """
+    try:
+        return engine.plans.pop(key, None)
+    except TypeError as error:
+        raise _complaint(call) or error from None
+
+
+def _remember(engine: Engine, call: Call, forms: list[Form], key: object, known: object) -> None:
+    """Notes a call; at its second use with the same form in a row a plan is made of it. A plan stays when a call of its
+    name has another form, as that of a last batch."""
+    if not isinstance(known, Plan):
+        known = Plan(engine, call, forms) if known == (call, forms) else (call, forms)
     if len(engine.plans) >= _REMEMBERED:
         # Another thread may remove one at the same time; if this fails, the dict has one more than the limit until the
         # next call.

@@ -60,9 +60,58 @@ def test_from_the_third_use_on_a_request_is_a_plan(single_engine: Engine) -> Non
     assert single_engine.plans["sum"] is plan
 
 
+def test_submitted_requests_become_plans(two_engines: list[Engine]) -> None:
+    kinds = []
+    for turn in range(4):
+        memories = [Floats(turn, 2), Floats(10, turn)]
+        for handle in [
+            submit(engine, SUM, mine.tensors, mine) for engine, mine in zip(two_engines, memories, strict=True)
+        ]:
+            handle.wait()
+        assert [mine.values for mine in memories] == [[turn + 10, turn + 2]] * 2
+        kinds.append([type(engine.plans["sum"]) is Plan for engine in two_engines])
+    assert kinds == [[False] * 2, [True] * 2, [True] * 2, [True] * 2]
+
+
+def test_a_submitted_plan_in_flight_is_a_duplicate_name(two_engines: list[Engine]) -> None:
+    """The message and the state are those of a request that is no plan."""
+    first, second = two_engines
+    for _ in range(2):
+        memories = [Floats(1), Floats(2)]
+        for handle in [
+            submit(engine, SUM, mine.tensors, mine) for engine, mine in zip(two_engines, memories, strict=True)
+        ]:
+            handle.wait()
+    memory, other = Floats(1), Floats(2)
+    handle = submit(first, SUM, memory.tensors, memory)
+    with pytest.raises(DuplicateNameError, match="sum") as caught:
+        submit(first, SUM, memory.tensors, memory)
+    assert "plan" not in str(caught.value)
+    submit(second, SUM, other.tensors, other).wait()
+    handle.wait()
+    assert memory.values == other.values == [3]
+
+
+def test_results_of_a_submitted_plan_stay_while_it_is_submitted_again(two_engines: list[Engine]) -> None:
+    gather = Call(Op.ALLGATHER, "rows")
+    handles = []
+    for turn in range(5):
+        memories = [Floats(turn), Floats(turn, turn)]
+        mine = [
+            submit(engine, gather, [tensor._replace(output=0) for tensor in memory.tensors], memory)
+            for engine, memory in zip(two_engines, memories, strict=True)
+        ]
+        mine[1].wait()
+        while not mine[0].done():
+            pass
+        handles.append(mine[0])
+    assert [handle.gathered().data.cast("f").tolist() for handle in handles] == [[turn] * 3 for turn in range(5)]
+
+
 def test_requests_that_do_not_repeat_are_not_remembered(single_engine: Engine) -> None:
     memory = Floats(1)
     run(single_engine, SUM, memory.tensors, memory, repeats=False)
+    submit(single_engine, SUM, memory.tensors, memory, repeats=False).wait()
     assert not single_engine.plans
 
 
