@@ -121,6 +121,10 @@ class Commits:
         self._begun = begun
         self.ended = state.epochs.ended
 
+    def resumed(self, progress: TrainingProgress) -> None:
+        """The run has resumed from its checkpoint: the next commit has the epochs of that."""
+        self._note(progress, ended=False)
+
     def step(self, done: int) -> None:
         """`done` batches of the epoch are done."""
         self._state.begun, self._state.steps = self._begun, done
@@ -128,9 +132,12 @@ class Commits:
 
     def epoch(self, progress: TrainingProgress, *, ended: bool) -> None:
         """An epoch is over."""
-        self._state.epochs = EndedEpochs(tuple(progress.history), progress.best, ended)
+        self._note(progress, ended=ended)
         self._state.steps = 0
         self._state.commit()
+
+    def _note(self, progress: TrainingProgress, *, ended: bool) -> None:
+        self._state.epochs = EndedEpochs(tuple(progress.history), progress.best, ended)
 
 
 def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | None:

@@ -96,7 +96,10 @@ class Training:
         spec, trainer, progress = self._spec, self.trainer, self.progress
         trainer.begin(beginning.seed, leaving)
         spread = beginning.rows.spread() if self._needs_spread(beginning) else []
-        steps = self._resumed(beginning, spread) if beginning.kept is not None else steps
+        if beginning.kept is not None:
+            steps = self._resumed(beginning, spread)
+            if commits is not None:
+                commits.resumed(progress)
         self._callbacks.call("on_train_begin", trainer.model, spec.framework.optimizer)
         ended = commits is not None and commits.ended
 

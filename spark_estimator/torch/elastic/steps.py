@@ -265,15 +265,22 @@ class StepKeeper:
                     buffer.copy_(torch.frombuffer(bytearray(part), dtype=buffer.dtype).reshape(buffer.shape))
 
     def _buffers(self) -> list[torch.Tensor]:
-        """Those of all models that have values; none where they are too large to be kept."""
+        """Those of all models that have values; without the largest where all of them are too large to be kept."""
         buffers = [buffer for model in self.models for _, buffer in model.named_buffers() if buffer.numel()]
-        size = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
-        if size > _MOST_BUFFER_BYTES:
-            if not self._warned:
-                _log.warning("buffers of %d bytes are not kept for other ranks: at most %d", size, _MOST_BUFFER_BYTES)
-            self._warned = True
-            return []
-        return buffers
+        if sum(buffer.nbytes for buffer in buffers) <= _MOST_BUFFER_BYTES:
+            return buffers
+        by_size = sorted(range(len(buffers)), key=lambda number: buffers[number].nbytes)
+        totals = itertools.accumulate(buffers[number].nbytes for number in by_size)
+        kept = {number for number, total in zip(by_size, totals, strict=True) if total <= _MOST_BUFFER_BYTES}
+        if not self._warned:
+            largest = sum(buffer.nbytes for number, buffer in enumerate(buffers) if number not in kept)
+            _log.warning(
+                "%d buffers of the model, of %d bytes, are not kept for other ranks, as at most %d bytes are. A rank "
+                "that replaces a lost one gets those of the rank that sends it the model.",
+                len(buffers) - len(kept), largest, _MOST_BUFFER_BYTES,
+            )  # fmt: skip
+        self._warned = True
+        return [buffer for number, buffer in enumerate(buffers) if number in kept]
 
 
 def pack(parts: Sequence[bytes]) -> bytes:

@@ -81,6 +81,17 @@ def test_kills_leave_the_numbers_of_an_undisturbed_training(folder: str) -> None
 
 
 @pytest.mark.slow
+def test_a_loss_after_a_resume_repeats_no_epoch(folder: str) -> None:
+    undisturbed = run_ranks(2, in_ranks, 120, args=(folder,))[0]
+    terms = Terms(2, 2, replace=True, reset_limit=4)
+    run_elastic_local(numbers, terms, JobOptions(args=(folder, []), kwargs={"epochs": 1}))
+    results = run_elastic_local(numbers, terms, JobOptions(args=(folder, [(1, 4, True)])))
+    assert Path(folder, "killed-0").exists()
+    assert json.loads(results[0][0]) == json.loads(undisturbed[0])
+    assert results[0][1] == undisturbed[1]
+
+
+@pytest.mark.slow
 def test_more_losses_than_allowed_end_the_job(folder: str) -> None:
     kills = [(1, 3, True), (0, 5, True)]
     with pytest.raises(WorkerFailedError, match="was killed by signal 9"):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from spark_estimator.elastic import ObjectState, run_fn
+from spark_estimator.torch.elastic import steps
 from spark_estimator.torch.elastic.state import TorchState
 from spark_estimator.torch.elastic.steps import (
     Facts,
@@ -90,6 +91,18 @@ def test_what_a_rank_alone_has_comes_back() -> None:
     net.eighth.fill_(2)  # type: ignore[operator]
     keeper._unpack(content)
     assert drawn() == expected and net.eighth == 0.5
+
+
+def test_the_largest_buffers_are_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(steps, "_MOST_BUFFER_BYTES", 100)
+    model, sums = nn.Module(), nn.Module()
+    model.register_buffer("table", torch.zeros(25))
+    model.register_buffer("mean", torch.ones(2))
+    sums.register_buffer("sums", torch.full((3,), 2.0))
+    keeper = StepKeeper([model, sums])
+    assert [buffer.tolist() for buffer in keeper._buffers()] == [[1.0] * 2, [2.0] * 3]
+    assert [buffer.numel() for buffer in StepKeeper([sums])._buffers()] == [3]
+    assert "1 buffers of the model, of 100 bytes, are not kept for other ranks" in caplog.text
 
 
 def test_a_copy_that_is_not_whole_is_refused() -> None:
