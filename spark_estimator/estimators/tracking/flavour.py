@@ -85,8 +85,8 @@ def _load_pyfunc(path: str) -> PyfuncModel:  # MLflow's name
         return PyfuncModel(kind.load(path))
 
 
-def log_model(model: TableModel, features: Features, options: MlflowOptions) -> None:
-    """Logs a model in MLflow's active run, and registers it where the options name one."""
+def log_model(model: TableModel, features: Features, options: MlflowOptions) -> str:
+    """Logs a model in MLflow's active run. Returns its address."""
     import mlflow
 
     columns = model._prediction_columns()
@@ -97,15 +97,16 @@ def log_model(model: TableModel, features: Features, options: MlflowOptions) -> 
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / MLFLOW_FOLDER)
         model.save(path)
-        mlflow.pyfunc.log_model(
+        logged = mlflow.pyfunc.log_model(
             **{name: MODEL_NAME, code: options.code_paths},
             loader_module=__name__,
             data_path=path,
             signature=signature_of(features, columns, nullable_in(model)),
             input_example=example,
-            registered_model_name=options.registered_model_name,
             pip_requirements=options.pip_requirements or requirements_of(model),
         )
+    address: str = logged.model_uri
+    return address
 
 
 def nullable_in(model: TableModel) -> set[str]:

@@ -73,6 +73,11 @@ class MlflowOptions:
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(f"mlflow[{name!r}]", getattr(self, name)))
+        if set(self.registered_model_name or "") & set("/:"):
+            raise ValueError(
+                f"mlflow: registered_model_name={self.registered_model_name!r}: the names of models in MLflow contain "
+                "neither '/' nor ':'."
+            )
         if self.registered_model_name and not self.log_model:
             raise ValueError("mlflow: registered_model_name needs the model to be logged: leave log_model=False out.")
 

@@ -116,6 +116,7 @@ class TrackedRun:
         self._client: Any = None
         self._is_active = False
         self._is_wanted = True
+        self._model_address = ""
         self._parent = options.parent_run_id or active_run_id()
 
     def __enter__(self) -> TrackedRun:
@@ -181,6 +182,8 @@ class TrackedRun:
         if self._options.log_model:
             patience = timedelta(seconds=model_bytes / _BYTES_PER_SECOND)
             self._submit("log the model", lambda: self._log_model(model, features), patience)
+            if self._options.registered_model_name:
+                self._submit("register the model", self._register_model, patience)
         self._end("FINISHED")
 
     def _fail(self, error: BaseException) -> None:
@@ -291,13 +294,19 @@ class TrackedRun:
         import mlflow
 
         if self._is_active:
-            flavour.log_model(model, features, self._options)
+            self._model_address = flavour.log_model(model, features, self._options)
             return
         mlflow.start_run(run_id=self.run_id, nested=True, log_system_metrics=False)
         try:
-            flavour.log_model(model, features, self._options)
+            self._model_address = flavour.log_model(model, features, self._options)
         finally:
             _end_active("FINISHED")
+
+    def _register_model(self) -> None:
+        import mlflow
+
+        if self._model_address:  # it could be logged
+            mlflow.register_model(self._model_address, self._options.registered_model_name)
 
     def _terminate(self, status: str) -> None:
         if self._is_active:
