@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow
@@ -26,7 +26,7 @@ from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.estimators.transformers.keywords import TransformersEstimatorKeywords
 from spark_estimator.estimators.transformers.model import TransformersModel
-from spark_estimator.estimators.transformers.module import TextModule, check_packing
+from spark_estimator.estimators.transformers.module import TextModule, check_causal, check_packing
 from spark_estimator.estimators.transformers.params import ESTIMATOR, WITHOUT
 from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
 from spark_estimator.estimators.transformers.task import TextTask, task_of
@@ -95,8 +95,10 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
         source = Pretrained.of(super()._value("model"))
         informed: TransformersEstimator = self.copy()
         tokenizer = tokenizer_of(self._value("tokenizer"), source)
-        informed._set(max_length=length_of(self._value("max_length"), source.config(), tokenizer))
+        informed._set(max_length=length_of(self._value("max_length"), source.most_tokens(), tokenizer))
         task = task_of(informed._value, dataset)
+        if task.labels and not self._value("labels"):
+            task = replace(task, labels=source.in_its_order(task.labels))
         if task.chat and not tokenizer.chat_template:
             raise ValueError(
                 f"column {task.text!r} holds chats, and the tokenizer has no chat template: set its chat_template."
@@ -189,8 +191,10 @@ class _TextTraining:
         self.labels = ["labels"]
         self.recovers = True
         made = parts.made()
+        assert isinstance(made.model, TextModule)
+        if parts.task.task == "causal":
+            check_causal(made.model)
         if parts.task.packed:
-            assert isinstance(made.model, TextModule)
             check_packing(made.model)
         self.state_bytes = sum(tensor.nbytes for tensor in made.model.state_dict().values())
         self.output_kinds: Sequence[OutputKind] = ["logits"]

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy
+
 from spark_estimator.data.fields import Field
 from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
@@ -18,7 +20,7 @@ from spark_estimator.estimators.transformers.keywords import TransformersModelKe
 from spark_estimator.estimators.transformers.params import MODEL
 from spark_estimator.estimators.transformers.predictor import TextPredictor
 from spark_estimator.estimators.transformers.pretrained import length_of
-from spark_estimator.estimators.transformers.special_tokens import settle_padding
+from spark_estimator.estimators.transformers.special_tokens import most_tokens, settle_padding
 from spark_estimator.estimators.transformers.tokens import has_null
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
                 column; or a pandas DataFrame with the text column. None, or with None inside: the result is None.
 
         Returns:
-            [texts] a class, a list of classes, or a text.
+            [texts] a class, a list of classes, or a text; None instead of a class whose scores are NaN.
         """
         if hasattr(features, "columns"):
             features = features[self._text]
@@ -68,7 +70,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
     def _results(self, outputs: list[Any]) -> list[Any]:
         labels = self._value("labels")
         if self._value("task") == "classification":
-            return [labels[int(scores.argmax())] for scores in outputs]
+            return [None if numpy.isnan(scores).any() else labels[int(scores.argmax())] for scores in outputs]
         if self._value("task") == "token_classification":
             return [[None if number is None else labels[number] for number in row] for row in outputs]
         return outputs
@@ -100,7 +102,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         if name == "output_cols" and value is None:
             return [f"{self._text}__output"]
         if name == "max_length" and value is None and hasattr(self._model, "config"):
-            return length_of(None, self._model.config, self._value("tokenizer"))
+            return length_of(None, most_tokens(self._model), self._value("tokenizer"))
         return value
 
     @property

@@ -11,7 +11,7 @@ from torch import nn
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.transformers.adapter import with_adapter
 from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of
-from spark_estimator.estimators.transformers.special_tokens import settle_end, settle_padding
+from spark_estimator.estimators.transformers.special_tokens import most_tokens, settle_end, settle_padding
 from spark_estimator.estimators.transformers.task import TextTask
 from spark_estimator.estimators.transformers.tokens import PADDING
 
@@ -90,6 +90,27 @@ class TextModule(nn.Module):
         return super().load_state_dict(state_dict, strict=strict and not self._partly, assign=assign)
 
 
+def check_causal(module: TextModule) -> None:
+    """Tries whether the scores of a token depend on later tokens, which the model is to predict.
+
+    Raises:
+        DataError: they do.
+    """
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            first, second = (module(torch.tensor([[1, 2, 3, last]]))[..., :3] for last in (4, 5))
+    finally:
+        module.train(training)
+    if not torch.allclose(first, second, rtol=0, atol=1e-4 * max(1e-6, float(first.abs().max()))):
+        raise DataError(
+            f"{type(module.net).__name__} sees the tokens that it should predict: its scores of a token depend on "
+            "later tokens. task='causal' needs a decoder; for BERT and its relatives, set is_decoder=True in the "
+            "model's config."
+        )
+
+
 def check_packing(module: TextModule) -> None:
     """Tries whether a model keeps the texts of a row apart: its scores of a text are those of the text alone.
 
@@ -152,7 +173,7 @@ def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, t
     settle_padding(net, tokenizer)
     if task.task == "causal":
         settle_end(net, tokenizer)
-    length_of(task.max_length, config, tokenizer)
+    length_of(task.max_length, most_tokens(net), tokenizer)
     known = config.get_text_config().vocab_size
     if len(tokenizer) > known:
         raise DataError(

@@ -207,13 +207,15 @@ class TextPredictor(Predictor):
         return list(self._logits(net, tokenizer, batch, width).float().cpu().numpy().astype(numpy.float32))
 
     def _of_words(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
-        classes = self._logits(net, tokenizer, batch, width).argmax(-1).tolist()
+        logits = self._logits(net, tokenizer, batch, width)
+        unknown = logits.isnan().any(-1).tolist()  # a class of these scores would be none at all
+        classes = logits.argmax(-1).tolist()
         results = []
         for number, tokens in enumerate(batch):
-            first: dict[int, int] = {}
+            first: dict[int, int | None] = {}
             for place, word in enumerate(tokens.words):
                 if word is not None:
-                    first.setdefault(word, classes[number][place])
+                    first.setdefault(word, None if unknown[number][place] else classes[number][place])
             results.append([first.get(word) for word in range(tokens.count)])  # a word that is cut off has none
         return results
 

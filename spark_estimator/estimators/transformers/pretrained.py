@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import spark_estimator.torch as hvd
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.folders import local_path
+from spark_estimator.estimators.transformers.special_tokens import most_tokens, positions_of
 
 #: What is downloaded of a model: no weights that are pickled, which could run code.
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -55,6 +56,11 @@ class Pretrained:
             text = os.fspath(model)
             folder = local_path(text)
             if folder.is_dir():
+                if (folder / "adapter_config.json").exists():
+                    raise DataError(
+                        f"model={text!r} is an adapter of peft. Merge it with its base, by "
+                        "PeftModel.from_pretrained(base, folder).merge_and_unload(), and pass the result."
+                    )
                 if not (folder / "config.json").exists():
                     raise DataError(
                         f"model={text!r} is a folder without config.json: it holds no model of transformers."
@@ -70,6 +76,17 @@ class Pretrained:
                 f"{model!r:.200}."
             )
         return cls(net=model)
+
+    def here(self) -> Pretrained:
+        """As `on_this_host`, without the other ranks, for one that may join them late: their downloads wait for each
+        other by the locks of the Hub's cache.
+
+        Raises:
+            DataError: this host does not have the files.
+        """
+        if self.net is not None or Path(self.folder).is_dir():
+            return self
+        return replace(self, folder=self._elsewhere())
 
     def on_this_host(self) -> Pretrained:
         """On the ranks: as the files are called there. A collective: one rank of a host downloads what is missing.
@@ -116,6 +133,32 @@ class Pretrained:
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{self.folder}/config.json can't be read: {type(error).__name__}: {error}") from error
 
+    def in_its_order(self, labels: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Classes in the order in which the model's config names them; unchanged where it names others.
+
+        The outputs of a trained head, and the config of an adapter's base, keep their meaning.
+        """
+        names = getattr(self.config(), "id2label", None) or {}
+        place = {str(name): number for number, name in names.items()}
+        if len(place) != len(names) or place.keys() != {str(label) for label in labels}:
+            return labels
+        return tuple(sorted(labels, key=lambda label: int(place[str(label)])))
+
+    def most_tokens(self) -> int | None:
+        """As the function of this name, before the numbers are read."""
+        import torch
+        import transformers
+
+        if self.net is not None:
+            return most_tokens(self.net)
+        config = self.config()
+        try:
+            with torch.device("meta"):
+                net = transformers.AutoModel.from_config(config)
+        except (AttributeError, ImportError, KeyError, RuntimeError, ValueError):  # `read` gives the reason
+            return positions_of(config)
+        return most_tokens(net)
+
     def digest(self) -> str:
         """Distinguishes the pretrained files from others, in any folder; empty for an object.
 
@@ -150,28 +193,41 @@ class Pretrained:
         import transformers
 
         if self.net is not None:
-            return copy.deepcopy(self.net), frozenset()
+            net = copy.deepcopy(self.net)
+            return (net.to(options["dtype"]) if "dtype" in options else net), frozenset()
         try:
             net, report = getattr(transformers, kind).from_pretrained(
-                self.folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
-            )
-            return net, frozenset(report["missing_keys"])
+                self.folder, local_files_only=True, use_safetensors=True, output_loading_info=True,
+                ignore_mismatched_sizes=True, **options
+            )  # fmt: skip
+            # A head for another number of classes is replaced; nothing else is.
+            replaced = {name for name, stored, wanted in report["mismatched_keys"] if _is_head(stored, wanted, options)}
+            others = [key for key in report["mismatched_keys"] if key[0] not in replaced]
+            if others:
+                name, stored, wanted = others[0]
+                raise ValueError(f"{name} has the shape {tuple(stored)}, and the config asks for {tuple(wanted)}")
+            return net, frozenset(report["missing_keys"]) | replaced
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise DataError(
                 f"the model in {self.folder} can't be loaded by {kind}: {type(error).__name__}: {error}"
             ) from error
 
 
-def length_of(wanted: int | None, config: Any, tokenizer: Any) -> int:
+def _is_head(stored: Sequence[int], wanted: Sequence[int], options: Mapping[str, Any]) -> bool:
+    """Whether a tensor differs from what the model needs in nothing but the number of classes."""
+    return len(stored) == len(wanted) and wanted[0] == options.get("num_labels") and stored[1:] == wanted[1:]
+
+
+def length_of(wanted: int | None, most: int | None, tokenizer: Any) -> int:
     """The number of tokens of a row.
 
     Args:
         wanted: the parameter; None: 256, or the most that the model or the tokenizer takes.
+        most: that the model takes, by `most_tokens`.
 
     Raises:
         DataError: it is more than the model takes.
     """
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
     if wanted is None:
         known = (most, getattr(tokenizer, "model_max_length", None))
         return int(min(_DEFAULT_LENGTH, *(number for number in known if number is not None)))

@@ -57,8 +57,26 @@ def _first(*tokens: Any) -> Any:
     return next((token for token in tokens if token is not None), None)
 
 
+def positions_of(config: Any) -> int | None:
+    """How many positions a model has; None: any number."""
+    number = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return None if number is None else int(number)
+
+
+def most_tokens(net: Any) -> int | None:
+    """How many tokens of a text a model takes; None: any number."""
+    positions, padding = positions_of(net.config), _position_of_padding(net)
+    return positions if positions is None or padding is None else positions - padding - 1
+
+
 def _counts_positions_from_padding(net: nn.Module) -> bool:
-    return any(
-        name.rpartition(".")[2] == "position_embeddings" and getattr(module, "padding_idx", None) is not None
-        for name, module in net.named_modules()
-    )
+    return _position_of_padding(net) is not None
+
+
+def _position_of_padding(net: nn.Module) -> int | None:
+    """The position of padding in a model that counts those of tokens from there on, as RoBERTa; None in others."""
+    for name, module in net.named_modules():
+        padding: int | None = getattr(module, "padding_idx", None)
+        if name.rpartition(".")[2] == "position_embeddings" and padding is not None:
+            return padding
+    return None

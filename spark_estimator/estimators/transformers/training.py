@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
+from spark_estimator.collectives import launcher_link
 from spark_estimator.estimators.torch import training
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
@@ -114,7 +115,9 @@ def train(spec: TrainSpec) -> TrainResult | None:
     transformers.utils.logging.disable_progress_bar()  # each rank's lines are sent to the driver
     torch.manual_seed(spec.seed)  # for the numbers that the pretrained model does not have
     parts: TextParts = spec.framework
-    parts = replace(parts, source=parts.source.on_this_host())
+    # A rank that replaces a lost one comes when the others are in their training.
+    may_join = launcher_link.link() is not None
+    parts = replace(parts, source=parts.source.here() if may_join else parts.source.on_this_host())
     with quietly():  # the driver has warned of what is new
         framework = parts.made()
     return training.train(replace(spec, framework=framework))

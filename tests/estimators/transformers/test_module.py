@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 from spark_estimator import DataError
 from spark_estimator.estimators.torch.losses import loss_of
-from spark_estimator.estimators.transformers.module import TextModule, check_packing, net_of
+from spark_estimator.estimators.transformers.module import TextModule, check_causal, check_packing, net_of
 from spark_estimator.estimators.transformers.pretrained import Pretrained
 from spark_estimator.estimators.transformers.tokens import NO_TARGET, PADDING
 from spark_estimator.estimators.transformers.training import TextParts
@@ -121,3 +122,41 @@ def test_arguments_that_peft_does_not_take(causal_folder: str) -> None:
     for lora, message in (({"rank": 2}, "unexpected keyword"), ({"target_modules": ["none"]}, "not found")):
         with pytest.raises(ValueError, match=rf"lora={re.escape(str(lora))} does not fit the model: .*{message}"):
             net_of(Pretrained.of(causal_folder), CAUSAL, lora, tiny.tokenizer())
+
+
+def bert_as_causal(**options: Any) -> Any:
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return BertLMHeadModel(BertConfig(vocab_size=32, max_position_embeddings=32, **sizes, **options)).eval()
+
+
+def test_models_that_see_later_tokens_are_not_causal() -> None:
+    for net in (tiny.causal(), gpt2(), bert_as_causal(is_decoder=True)):
+        check_causal(TextModule(net, CAUSAL))
+    with pytest.raises(DataError, match=r"BertLMHeadModel sees the tokens that it should predict.*is_decoder=True"):
+        check_causal(TextModule(bert_as_causal(), CAUSAL))
+
+
+def test_objects_in_half_precision_train_in_float32() -> None:
+    net = net_of(Pretrained(net=tiny.causal().to(torch.bfloat16)), CAUSAL, None, tiny.tokenizer())
+    assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
+
+
+def test_a_head_for_other_classes_is_replaced(tmp_path: Path) -> None:
+    three = tiny.classifier()
+    three.config.num_labels = 3
+    type(three)(three.config).save_pretrained(tmp_path)
+    net, new = Pretrained(str(tmp_path)).read("AutoModelForSequenceClassification", num_labels=2, dtype=torch.float32)
+    assert net.config.num_labels == 2 and new and all("classifier" in name or "score" in name for name in new)
+    with pytest.raises(DataError, match=r"has the shape \(\d+, \d+\), and the config asks for"):
+        Pretrained(str(tmp_path)).read("AutoModelForSequenceClassification", num_labels=3, vocab_size=99)
+
+
+def test_classes_keep_the_order_of_the_pretrained_model() -> None:
+    net = tiny.classifier()
+    net.config.id2label, net.config.label2id = {0: "good", 1: "bad"}, {"good": 0, "bad": 1}
+    assert Pretrained(net=net).in_its_order(("bad", "good")) == ("good", "bad")
+    assert Pretrained(net=net).in_its_order(("bad", "worse")) == ("bad", "worse")
+    net.config.id2label, net.config.label2id = {0: "2", 1: "1"}, {"2": 0, "1": 1}
+    assert Pretrained(net=net).in_its_order((1, 2)) == (2, 1)

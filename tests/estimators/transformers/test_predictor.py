@@ -215,3 +215,15 @@ def test_a_prompt_is_as_long_as_max_length_without_what_ends_a_text() -> None:
     ids = torch.tensor([[2, *words(long, add_special_tokens=False)["input_ids"][-5:]]])
     tokens = net.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5)
     assert made.predict([long]) == [words.decode(tokens[0, 6:], skip_special_tokens=True).strip()]
+
+
+def test_scores_that_are_nan_have_no_class(words: TextPredictor) -> None:
+    net = tiny.classifier()
+    with torch.no_grad():
+        next(parameter for name, parameter in net.named_parameters() if name.startswith(("classifier", "score"))).fill_(
+            float("nan")
+        )
+    model = TransformersModel(
+        model=net, tokenizer=tiny.tokenizer(), task="classification", labels=["bad", "good"], feature_columns=["text"]
+    )
+    assert model.predict(["the cat is kind", None]) == [None, None]

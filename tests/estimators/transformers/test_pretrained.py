@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from spark_estimator import DataError
+from spark_estimator.errors import NotInitializedError
 from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
 from tests.estimators.transformers.test_tokens import CAUSAL
 from tests.scenarios.huggingface import tiny
@@ -136,6 +137,20 @@ def test_one_rank_of_a_host_downloads_and_all_hear_what_is_missing(causal_folder
     assert "the folder /only/on/the/driver of the pretrained model is not on rank 0's host" in first[2]
 
 
+def test_a_folder_s_length_is_known_before_its_numbers(causal_folder: str, tmp_path: Path) -> None:
+    assert Pretrained(causal_folder).most_tokens() == 64
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"is an adapter of peft\. Merge it with its base"):
+        Pretrained.of(str(tmp_path))
+
+
+def test_a_rank_that_joins_late_asks_no_other(causal_folder: str) -> None:
+    """In a process that is no rank, a collective raises an error."""
+    with pytest.raises(NotInitializedError):
+        Pretrained(causal_folder).on_this_host()
+    assert Pretrained(causal_folder).here().folder == causal_folder
+
+
 @pytest.mark.parametrize(
     ("wanted", "most", "of_tokenizer", "expected"),
     [(None, 64, 10**30, 64), (None, 1024, 10**30, 256), (None, 1024, 100, 100), (1000, 1024, 64, 1000)],
@@ -145,9 +160,9 @@ def test_the_length_of_rows_is_one_that_the_model_takes(
 ) -> None:
     words = tiny.tokenizer()
     words.model_max_length = of_tokenizer
-    assert length_of(wanted, tiny.causal(max_position_embeddings=most).config, words) == expected
+    assert length_of(wanted, Pretrained(net=tiny.causal(max_position_embeddings=most)).most_tokens(), words) == expected
     with pytest.raises(DataError, match="max_length=65 is more than the 64 tokens that the model takes"):
-        length_of(65, tiny.causal().config, words)
+        length_of(65, Pretrained(net=tiny.causal()).most_tokens(), words)
 
 
 def test_new_parameters_are_reported_once(classifier_folder: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,12 @@ import torch
 from spark_estimator import DataError, TransformersModel
 from spark_estimator.estimators.transformers.module import TextModule, net_of
 from spark_estimator.estimators.transformers.pretrained import Pretrained
-from spark_estimator.estimators.transformers.special_tokens import settle_end, settle_padding, suffix_length
+from spark_estimator.estimators.transformers.special_tokens import (
+    most_tokens,
+    settle_end,
+    settle_padding,
+    suffix_length,
+)
 from tests.estimators.transformers.test_files import model
 from tests.estimators.transformers.test_tokens import CAUSAL, CLASSES
 from tests.scenarios.huggingface import tiny
@@ -109,3 +114,17 @@ def test_tokens_that_the_tokenizer_adds_after_a_text() -> None:
     assert suffix_length(words) == 1
     words.backend_tokenizer.post_processor = None
     assert suffix_length(words) == 0
+
+
+@pytest.mark.parametrize("kind, most", [("roberta", 30), ("bert", 32)])
+def test_how_many_tokens_a_model_takes(kind: str, most: int) -> None:
+    """RoBERTa counts positions from its padding token, 1, on."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.AutoConfig.for_model(kind, vocab_size=32, max_position_embeddings=32, **sizes)
+    net = transformers.AutoModel.from_config(config)
+    assert most_tokens(net) == most
+    net(input_ids=torch.full((1, most), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        net(input_ids=torch.full((1, most + 1), 5))
