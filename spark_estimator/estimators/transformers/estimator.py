@@ -28,6 +28,7 @@ from spark_estimator.estimators.transformers.keywords import TransformersEstimat
 from spark_estimator.estimators.transformers.model import TransformersModel
 from spark_estimator.estimators.transformers.module import TextModule, check_causal, check_packing
 from spark_estimator.estimators.transformers.params import ESTIMATOR, WITHOUT
+from spark_estimator.estimators.transformers.predictor import check_generation
 from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
 from spark_estimator.estimators.transformers.task import TextTask, task_of
 from spark_estimator.estimators.transformers.tokens import Tokenising
@@ -144,6 +145,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
                 raise ValueError(f"optimizer makes the optimizer: leave {' and '.join(rates)} out.")
         checks.labels_of(value)
         check_callbacks(value("callbacks"))
+        check_generation(value("generation") or {})
 
     def _training(self) -> _TextTraining:
         assert self._texts is not None, "fit() calls it"

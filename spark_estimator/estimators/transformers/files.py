@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +30,12 @@ def write(model: TransformersModel, folder: Path) -> None:
     """Puts a model's files into a new folder."""
     net = model.getModel()
     net.save_pretrained(folder)
-    model._value("tokenizer").save_pretrained(folder)
+    tokenizer = model._value("tokenizer")
+    filling = net.config.pad_token_id
+    if tokenizer.pad_token_id is None and filling is not None:  # transformers then fills up rows as `transform` does
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(filling)
+    tokenizer.save_pretrained(folder)
     saved = {row.name: model.getOrDefault(row.name) for row in model._rows if row.saved}
     details = {"base_dtype": base_dtype(net)} if (folder / _ADAPTER).exists() else {}
     write_manifest(folder, model, {"params": saved, **details, **write_subclass(model, folder)})

@@ -18,10 +18,10 @@ from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.transformers import files
 from spark_estimator.estimators.transformers.keywords import TransformersModelKeywords
 from spark_estimator.estimators.transformers.params import MODEL
-from spark_estimator.estimators.transformers.predictor import TextPredictor
+from spark_estimator.estimators.transformers.predictor import TextPredictor, check_generation
 from spark_estimator.estimators.transformers.pretrained import length_of
 from spark_estimator.estimators.transformers.special_tokens import most_tokens, settle_padding
-from spark_estimator.estimators.transformers.tokens import has_null
+from spark_estimator.estimators.transformers.tokens import is_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,7 +55,8 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
         Args:
             features: texts, lists of words, or chats (lists of dicts of role and content), as a list or a pandas
-                column; or a pandas DataFrame with the text column. None, or with None inside: the result is None.
+                column; or a pandas DataFrame with the text column. The result is None for None, for one with None
+                inside, and for a chat without messages.
 
         Returns:
             [texts] a class, a list of classes, or a text; None instead of a class whose scores are NaN.
@@ -63,9 +64,10 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         if hasattr(features, "columns"):
             features = features[self._text]
         texts = [text.tolist() if hasattr(text, "tolist") else text for text in features]
-        known = [text for text in texts if not has_null(text)]
+        missing = [is_missing(text, self._value("task")) for text in texts]
+        known = [text for text, is_none in zip(texts, missing, strict=True) if not is_none]
         results = iter(self._results(self._text_predictor(as_json=False).outputs_of_texts(known)))
-        return [None if has_null(text) else next(results) for text in texts]
+        return [None if is_none else next(results) for is_none in missing]
 
     def _results(self, outputs: list[Any]) -> list[Any]:
         labels = self._value("labels")
@@ -134,6 +136,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
     def _text_predictor(self, *, as_json: bool) -> TextPredictor:
         value = self._value
         generation = value("generation")
+        check_generation(generation)
         if "max_length" not in generation:
             generation = {"max_new_tokens": value("max_new_tokens"), **generation}
         return TextPredictor.of(

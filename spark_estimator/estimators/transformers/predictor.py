@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,14 @@ import numpy
 import pyarrow
 import torch
 
+from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.fields import Array
 from spark_estimator.estimators.inference.prediction_columns import arrow_type, struct_of
 from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, column_of, spread
 from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
 from spark_estimator.estimators.torch.predictor import dumped, opened
 from spark_estimator.estimators.transformers.special_tokens import suffix_length
-from spark_estimator.estimators.transformers.tokens import has_null, tokenizer_from
+from spark_estimator.estimators.transformers.tokens import is_missing, tokenizer_from
 
 # A row is as many tokens long as a multiple of it: other lengths of the padding could round a row's numbers otherwise.
 _WIDTHS_ALIKE = 16
@@ -109,7 +111,7 @@ class TextPredictor(Predictor):
     def _struct(self, texts: Sequence[Any]) -> pyarrow.StructArray:
         if self.as_json:
             texts = [None if text is None else json.loads(text) for text in texts]
-        mask = numpy.array([not has_null(text) for text in texts], bool)
+        mask = numpy.array([not is_missing(text, self.task) for text in texts], bool)
         known = [text for text, is_known in zip(texts, mask, strict=True) if is_known]
         return spread(self._known(self.outputs_of_texts(known)), mask)
 
@@ -222,6 +224,8 @@ class TextPredictor(Predictor):
     def _generated(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
         tensors = self._tensors(net, tokenizer, batch, width, rows=len(batch), left=True)
         options = {"pad_token_id": _filling(net), **self.generation}
+        if "stop_strings" in options:
+            options["tokenizer"] = tokenizer
         if net.generation_config.eos_token_id is None:
             options.setdefault("eos_token_id", tokenizer.eos_token_id)
         tokens = net.generate(**tensors, **options)
@@ -238,3 +242,16 @@ def _counts_padding(net: Any, generation: Mapping[str, Any]) -> bool:
 def _filling(net: Any) -> int:
     """The token that rows are filled up with."""
     return int(net.config.get_text_config().pad_token_id)
+
+
+def check_generation(generation: Mapping[str, Any]) -> None:
+    """Raises ValueError for arguments that no model's generate() takes, or that give several texts for one."""
+    import transformers
+    from transformers.generation import GenerationMixin
+
+    known = {*transformers.GenerationConfig().to_dict(), *inspect.signature(GenerationMixin.generate).parameters}
+    for name in generation:
+        if name not in known:
+            raise ValueError(f"generation: generate() takes no argument {name!r}.{did_you_mean(name, known)}")
+    if generation.get("num_return_sequences", 1) != 1:
+        raise ValueError("generation: num_return_sequences must be 1: a row has one text as its prediction.")

@@ -85,11 +85,15 @@ class Tokenising:
         texts, labels = values[self.task.text], values.get(self.task.label or "", nothing)
         marks = nothing if self.marker is None else marks_of(batch.column(self.marker)).to_pylist()
         whole = [
-            not has_null(text) and (label is not None or self.task.label is None)
+            not is_missing(text, self.task.task) and (label is not None or self.task.label is None)
             for text, label in zip(texts, labels, strict=True)
         ]
         if not all(whole) and not self.drop_nulls:
             place = whole.index(False)
+            if is_missing(texts[place], self.task.task) and not has_null(texts[place]):
+                raise DataError(
+                    f"column {self.task.text!r} holds a chat without messages. nulls='drop' leaves such rows out."
+                )
             name = self.task.text if has_null(texts[place]) else self.task.label
             inside = " inside of an array" if name == self.task.text and texts[place] is not None else ""
             raise DataError(f"column {name!r} holds a null{inside}. nulls='drop' leaves such rows out.")
@@ -131,6 +135,11 @@ class Tokenising:
             arrays.append(pyarrow.array([None if mark is None else bool(mark) for mark in marks], pyarrow.bool_()))
             names.append(self.marker)
         return pyarrow.RecordBatch.from_arrays(arrays, names=names)
+
+
+def is_missing(text: Any, task: str) -> bool:
+    """Whether there is nothing to learn or to predict from: `has_null`, or a chat without messages."""
+    return has_null(text) or (task == "causal" and not isinstance(text, str) and not len(text))
 
 
 def has_null(text: Any) -> bool:

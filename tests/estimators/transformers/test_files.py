@@ -16,7 +16,7 @@ from tests.scenarios.huggingface import tiny
 
 def model(net: Any, **values: Any) -> TransformersModel:
     options: dict[str, Any] = {"task": "classification", "labels": ["bad", "good"], "feature_columns": ["text"]}
-    return TransformersModel(model=net, tokenizer=tiny.tokenizer(), **{**options, **values})
+    return TransformersModel(model=net, **{"tokenizer": tiny.tokenizer(), **options, **values})
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +115,15 @@ def test_an_adapter_needs_its_base(classifier_folder: str, tmp_path: Path) -> No
     ids = torch.tensor([[2, 8, 9, 3]])
     with torch.no_grad():
         assert torch.equal(loaded.getModel()(ids).logits, net.eval()(ids).logits)
+
+
+def test_the_tokenizer_is_saved_with_the_token_that_fills_up_rows(tmp_path: Path) -> None:
+    import transformers
+
+    words = tiny.tokenizer()
+    words.pad_token = None
+    made = model(tiny.classifier(), tokenizer=words)
+    made.save(str(tmp_path / "model"))
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert saved.pad_token_id == made.getModel().config.pad_token_id is not None
+    assert words.pad_token is None

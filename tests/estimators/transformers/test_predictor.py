@@ -15,7 +15,7 @@ import torch
 
 from spark_estimator import DataError, TransformersModel
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
-from spark_estimator.estimators.transformers.predictor import TextPredictor
+from spark_estimator.estimators.transformers.predictor import TextPredictor, check_generation
 from tests.estimators.torch.stand_in_cuda import spark_task, stand_in
 from tests.scenarios.huggingface import tiny
 
@@ -227,3 +227,36 @@ def test_scores_that_are_nan_have_no_class(words: TextPredictor) -> None:
         model=net, tokenizer=tiny.tokenizer(), task="classification", labels=["bad", "good"], feature_columns=["text"]
     )
     assert model.predict(["the cat is kind", None]) == [None, None]
+
+
+def test_a_chat_without_messages_has_no_answer() -> None:
+    model = TransformersModel(
+        model=tiny.causal(), tokenizer=tiny.tokenizer(), task="causal", max_new_tokens=2, feature_columns=["text"]
+    )
+    chat = [{"role": "user", "content": "the cat"}]
+    assert model.predict([[], chat]) == [None, *model.predict([chat])]
+
+
+def test_arguments_of_generate() -> None:
+    check_generation({"do_sample": True, "stop_strings": ["cat"], "num_return_sequences": 1})
+    with pytest.raises(ValueError, match=r"generate\(\) takes no argument 'temprature'. Did you mean 'temperature'"):
+        check_generation({"temprature": 1.0})
+    with pytest.raises(ValueError, match="num_return_sequences must be 1"):
+        check_generation({"num_return_sequences": 2})
+
+
+def test_texts_that_end_a_generation_need_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`generate` reads it; the words of the test's tokenizer are no pieces of text, which it cannot search."""
+    net = tiny.causal()
+    seen: dict[str, Any] = {}
+
+    def generate(self: Any, input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.update(options)
+        return input_ids
+
+    monkeypatch.setattr(type(net), "generate", generate)
+    predictor = TextPredictor.of(
+        net, tiny.tokenizer(), 2, task="causal", max_length=8, generation={"stop_strings": ["cat"]}, as_json=False
+    )
+    assert predictor.outputs_of_texts(["the"]) == [""]
+    assert seen["tokenizer"].eos_token_id == tiny.tokenizer().eos_token_id

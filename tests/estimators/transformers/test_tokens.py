@@ -106,6 +106,15 @@ def test_nulls_are_dropped_on_request() -> None:
     assert [row["labels"] for row in made(CLASSES, columns, drop_nulls=True)] == [0]
 
 
+def test_chats_without_messages() -> None:
+    chat = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "good"}]
+    columns: dict[str, list[Any]] = {"text": [[], chat]}
+    task = replace(CAUSAL, chat=True, packed=False)
+    assert len(made(task, columns, drop_nulls=True)) == 1
+    with pytest.raises(DataError, match=r"'text' holds a chat without messages. nulls='drop' leaves such rows out"):
+        made(task, columns)
+
+
 def test_packed_texts_keep_every_token_and_predict_none_of_another_text() -> None:
     texts = [row["text"] for row in tiny.sentences(30)]
     words, end = tiny.tokenizer(), tiny.tokenizer().eos_token_id
