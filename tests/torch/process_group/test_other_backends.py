@@ -19,6 +19,7 @@ from spark_estimator.launch.cli.main import run_command
 from spark_estimator.torch.process_group import other_backends
 
 SCRIPT = """
+import gc
 import sys
 import torch
 import torch.distributed as dist
@@ -27,7 +28,9 @@ dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
 model(torch.full((8, 4), float(dist.get_rank()))).sum().backward()
 assert model.module.weight.grad[0, 0].item() == 4.0
-del model  # it keeps gloo's threads, which can abort a process that ends (pytorch issue 190489)
+# It keeps gloo's threads, which can abort a process that ends (pytorch issue 190489), and is in a cycle.
+del model
+gc.collect()
 dist.destroy_process_group()
 open(sys.argv[1] + "/" + str(torch.distributed.is_initialized()), "w")
 """
