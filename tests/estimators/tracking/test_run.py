@@ -126,6 +126,29 @@ def test_a_store_of_artifacts_that_cannot_be_written(
     assert len(lines) == 1 and re.match(r"mlflow: could not log the plots: NotADirectoryError: .*file", lines[0])
 
 
+@needs_mlflow
+def test_a_registration_that_is_repeated_logs_the_model_once(tracking: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    calls: list[Any] = []
+
+    def log_model(*_: Any) -> str:
+        calls.append("logged")
+        return "models:/m-1"
+
+    def register_model(address: str, name: str) -> None:
+        calls.append((address, name))
+        if len(calls) == 2:
+            raise ConnectionError("the server restarts")
+
+    monkeypatch.setattr(run_module.flavour, "log_model", log_model)
+    monkeypatch.setattr(mlflow, "register_model", register_model)
+    with tracked({}, experiment_name="tests", log_model=True, registered_model_name="line") as run:
+        finish(run)
+    assert calls == ["logged", ("models:/m-1", "line"), ("models:/m-1", "line")]
+    assert tracking.get_run(run.run_id).info.status == "FINISHED"
+
+
 class Waiting:
     """A callback that keeps the second epoch waiting until the driver has seen the first one in MLflow."""
 
