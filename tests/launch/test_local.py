@@ -299,14 +299,20 @@ def test_a_rank_that_prints_without_end_is_shown_and_stopped(marker: str, capfd:
         run_local(work, 2, JobOptions(environment={clusters.MARKER: marker}))
 
 
-def test_threads_that_keep_a_rank_from_ending_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_keeps_a_rank_from_ending_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     def work() -> None:
-        threading.Thread(target=time.sleep, args=(12,), name="the uploader").start()
+        import atexit
 
-    run_local(work, 1)
-    assert "work() has returned on rank 0, but its process is waiting for non-daemon threads: the uploader" in (
-        capfd.readouterr().err
-    )
+        if rank() == 0:
+            threading.Thread(target=time.sleep, args=(12,), name="the uploader").start()
+        else:
+            atexit.register(time.sleep, 12)
+
+    run_local(work, 2)
+    lines = capfd.readouterr().err
+    assert "work() returned 10 s ago on rank 0 " in lines
+    assert "its process waits for non-daemon threads: the uploader" in lines
+    assert "work() returned 10 s ago on rank 1 " in lines and "but its process has not ended; a library may" in lines
 
 
 def test_jobs_do_not_meet() -> None:

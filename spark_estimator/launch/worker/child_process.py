@@ -45,6 +45,15 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+def thread_names(pid: int) -> list[str]:
+    """The operating system's names of a process's threads, each once; none where there is no /proc."""
+    names = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            names.add(path.read_text(encoding="utf-8", errors="replace").strip())
+    return sorted(names)
+
+
 def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
     """Sends a signal to all processes of the group that `child` leads, unless it has been reaped."""
     if child.returncode is None:

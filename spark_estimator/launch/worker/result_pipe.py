@@ -7,14 +7,14 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 BEGUN = b"B"  # JSON {"pid"}: user code begins
 LOG = b"L"  # UTF-8: a message for the driver
 RECORD = b"R"  # JSON: a record of an estimator's training
 FAILURE = b"F"  # JSON: fields of a FailureReport
-RESULT = b"V"  # JSON {"bytes", "sha256"}: the value's chunks follow
+RESULT = b"V"  # JSON {"bytes", "sha256", "threads"}: the value's chunks follow
 CHUNK = b"C"  # bytes of the value
 ENDED = b"E"  # JSON {"status"}: the command ended
 
@@ -55,9 +55,10 @@ class ResultWriter:
         """`send` of a JSON object."""
         self.send(letter, json.dumps(content).encode())
 
-    def send_value(self, pickled: bytes) -> None:
-        """The return value, in chunks, with its size and hash ahead."""
-        self.send_json(RESULT, {"bytes": len(pickled), "sha256": hashlib.sha256(pickled).hexdigest()})
+    def send_value(self, pickled: bytes, threads: Sequence[str] = ()) -> None:
+        """The return value, in chunks, with its size and hash ahead, and the threads that the process waits for."""
+        header = {"bytes": len(pickled), "sha256": hashlib.sha256(pickled).hexdigest(), "threads": list(threads)}
+        self.send_json(RESULT, header)
         for start in range(0, len(pickled), CHUNK_BYTES):
             self.send(CHUNK, pickled[start : start + CHUNK_BYTES])
 

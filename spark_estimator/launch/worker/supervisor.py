@@ -37,6 +37,8 @@ _FEW_BYTES = 1 << 13
 
 # How long a worker that has reported its failure may run its exit handlers.
 _FAREWELL = timedelta(seconds=2)
+# How long the process of a worker whose function has returned may take to end, before that is reported.
+_SLOW_END = timedelta(seconds=10)
 # How long a worker may be stopped by a signal, in multiples of SPARK_ESTIMATOR_SILENCE_SECONDS.
 _FROZEN_SILENCES = 1.5
 # The longest time for which the pipes of a dead group are read: a process that left the group may hold them open.
@@ -102,6 +104,7 @@ class Supervisor:
         self._requests = SupervisorRequests()
         self._worker: _Worker | None = None
         self._kill_at: float | None = None
+        self._slow_at: float | None = None
         self._frozen = FrozenWatch(_silence_limit(job))
 
     @property
@@ -145,6 +148,7 @@ class Supervisor:
                     for key, _ in sorted(selector.select(self._timeout(exit_descriptor)), key=_reading_order):
                         self._handle(key, selector, worker)
                     self._kill_when_due(process)
+                    self._report_slow_end(worker)
                     self._kill_if_frozen(worker)
                 # Before the leader is reaped: until then no other group can have got its number.
                 process.kill()
@@ -210,9 +214,10 @@ class Supervisor:
         """How long to wait for something to happen, in seconds; None: for ever."""
         watched = INTERVAL.total_seconds() if self._frozen.limit else None
         timeout = watched if exit_descriptor >= 0 else 0.05
-        if self._kill_at is None:
+        due = min((instant for instant in (self._kill_at, self._slow_at) if instant is not None), default=None)
+        if due is None:
             return timeout
-        return min(max(self._kill_at - time.monotonic(), 0.0), timeout or 60.0)
+        return min(max(due - time.monotonic(), 0.0), timeout or 60.0)
 
     def _handle(self, key: selectors.SelectorKey, selector: RestingSelector, worker: _Worker) -> None:
         """Acts on what is ready."""
@@ -243,8 +248,10 @@ class Supervisor:
             if not received:
                 selector.unregister(worker.process.result)
                 return
-            before = self._state.state
+            before, had_returned = self._state.state, worker.report.has_returned
             worker.report.feed(received)
+            if worker.report.has_returned and not had_returned:
+                self._slow_at = time.monotonic() + _SLOW_END.total_seconds()
             if self._state.state is WorkerState.FAILED and before is not WorkerState.FAILED:
                 self._kill_at = time.monotonic() + _FAREWELL.total_seconds()
 
@@ -268,6 +275,12 @@ class Supervisor:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             process.signal(signal.SIGKILL)
+
+    def _report_slow_end(self, worker: _Worker) -> None:
+        if self._slow_at is not None and time.monotonic() >= self._slow_at:
+            self._slow_at = None
+            if not worker.process.has_ended:
+                worker.report.report_slow_end(_SLOW_END)
 
     def _kill_if_frozen(self, worker: _Worker) -> None:
         if self._frozen.is_frozen(self._identity.pid):

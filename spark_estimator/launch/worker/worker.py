@@ -25,7 +25,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import timedelta
 from types import TracebackType
 from typing import BinaryIO
 
@@ -39,7 +38,6 @@ from spark_estimator.launch.worker.result_pipe import BEGUN, ENDED, FAILURE, LOG
 from spark_estimator.observe import progress
 
 _PR_SET_PDEATHSIG = 1
-_LINGERING = timedelta(seconds=10)
 _LENGTH = struct.Struct(">Q")
 
 
@@ -112,9 +110,7 @@ def main() -> None:
     if spec.command:
         sys.exit(run_command(spec, pipe))
     forget_malloc(os.environ)  # a command, in its turn, needs it: there the rank is the command's process
-    status = run_function(spec, sys.stdin.buffer, pipe)
-    _report_lingering_threads(spec)
-    sys.exit(status)
+    sys.exit(run_function(spec, sys.stdin.buffer, pipe))
 
 
 def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int:
@@ -173,9 +169,10 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
                 f"{spec.function} (a path that the driver can read too) and return the path."
             )
             return _fail(pipe, spec, failures.BAD_RESULT, message, None)
-        pipe.send_value(pickled)
+        pipe.send_value(pickled, _lingering_threads())
     else:
-        pipe.send_value(b"")  # shows that the function has returned: an exit status of 0 alone does not
+        # Shows that the function has returned: an exit status of 0 alone does not.
+        pipe.send_value(b"", _lingering_threads())
     return 0
 
 
@@ -230,19 +227,10 @@ def _close_stdin() -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # the old one has read ahead
 
 
-def _report_lingering_threads(spec: WorkerSpec) -> None:
-    """Reports after a while which of the user's threads prevent this process from ending."""
-    lingering = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
-    lingering.remove(threading.main_thread().name)
-    if not lingering:
-        return
-    text = (
-        f"spark_estimator: {spec.function} has returned on rank {spec.rendezvous.rank}, but its process is waiting for "
-    )
-    text += f"non-daemon threads: {', '.join(lingering)}"
-    timer = threading.Timer(_LINGERING.total_seconds(), lambda: print(text, file=sys.stderr))
-    timer.daemon = True
-    timer.start()
+def _lingering_threads() -> list[str]:
+    """The names of the user's threads that keep this process from ending."""
+    main = threading.main_thread()
+    return [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
 
 
 def _send_message(pipe: ResultWriter, message: str) -> bool:

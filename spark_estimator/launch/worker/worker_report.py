@@ -49,6 +49,7 @@ class WorkerReport:
         self._failure: FailureReport | None = None
         self._value = bytearray()
         self._expected: tuple[int, str] | None = None  # the value's size and SHA-256
+        self._lingering: tuple[str, ...] = ()
         self._command_status: int | None = None
         self._memory_before = memory_before
 
@@ -60,6 +61,28 @@ class WorkerReport:
         except (ValueError, KeyError, TypeError) as error:
             self._fail(self._failure_of(failures.BAD_RESULT, f"wrote invalid data to its result pipe: {error!r}"))
             self._frames = result_pipe.FrameReader()
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether the function has returned, and its value has arrived. Never of a command."""
+        return self._expected is not None and len(self._value) == self._expected[0]
+
+    def report_slow_end(self, after: timedelta) -> None:
+        """The worker's process still runs, `after` its function has returned."""
+        identity = self._identity
+        if self._lingering:
+            waits = f"its process waits for non-daemon threads: {', '.join(self._lingering)}"
+        else:
+            names = ", ".join(child_process.thread_names(identity.pid)) or "unknown"
+            waits = (
+                "its process has not ended; a library may be waiting for its connections (of torch.distributed, call "
+                f"destroy_process_group() before returning). Its threads: {names}"
+            )
+        line = (
+            f"spark_estimator: {self._job.function} returned {after.total_seconds():g} s ago on rank {identity.rank} "
+            f"(host {identity.host}, process {identity.pid}), but {waits}"
+        )
+        self._relay.lines(identity.rank, "stderr", [line])
 
     def stop(self, reason: str) -> None:
         """The worker is being stopped, which is its failure unless it has failed before."""
@@ -124,6 +147,7 @@ class WorkerReport:
         elif letter == result_pipe.RESULT:
             header = json.loads(content)
             self._expected = (int(header["bytes"]), str(header["sha256"]))
+            self._lingering = tuple(map(str, header["threads"]))
         elif letter == result_pipe.ENDED:
             self._command_status = int(json.loads(content)["status"])
         else:
@@ -133,7 +157,7 @@ class WorkerReport:
         if self._job.command:
             return status == 0 and self._command_status is not None
         # An exit status of 0 alone doesn't mean that the function has returned.
-        return self._expected is not None and len(self._value) == self._expected[0]
+        return self.has_returned
 
     def _fail(self, report: FailureReport) -> None:
         if self._state.fire(WorkerEvent.FAIL):

@@ -36,7 +36,7 @@ def test_a_value_is_cut_into_chunks_behind_its_size_and_hash() -> None:
     child = os.fork()
     if child == 0:
         os.close(read)
-        ResultWriter(write).send_value(value)
+        ResultWriter(write).send_value(value, ["saver"])
         os._exit(0)
     os.close(write)
     reader, frames = FrameReader(), []
@@ -46,7 +46,8 @@ def test_a_value_is_cut_into_chunks_behind_its_size_and_hash() -> None:
     os.waitpid(child, 0)
     (letter, header), *chunks = frames
     assert letter == RESULT
-    assert json.loads(header) == {"bytes": len(value), "sha256": hashlib.sha256(value).hexdigest()}
+    digest = hashlib.sha256(value).hexdigest()
+    assert json.loads(header) == {"bytes": len(value), "sha256": digest, "threads": ["saver"]}
     assert [letter for letter, _ in chunks] == [CHUNK, CHUNK]
     assert b"".join(content for _, content in chunks) == value
 

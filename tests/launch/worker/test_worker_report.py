@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_value_that_is_whole_is_success() -> None:
     case = Case()
     case.send(BEGUN, {"pid": 11})
     case.send(LOG, b"hello")
-    case.send(RESULT, {"bytes": 4, "sha256": hashlib.sha256(b"abcd").hexdigest()})
+    case.send(RESULT, {"bytes": 4, "sha256": hashlib.sha256(b"abcd").hexdigest(), "threads": []})
     case.send(CHUNK, b"ab")
     case.send(CHUNK, b"cd")
     outcome = case.report.outcome(0, 0)
@@ -62,7 +63,7 @@ def test_no_more_of_a_value_is_kept_than_was_announced_and_allowed(announced: in
     case = Case(max_result_bytes=10)
     case.send(BEGUN, {"pid": 11})
     if announced is not None:
-        case.send(RESULT, {"bytes": announced, "sha256": ""})
+        case.send(RESULT, {"bytes": announced, "sha256": "", "threads": []})
     case.send(CHUNK, bytes(11))
     failure = case.report.outcome(0, 0).failure
     assert failure is not None and failure.kind == failures.BAD_RESULT
@@ -71,9 +72,28 @@ def test_no_more_of_a_value_is_kept_than_was_announced_and_allowed(announced: in
 
 def test_an_exit_after_the_value_is_a_line() -> None:
     case = Case()
-    case.send(RESULT, {"bytes": 0, "sha256": ""})
+    case.send(RESULT, {"bytes": 0, "sha256": "", "threads": []})
     assert case.report.outcome(3, 0).failure is None
     assert case.told() == [Lines(2, "stderr", ["the worker ended with exit status 3 after train() had returned"])]
+
+
+@pytest.mark.parametrize(
+    ("threads", "words"),
+    [
+        (["the uploader"], "but its process waits for non-daemon threads: the uploader"),
+        ([], "call destroy_process_group() before returning). Its threads: "),
+    ],
+)
+def test_a_process_that_does_not_end_is_reported(threads: list[str], words: str) -> None:
+    case = Case()
+    case.send(BEGUN, {"pid": os.getpid()})
+    assert not case.report.has_returned
+    case.send(RESULT, {"bytes": 0, "sha256": "", "threads": threads})
+    assert case.report.has_returned
+    case.report.report_slow_end(timedelta(seconds=10))
+    line = case.told()[-1].texts[0]
+    assert f"train() returned 10 s ago on rank 2 (host host, process {os.getpid()})" in line and words in line
+    assert threads or not line.endswith("unknown")
 
 
 @pytest.mark.parametrize(
