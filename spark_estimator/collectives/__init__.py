@@ -6,7 +6,7 @@ process becomes a rank: who it is, who the others are, where they listen, and th
 
 Modules, bottom up: ``rendezvous`` (who takes part) -> ``launcher_link`` (who takes part next, in an elastic job),
 ``connection``, ``dialing``, ``segments``, ``wiring`` (authenticated connections and shared segments) -> ``engine`` (one
-membership of one group of ranks) -> ``handle`` and ``requests`` (wait and submit) -> ``process_set``, ``membership``
-(the engines of a job) -> ``context`` (this process's membership: ``init``, ``rank``...) -> ``ops`` (the door for
-framework bindings) -> ``objects``, ``arrays``.
+membership of one group of ranks) -> ``call`` (a collective as the engine's request), ``handle`` and ``requests`` (wait
+and submit) -> ``process_set``, ``membership`` (the engines of a job) -> ``context`` (this process's membership:
+``init``, ``rank``...) -> ``ops`` (the door for framework bindings) -> ``objects``, ``arrays``.
 """

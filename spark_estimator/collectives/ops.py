@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from spark_estimator._native import DType, Op, ReduceOp
 from spark_estimator.collectives import context, requests
+from spark_estimator.collectives.call import Call, Form, Gpu, Tensor
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.process_set import ProcessSet
-from spark_estimator.collectives.requests import Call, Form, Gpu, Plan, Tensor
+from spark_estimator.collectives.requests import Plan
 
 __all__ = [
     "DType",
@@ -65,7 +66,7 @@ def submit(
             tensors' memory here.
         unnamed: `name` is a kind, whose requests are matched by their order; see `kind_of_unnamed`.
         gpu: the GPU that holds all tensors; None: they are in host memory.
-        residues: of each tensor; see ``requests.Call``.
+        residues: of each tensor; see ``call.Call``.
 
     Raises:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
@@ -140,7 +141,7 @@ def plan(
         op: the kind; the rest as for `submit`.
         forms: element type and shape of each tensor.
         device: the GPU that will hold the tensors; None: host memory.
-        residues: of each tensor; see ``requests.Call``.
+        residues: of each tensor; see ``call.Call``.
         keep: referenced as long as the plan; put the owners of the residues here.
     """
     engine = context.engine(process_set)

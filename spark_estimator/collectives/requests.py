@@ -1,4 +1,4 @@
-"""Turns a collective call into the engine's request, and submits it, once or repeatedly.
+"""Submits collective calls to the engine, once or repeatedly.
 
 All functions here take one engine, that is, one group of ranks; ``ops`` finds the engine.
 
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import reprlib
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import c_int64, c_void_p
 from datetime import timedelta
-from typing import NamedTuple
 
 from spark_estimator import _native
-from spark_estimator._native import DType, MemoryKind, Op, ReduceOp, Request, TensorStruct
+from spark_estimator._native import DType, Op
+from spark_estimator.collectives.call import Call, Form, Tensor, complaint, native_request
 from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine
 from spark_estimator.collectives.handle import GATHERING, Handle
 from spark_estimator.errors import DuplicateNameError, ShutDownError
@@ -27,68 +26,8 @@ from spark_estimator.errors import DuplicateNameError, ShutDownError
 # Requests that are remembered as plans. A job that repeats more of them than that gains nothing for the oldest.
 _REMEMBERED = 4096
 
-Form = tuple[DType, tuple[int, ...]]
 # A list: ctypes accepts nothing else for a whole array.
 Addresses = list[ctypes.c_void_p | int | None]
-
-
-class Tensor(NamedTuple):
-    """Contiguous memory that takes part in a collective.
-
-    Attributes:
-        input: address of the first element that this rank gives; may equal output; 0 when there are no elements.
-        output: address at which the result is put; 0 for an allgather or alltoall, which makes its own memory.
-        dtype: of its elements.
-        shape: its dimensions, compared across ranks (the first of an allgather or alltoall may differ).
-    """
-
-    input: int
-    output: int
-    dtype: DType
-    shape: tuple[int, ...]
-
-
-class Gpu(NamedTuple):
-    """The GPU and the stream of a collective's tensors that are not in host memory.
-
-    Attributes:
-        device: the GPU, as this process counts them.
-        stream: address of the CUDA stream on which they are written; 0 is CUDA's default stream.
-    """
-
-    device: int
-    stream: int
-
-
-class Call(NamedTuple):
-    """All of a collective but its tensors.
-
-    Attributes:
-        op: the kind.
-        name: matches the ranks' requests; 1 to 4095 bytes of UTF-8. One request of a name may be in flight. Without a
-            name a kind, see `unnamed`.
-        reduce_op: allreduce and reducescatter only.
-        prescale, postscale: allreduce and reducescatter only: factors before and after the reduction.
-        root_rank: broadcast only: whose input everyone's output becomes; its number in the group.
-        splits: alltoall only: [size] rows for each rank; None: even shares.
-        unnamed: the requests of this kind are matched by order: this rank's n-th and every other's. Any number may be
-            in flight. The engine calls them ``<kind>.<n>``, counted from 0, and from 0 again when all have joined.
-        device: index, in this process, of the GPU that holds the tensors; None: they are in host memory.
-        residues: allreduce (sum, average) of host memory only: for each tensor the address of as many float32 elements,
-            0 for a tensor that is sent unchanged. The others are float32, and may be sent as int8 between hosts. The
-            rounding error is written there, and added to the next tensor that is submitted with this residue.
-    """
-
-    op: Op
-    name: str
-    reduce_op: ReduceOp = ReduceOp.SUM
-    prescale: float = 1.0
-    postscale: float = 1.0
-    root_rank: int = 0
-    splits: tuple[int, ...] | None = None
-    unnamed: bool = False
-    device: int | None = None
-    residues: tuple[int, ...] = ()
 
 
 def submit(
@@ -126,7 +65,7 @@ def submit(
 
 
 def _submitted(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, stream: int) -> Handle:
-    request = _native_request(engine, call, tensors, stream)
+    request = native_request(engine, call, tensors, stream)
     of = None if call.device is None else stream
     return Handle(engine, engine.submit(request), call.name, call.op, len(tensors), keep, of)
 
@@ -162,7 +101,7 @@ def run(
     if isinstance(known, Plan) and known.suits(call, forms):
         handle = known.run(*_addresses(tensors), keep, stream)
     else:
-        request = _native_request(engine, call, tensors, stream)
+        request = native_request(engine, call, tensors, stream)
         number = c_int64()
         try:
             engine.run(request, number)
@@ -251,7 +190,7 @@ class Plan:
         self._engine = weakref.ref(engine)
         self.call = call
         self.forms = list(forms)
-        request = _native_request(engine, call, [Tensor(0, 0, *form) for form in forms])
+        request = native_request(engine, call, [Tensor(0, 0, *form) for form in forms])
         made = c_void_p()
         library = self._native.library
         status = library.se_plan_create(self._native.usable(), ctypes.byref(request), ctypes.byref(made))
@@ -360,7 +299,7 @@ def _recalled(engine: Engine, call: Call, key: object) -> object:
     try:
         return engine.plans.pop(key, None)
     except TypeError as error:
-        raise _complaint(call) or error from None
+        raise complaint(call) or error from None
 
 
 def _remember(engine: Engine, call: Call, forms: list[Form], key: object, known: object) -> None:
@@ -374,84 +313,3 @@ def _remember(engine: Engine, call: Call, forms: list[Form], key: object, known:
         with suppress(RuntimeError, StopIteration):
             engine.plans.pop(next(iter(engine.plans)), None)
     engine.plans[key] = known
-
-
-def _native_request(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int = 0) -> Request:
-    """The engine's form of a collective. It keeps what it points to, but for the tensors' memory.
-
-    Raises:
-        TypeError: an argument is of another type than it should be.
-        ValueError: it is of the right type, and not possible.
-    """
-    try:
-        return _converted(engine, call, tensors, stream)
-    except (TypeError, ValueError, AttributeError, ctypes.ArgumentError) as error:
-        # Asked only now: a call that is right should not pay for it.
-        raise _complaint(call) or error from None
-
-
-def _complaint(call: Call) -> TypeError | None:
-    """The text of what is wrong with a call that could not be converted; None if it is unknown."""
-    name: object = call.name
-    if not isinstance(name, str):
-        return TypeError(f"the name of a collective must be a string, not {reprlib.repr(name)}.")
-    label = f"{call.op.name.lower()} {name!r}"
-    reduce_op: object = call.reduce_op
-    if not isinstance(reduce_op, int):
-        known = ", ".join(f"ReduceOp.{op.name}" for op in ReduceOp)
-        return TypeError(f"{label}: op must be one of {known}, not {reduce_op!r}.")
-    for argument, value in (("prescale", call.prescale), ("postscale", call.postscale)):
-        try:
-            ctypes.c_double(value)
-        except (TypeError, ValueError):  # a tensor of several numbers, for one
-            return TypeError(f"{label}: {argument} must be a number, not {value!r}.")
-    if call.splits is not None and not all(isinstance(split, int) for split in call.splits):
-        return TypeError(f"{label}: splits must be whole numbers, one for each rank, not {call.splits!r}.")
-    return None
-
-
-def _encoded(name: str) -> bytes:
-    try:
-        encoded = name.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"a name must be text that UTF-8 can encode; {reprlib.repr(name)} has {name[error.start]!r} at position "
-            f"{error.start}, an unpaired surrogate."
-        ) from None
-    if b"\x00" in encoded:
-        raise ValueError(f"a name must not contain a NUL character: {reprlib.repr(name)}.")
-    return encoded
-
-
-def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int) -> Request:
-    name = _encoded(call.name)
-    if call.splits is not None and len(call.splits) != engine.size:
-        raise ValueError(f"alltoall {call.name!r}: {len(call.splits)} splits, but its group has {engine.size} ranks.")
-    dims = (c_int64 * sum(len(tensor.shape) for tensor in tensors))(
-        *itertools.chain.from_iterable(tensor.shape for tensor in tensors)
-    )
-    structs = (TensorStruct * len(tensors))()
-    at = ctypes.addressof(dims)
-    for struct, (source, target, dtype, shape) in zip(structs, tensors, strict=True):
-        struct.input, struct.output, struct.dtype = source, target, dtype
-        struct.num_dims, struct.dims = len(shape), at
-        at += len(shape) * ctypes.sizeof(c_int64)
-    for struct, residue in zip(structs, call.residues, strict=bool(call.residues)):
-        struct.residue = residue or None
-    splits = None if call.splits is None else (c_int64 * len(call.splits))(*call.splits)
-    request = Request(
-        ctypes.sizeof(Request),
-        name,
-        call.op,
-        call.reduce_op,
-        call.root_rank,
-        len(tensors),
-        structs,
-        splits,
-        call.prescale,
-        call.postscale,
-        call.unnamed,
-        *((MemoryKind.HOST, 0, None) if call.device is None else (MemoryKind.GPU, call.device, stream)),
-    )
-    request.dims = dims
-    return request

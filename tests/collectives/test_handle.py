@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from spark_estimator._native import DType, Op
+from spark_estimator.collectives.call import Call, Tensor
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.collectives.requests import Call, Tensor, submit, submit_bytes
+from spark_estimator.collectives.requests import submit, submit_bytes
 from spark_estimator.errors import MismatchError
 
 FIRST, SECOND = b"abc", b"de"

@@ -6,9 +6,10 @@ import threading
 import time
 
 from spark_estimator._native import Op
+from spark_estimator.collectives.call import Call
 from spark_estimator.collectives.engine import Engine, Pending
 from spark_estimator.collectives.pending import description, longest_wait
-from spark_estimator.collectives.requests import Call, submit
+from spark_estimator.collectives.requests import submit
 
 
 def submitted(engine: Engine, name: str, *, age: float = 0.0, waiters: int = 0) -> None:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from spark_estimator._native import DType
 from spark_estimator.collectives import context
+from spark_estimator.collectives.call import Form
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet
-from spark_estimator.collectives.requests import Form
 
 #: Tensors of fewer elements are sent as float32: biases and norms are few bytes, and worth their precision.
 LEAST_ELEMENTS = 1024
@@ -42,7 +42,7 @@ def wire_bytes(elements: int) -> int:
 
 
 def residues(process_set: ProcessSet | None, keys: Sequence[object], forms: Sequence[Form]) -> tuple[int, ...]:
-    """Addresses for `requests.Call.residues`: zeros at first, and what was left out afterwards.
+    """Addresses for `call.Call.residues`: zeros at first, and what was left out afterwards.
 
     Memory stays as long as the engine: a job's ranks begin with none after another ``init()``.
 

@@ -23,11 +23,11 @@ from typing import NamedTuple
 import torch
 
 from spark_estimator.collectives import context
+from spark_estimator.collectives.call import Gpu
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import where
-from spark_estimator.collectives.requests import Gpu
 from spark_estimator.log import logger
 
 _log = logger(__name__)

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from spark_estimator._native import ReduceOp
-from spark_estimator.collectives.requests import Tensor
+from spark_estimator.collectives.call import Tensor
 from spark_estimator.torch.collectives.memory import ELEMENT_TYPES, described, wire_form, writable_wire_form, write_back
 
 _REDUCTIONS = {

@@ -13,10 +13,11 @@ from torch.distributed.distributed_c10d import Store
 
 from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
+from spark_estimator.collectives.call import Call, Tensor
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import kind_of_unnamed, unnamed_number
-from spark_estimator.collectives.requests import Call, Tensor, run, submit
+from spark_estimator.collectives.requests import run, submit
 from spark_estimator.errors import MismatchError, ShutDownError
 from spark_estimator.torch.process_group import callbacks
 from spark_estimator.torch.process_group.callbacks import ProgramPoint
