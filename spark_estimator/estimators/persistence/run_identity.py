@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import zip_longest
 from typing import Any
 
@@ -9,6 +10,9 @@ from spark_estimator.estimators.train_spec import TrainSpec
 
 #: What a training is made of -> lines that are the same for the same training.
 Identity = dict[str, list[str]]
+
+#: The line of a `Field`.
+_FIELD = re.compile(r"Field\(names=(?P<names>\(.*?\)), .*dtype='(?P<dtype>\w+)', shape=(?P<shape>\(.*?\))")
 
 
 def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
@@ -40,8 +44,22 @@ def differences(theirs: Identity, ours: Identity) -> list[str]:
         pairs = zip_longest(theirs.get(what, []), ours.get(what, []), fillvalue="nothing")
         other = next(((there, here) for there, here in pairs if there != here), None)
         if other is not None:
-            result.append(f"{what}: {other[0]} in the checkpoint, {other[1]} now")
+            there, here = map(_readable, other)
+            if there == here:
+                there, here = other
+            result.append(f"{what}: {there} in the checkpoint, {here} now")
     return result
+
+
+def _readable(line: str) -> str:
+    """A line in the words of messages."""
+    if line.startswith("checksums "):
+        return f"values with the {line}"
+    field = _FIELD.match(line)
+    if field is None:
+        return line
+    names = ", ".join(re.findall(r"'([^']*)'", field["names"]))
+    return f"column{'s' * (',' in names)} {names} as {field['dtype']} of shape {field['shape']}"
 
 
 def name_of(value: Any) -> str:

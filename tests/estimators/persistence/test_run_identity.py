@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+from spark_estimator.data.fields import Field
 from spark_estimator.estimators.persistence.run_identity import differences, name_of, of_rows_and_parameters
 from tests.estimators.specs import spec_of
 
@@ -27,6 +28,23 @@ def test_each_difference_has_a_line_with_both_values() -> None:
         "rows: nothing in the checkpoint, r now",
     ]
     assert differences(ours, ours) == []
+
+
+def test_rows_are_described_by_their_columns() -> None:
+    def lines(*fields: Field, checksum: int = 1) -> dict[str, list[str]]:
+        return {"rows": of_rows_and_parameters(spec_of(inputs=fields, labels=()), [checksum])["rows"]}
+
+    scalar = Field(("size",), ("c0",), (1,), "float32")
+    both = Field(("size", "weight"), ("c0", "c1"), (1, 1), "float32", (2,))
+    [text] = differences(lines(scalar), lines(both))
+    assert text == (
+        "rows: column size as float32 of shape () in the checkpoint, columns size, weight as float32 of shape (2,) now"
+    )
+    [text] = differences(lines(scalar), lines(scalar, checksum=2))
+    assert text == "rows: values with the checksums [1] in the checkpoint, values with the checksums [2] now"
+    padded = replace(both, padding=(0.0, 0.0))
+    [text] = differences(lines(both), lines(padded))
+    assert "padding=()" in text, "what differs is shown"
 
 
 def test_names_are_without_modules() -> None:
