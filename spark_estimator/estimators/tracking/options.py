@@ -9,6 +9,9 @@ from typing import Any
 
 from spark_estimator.estimators import checks
 
+#: MLflow's tag for the run that another one is nested in.
+PARENT_TAG = "mlflow.parentRunId"
+
 
 def _seconds(name: str, value: Any) -> bool | float:
     """True or False, or a number of seconds."""
@@ -73,6 +76,8 @@ class MlflowOptions:
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(f"mlflow[{name!r}]", getattr(self, name)))
+        if PARENT_TAG in self.tags:
+            raise ValueError(f"mlflow: the tag {PARENT_TAG!r} is set by parent_run_id={self.tags[PARENT_TAG]!r}.")
         if set(self.registered_model_name or "") & set("/:"):
             raise ValueError(
                 f"mlflow: registered_model_name={self.registered_model_name!r}: the names of models in MLflow contain "

@@ -19,7 +19,7 @@ from spark_estimator import __version__
 from spark_estimator.errors import JobCancelledError, PreflightError, PythonEnvironmentError
 from spark_estimator.estimators.tracking import flavour, plots
 from spark_estimator.estimators.tracking.mlflow_thread import CallState, MlflowCall, MlflowThread, is_transient
-from spark_estimator.estimators.tracking.options import MlflowOptions
+from spark_estimator.estimators.tracking.options import PARENT_TAG, MlflowOptions
 from spark_estimator.estimators.tracking.rank_tracking import RankTracking, SystemMetrics, credentials_in
 from spark_estimator.estimators.tracking.recorded_metrics import MetricValue, RecordedMetrics
 from spark_estimator.estimators.tracking.signature import Features
@@ -41,8 +41,8 @@ _MOST_PARAMETERS, _MOST_METRICS = 100, 1000
 # The run of the process, which MLflow Projects and jobs set.
 _RUN_VARIABLE = "MLFLOW_RUN_ID"
 _environment_lock = threading.Lock()
-# MLflow's tags: the run that another one is nested in, and a run's description.
-_PARENT_TAG, _NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
+# MLflow's tag for a run's description.
+_NOTE_TAG = "mlflow.note.content"
 
 
 def check_installed() -> None:
@@ -234,7 +234,7 @@ class TrackedRun:
         import mlflow
 
         self._client = mlflow.MlflowClient()
-        tags = {**self._tags, **({} if self._parent is None else {_PARENT_TAG: self._parent})}
+        tags = {**self._tags, **({} if self._parent is None else {PARENT_TAG: self._parent})}
         experiment = self._experiment()
         with _run_of_environment_kept():
             run = mlflow.start_run(
@@ -248,15 +248,16 @@ class TrackedRun:
         if not self._is_active:  # the run would be every thread's active one
             _end_active("RUNNING")
             if self._parent is not None:
-                self._client.set_tag(self.run_id, _PARENT_TAG, self._parent)
+                self._client.set_tag(self.run_id, PARENT_TAG, self._parent)
 
     def _experiment(self) -> str | None:
         """The id of the run's experiment; None: the active one."""
         name, client = self._options.experiment_name, self._client
+        parent = None if self._parent is None else client.get_run(self._parent)  # an error where there is none
         if name is not None:
             known = client.get_experiment_by_name(name)
             return str(client.create_experiment(name) if known is None else known.experiment_id)
-        return None if self._parent is None else str(client.get_run(self._parent).info.experiment_id)
+        return None if parent is None else str(parent.info.experiment_id)
 
     def _log_parameters(self, parameters: Mapping[str, str]) -> None:
         from mlflow.entities import Param

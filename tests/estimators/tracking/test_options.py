@@ -23,6 +23,7 @@ def test_true_false_and_options() -> None:
         ({"experiment": "x"}, r"has no option 'experiment' \(did you mean 'experiment_name'\?\)"),
         ({"log_every_n_steps": 0}, r"mlflow\['log_every_n_steps'\] must be at least 1"),
         ({"tags": "a"}, r"mlflow\['tags'\] must be a dict"),
+        ({"tags": {"mlflow.parentRunId": "r"}}, r"the tag 'mlflow.parentRunId' is set by parent_run_id='r'\."),
         ({"registered_model_name": "a/b:c"}, "'a/b:c': the names of models in MLflow contain neither '/' nor ':'"),
         ({"registered_model_name": "m", "log_model": False}, "registered_model_name needs the model to be logged"),
     ],

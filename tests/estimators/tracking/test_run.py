@@ -111,6 +111,16 @@ def test_runs_are_nested_in_the_one_of_the_environment(tracking: Any, monkeypatc
 
 
 @needs_mlflow
+def test_a_parent_that_does_not_exist_is_refused(tracking: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    for options in ({}, {"experiment_name": "tests"}):
+        with pytest.raises(PreflightError, match=f"beginning a run at .*{'0' * 32}.*Nothing was trained"):
+            with tracked({}, **options):
+                raise AssertionError
+    assert not runs_of(tracking)
+
+
+@needs_mlflow
 def test_a_store_of_artifacts_that_cannot_be_written(
     tracking: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
