@@ -208,7 +208,8 @@ class Trainer:
             if commit is not None:
                 commit(plan.steps)
         result = self.sums.averages()
-        check_loss(result["loss"], epoch, rows if spec.has_stored_rows else None, spec.fields)
+        stored = rows if spec.has_stored_rows else None
+        check_loss(result["loss"], epoch, stored, spec.fields, multiplied=not self._parts.rate_is_joint)
         return result
 
     def _enter(self, epoch: int) -> None:
