@@ -333,7 +333,7 @@ def failing_at(call: int, function: Callable[..., object]) -> Callable[..., obje
     return fail
 
 
-@pytest.mark.parametrize("call", [1, 2, 4])
+@pytest.mark.parametrize("call", [1, *(pytest.param(call, marks=pytest.mark.slow) for call in (2, 4))])
 def test_a_peer_that_cannot_be_set_up_leaves_nothing_of_the_others(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with switchboards(3) as boards, ThreadPoolExecutor(2) as pool:
         before = open_descriptors()

@@ -76,6 +76,7 @@ def run(folder: Path, text: str) -> list[str]:
     return done.stdout.strip().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed here")
 def test_what_tensorflow_has_removed(tmp_path: Path) -> None:
     modes, estimator, contrib, imported, layers, nothing = run(tmp_path, BEFORE + REMOVED)

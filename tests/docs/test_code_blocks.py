@@ -248,6 +248,7 @@ def test_launched_scripts_have_the_command_of_their_page() -> None:
             assert command in (ROOT / program.page).read_text(), program.page
 
 
+@pytest.mark.slow
 def test_the_merge_command_of_the_timeline_page(tmp_path: Path) -> None:
     page = "docs/how-to/timeline.md"
     (command,) = [block.text for block in blocks_of(page, "sh") if " timeline merge " in block.text]

@@ -250,7 +250,7 @@ def test_an_overridden_prediction_function_gets_each_row(spark: SparkSession, tm
     assert ByRow.load(str(tmp_path / "model"), trust=True).transform(frame).orderBy("text").collect() == rows
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("passes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_minibatch_function_of_nine_arguments(
     line: DataFrame, estimator: Callable[..., TorchEstimator], passes: int
 ) -> None:

@@ -108,7 +108,7 @@ def test_nccl_is_refused(fakes: dict[str, str]) -> None:
     assert result.state is jobs.State.FAILED and "went by NCCL" in result.text
 
 
-@pytest.mark.parametrize("name", [SHARED, OWN, MACHINES])
+@pytest.mark.parametrize("name", [pytest.param(SHARED, marks=pytest.mark.slow), OWN, MACHINES])
 def test_a_killed_rank(fakes: dict[str, str], name: str) -> None:
     """As two machines, with one fake GPU: the engine is then shown a GPU of each, and takes NCCL."""
     assert name != MACHINES or not building.build_two_machines()

@@ -152,6 +152,7 @@ def test_what_fails_or_hangs_is_named_and_hides_nothing() -> None:
     assert "hung (ranks [" in by_name["third"].text and "here_it_hangs" in by_name["third"].text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_what_went_wrong_once_has_failed(tmp_path: Path) -> None:
     been_here = str(tmp_path / "been here")

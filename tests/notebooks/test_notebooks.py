@@ -13,8 +13,6 @@ from tests.launch.clusters import ROOT, connect_server
 from tests.notebooks.execute import NOTEBOOKS, code_cells, environment, executed, kinds, mark, text_of
 
 ids = [path.stem for path in NOTEBOOKS]
-# `make test` runs it; each of the others takes longer, and runs with the slow tests.
-FAST = {"01_horovod_runner"}
 LARGEST_BYTES = 200_000
 _PRIVATE = re.compile(rf"{re.escape(str(ROOT))}|/(?:root|home)/|/tmp/(?!notebook)|pid (?!10\d\d\b)\d|Warning:|\bWARN\b")
 
@@ -119,14 +117,9 @@ def test_every_notebook_has_a_check() -> None:
     assert sorted(CHECKS) == ids
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "notebook",
-    [
-        pytest.param(notebook, id=notebook.stem, marks=() if notebook.stem in FAST else pytest.mark.slow)
-        for notebook in NOTEBOOKS
-    ],
-)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=ids)
 def test_a_notebook_runs_and_its_outputs_are_those_of_its_code(notebook: Path, tmp_path: Path) -> None:
     kept = stored(notebook)
     fresh = executed(notebook, tmp_path)

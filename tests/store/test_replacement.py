@@ -37,7 +37,9 @@ def content_of(target: Path) -> str:
     return contents.pop()
 
 
-@pytest.mark.parametrize("options", [(), NO_EXCHANGE], ids=["exchange", "two steps"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(NO_EXCHANGE, marks=pytest.mark.slow)], ids=["exchange", "two steps"]
+)
 @pytest.mark.parametrize("fault", [KILL, *(pytest.param(fault, marks=pytest.mark.slow) for fault in OTHER_FAULTS)])
 @pytest.mark.timeout(400)
 def test_a_fault_at_each_system_call_leaves_a_whole_folder(
@@ -58,7 +60,10 @@ def test_a_fault_at_each_system_call_leaves_a_whole_folder(
     assert seen == {"old", "new"}
 
 
-@pytest.mark.parametrize("fault", [KILL, INTERRUPT, "error=EIO", "error=ENOSPC"])
+@pytest.mark.parametrize(
+    "fault",
+    [KILL, "error=ENOSPC", *(pytest.param(fault, marks=pytest.mark.slow) for fault in (INTERRUPT, "error=EIO"))],
+)
 def test_a_fault_at_each_system_call_leaves_a_whole_file(tmp_path: Path, fault: str) -> None:
     target = tmp_path / "folder" / "checkpoint"
     replace_file(str(target), b"old" * 10_000)

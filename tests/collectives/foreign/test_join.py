@@ -119,6 +119,7 @@ def test_torchrun_makes_one_job(script: list[str]) -> None:
     assert lines(started([*torchrun(2), program, *words])) == expected(2)
 
 
+@pytest.mark.slow
 def test_torchs_own_process_group_works_beside_it(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
@@ -373,6 +374,7 @@ def test_our_launchers_work_inside_of_an_allocation(script: list[str]) -> None:
     assert "processes started by" not in err
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_itself_started_twice_warns(script: list[str]) -> None:
     command = [sys.executable, "-m", "spark_estimator.launch.cli.main", "-np", "2", *script]
     twice = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
@@ -383,6 +385,7 @@ def test_a_launcher_that_is_itself_started_twice_warns(script: list[str]) -> Non
     assert "[0]<stdout>:[0, 2, " in out and "This program" not in err
 
 
+@pytest.mark.slow
 def test_a_loader_without_init_warns_that_it_reads_all_rows(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = (

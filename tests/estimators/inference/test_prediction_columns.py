@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("kind", "outputs", "output_type", "spark_type"),
     [
-        ("float", 1, "label", "float"),
         ("int", 1, "label", "int"),
-        ("vector", 1, "label", "vector"),
         ("bigint", 4, "label", "vector"),
-        ("int", 1, "array", "array<float>"),
         ("float", 4, "array", "array<float>"),
-        ("float", 1, "vector", "vector"),
         ("array<double>", 1, "label", "array<double>"),
+        pytest.param("float", 1, "label", "float", marks=pytest.mark.slow),
+        pytest.param("vector", 1, "label", "vector", marks=pytest.mark.slow),
+        pytest.param("int", 1, "array", "array<float>", marks=pytest.mark.slow),
+        pytest.param("float", 1, "vector", "vector", marks=pytest.mark.slow),
     ],
 )
 def test_types_of_outputs(line: DataFrame, kind: str, outputs: int, output_type: str, spark_type: str) -> None:

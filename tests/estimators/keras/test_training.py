@@ -46,6 +46,7 @@ def test_ranks_train_as_one_process_would(ranks: RankPool, tmp_path: Path, case:
     ranks.run(case, str(tmp_path), timeout=250)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_within_an_epoch_and_another_s_is_refused_in_words(ranks: RankPool, tmp_path: Path) -> None:
     keras_ranks.write_table(tmp_path)
     for refused in ranks.run(keras_ranks.goes_on, str(tmp_path), timeout=250):

@@ -81,7 +81,15 @@ def test_a_pipeline_that_is_not_fitted_yet(estimator: Make, spark: SparkSession,
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("fault", "options"), [(KILL, ()), (KILL, NO_EXCHANGE), (INTERRUPT, ()), ("error=EIO", ())], ids=str
+    ("fault", "options"),
+    [
+        (KILL, ()),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((KILL, NO_EXCHANGE), (INTERRUPT, ()), ("error=EIO", ()))
+        ),
+    ],
+    ids=str,
 )
 def test_a_fault_at_each_step_of_saving_leaves_the_old_one_or_the_new_one(
     estimator: Make, tmp_path: Path, fault: str, options: tuple[str, ...]

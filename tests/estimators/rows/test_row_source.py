@@ -121,6 +121,7 @@ def test_other_rows_go_elsewhere(
     assert [data_set.index for data_set in data_sets(store)] == [0, 1]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_with_limits_rows_are_streamed_from_files_or_from_the_store(
     line: DataFrame, estimator: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -326,6 +326,7 @@ def test_an_empty_frame(line: DataFrame, estimator: Make) -> None:
         estimator().fit(line.limit(0))
 
 
+@pytest.mark.slow
 def test_a_bad_row_beyond_the_first_ones_is_named(spark: SparkSession, estimator: Make) -> None:
     rows = [([1.0, 2.0, 3.0], 1.0 if n != 180 else None) for n in range(200)]
     frame = spark.createDataFrame(rows, "features array<float>, y float")

@@ -66,6 +66,7 @@ def test_the_first_rank_that_fails_ends_the_others_and_gives_the_status() -> Non
     assert "rank 0 (host " in done.stderr and "was stopped after that" in done.stderr
 
 
+@pytest.mark.slow
 def test_who_lost_a_peer_is_not_blamed() -> None:
     pytest.importorskip("torch")
     code = (

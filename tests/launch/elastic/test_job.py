@@ -199,6 +199,7 @@ def test_a_rank_is_lost_before_the_first_round_has_begun(rank: int, tmp_path: Pa
     assert result["history"] == [(step, 2) for step in range(STEPS)] and result["resets"] == []
 
 
+@pytest.mark.slow
 def test_a_rank_freezes_on_its_way_into_a_round(tmp_path: Path, marker: str, capfd: pytest.CaptureFixture[str]) -> None:
     faults = [Fault("kill", 3, size=4), Fault("stop", 0, "init")]
     started = time.monotonic()
@@ -282,6 +283,7 @@ def test_too_few_survivors_end_the_job_and_are_told(tmp_path: Path, marker: str)
     assert (caught.value.rank, caught.value.exitcode) == (1, -9)
 
 
+@pytest.mark.slow
 def test_whoever_comes_dies_at_the_same_step(tmp_path: Path, marker: str) -> None:
     faults = [Fault("kill", 0, always=True)]
     with pytest.raises(WorkerFailedError, match=r"10 rounds in a row .* without a commit"):

@@ -238,7 +238,11 @@ def all_ops(size: int) -> list[Step]:
 # --- tests -----------------------------------------------------------------------------------------------------------
 
 
-@layouts((2, 1), (2, 2), (4, 1), (3, 2))
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(2, 2), *(pytest.param(Layout(*few), marks=pytest.mark.slow) for few in ((2, 1), (4, 1), (3, 2)))],
+    ids=str,
+)
 def test_all_ops_are_right_across_hosts(layout: Layout) -> None:
     with started(layout, run_steps, all_ops(layout.size)) as job:
         returned(job.ranks.wait(timeout=100))
@@ -276,6 +280,7 @@ def names_a_rank_of(layout: Layout, host: int, message: str) -> bool:
     return any(f"rank {rank} on host{host} (pid " in message for rank in ranks)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_at_rest_is_named_on_both_sides(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with ExitStack() as running:
@@ -328,9 +333,8 @@ def test_all_ranks_may_pause_for_long(tmp_path: Path) -> None:
         returned(job.ranks.wait(timeout=60))
 
 
-@pytest.mark.parametrize(
-    ("layout", "elements"), [(Layout(0, 2), 3_000_000), pytest.param(Layout(2, 2), 1, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize(("layout", "elements"), [(Layout(0, 2), 3_000_000), (Layout(2, 2), 1)], ids=str)
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_for_good_is_named(layout: Layout, elements: int) -> None:
     with started(layout, work_until_a_peer_is_lost, elements) as job:
         job.await_all("working")

@@ -31,7 +31,6 @@ from tests.launch import clusters
 # Seconds; far more than anything here takes: what is slower hangs.
 HANGS = 60
 KINDS = ["local", "local-cluster", "standalone", "connect", "connect on local-cluster", "connect on standalone"]
-FAST = "connect"  # in `make test`: the others are variations of it, or covered by the shared session
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("everywhere")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(kind, marks=[] if kind == FAST else pytest.mark.slow) for kind in KINDS],
-    ids=KINDS,
-)
+@pytest.fixture(scope="module", params=KINDS)
 def results(request: pytest.FixtureRequest, folder: Path) -> Any:
     """What the driver program has found out on one kind of Spark."""
     marker = uuid.uuid4().hex
@@ -84,8 +79,8 @@ def results(request: pytest.FixtureRequest, folder: Path) -> Any:
             return run(address)
 
 
-# The fixture runs the whole program, on daemons that it has to start first.
-pytestmark = pytest.mark.timeout(600)
+# The fixture runs the whole program, on daemons that it has to start first. `test_connect` has the core of it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_ranks_compute_together_and_rank_0_s_value_comes_back(results: dict[str, Any]) -> None:
