@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -17,11 +19,13 @@ from spark_estimator.data.fields import Array
 from spark_estimator.data.numbers import kind_of, numbers_of
 from spark_estimator.data.row_calls import called_by_row, rows_of
 from spark_estimator.errors import DataError
+from spark_estimator.log import logger
 
 if TYPE_CHECKING:
     import pandas
 
 _NAME = "transformation_fn"
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,12 @@ class Shown:
 
 
 class Takes(Enum):
-    """The kind of argument of a transformation_fn; the first call shows it."""
+    """The kind of argument of a transformation_fn.
+
+    The annotation of its parameter decides, if there is one. Else a function that returns a dict for a dict is called
+    for each row, as in Horovod: what changes its argument and returns it would also accept a frame, in which arrays
+    would be reversed, shuffled or drawn for all rows together.
+    """
 
     UNKNOWN = "It has not been called yet."
     FRAME = "A pandas.DataFrame of rows; it returns one."
@@ -136,29 +145,45 @@ class Transformation:
         """The kind of the function's argument, and its result for some rows."""
         import pandas
 
-        if self.takes is Takes.ROW:
+        takes = _annotated(self.function) if self.takes is Takes.UNKNOWN else self.takes
+        if takes is Takes.UNKNOWN and _takes_rows(self.function, rows_of(columns)[:1]):
+            takes = Takes.ROW
+            self._warn_if_it_takes_frames(columns)
+        if takes is Takes.ROW:
             return Takes.ROW, self._called_by_row(rows_of(columns), row)
-        frame = pandas.DataFrame({name: _series(column) for name, column in columns.items()})
+        frame = _frame_of(columns)
         count = len(frame)
-        failure: BaseException | None = None
-        result: Any = None
         try:
             result = self.function(frame)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
-            failure = error
+            raise DataError(
+                f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {failure_text(error)}"
+            ) from error
         if isinstance(result, pandas.DataFrame):
             return Takes.FRAME, result
-        if self.takes is Takes.UNKNOWN and _takes_rows(self.function, rows_of(columns)[:1]):
-            return Takes.ROW, self._called_by_row(rows_of(columns), row)
-        if failure is not None:
-            raise DataError(
-                f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {failure_text(failure)}"
-            ) from failure
         raise DataError(
             f"{_NAME} returns a pandas.DataFrame, or a dict for each row; it returned {type(result).__name__}."
         )
+
+    def _warn_if_it_takes_frames(self, columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> None:
+        """Logs the choice for a function that takes rows and frames."""
+        import pandas
+
+        try:
+            takes_frames = isinstance(self.function(_frame_of(columns)), pandas.DataFrame)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # as above
+            return
+        if takes_frames:
+            _log.warning(
+                "%s accepts a dict of one row and a pandas.DataFrame. It is called for each row, in each epoch, "
+                "as in Horovod. To have it called once with frames, which is faster, annotate its parameter: "
+                "def function(frame: pandas.DataFrame).",
+                _NAME,
+            )
 
     def _called_by_row(self, rows: list[dict[str, Any]], row: int) -> pandas.DataFrame:
         import pandas
@@ -197,13 +222,35 @@ class Transformation:
                 )
 
 
+def _annotated(function: Callable[[Any], Any]) -> Takes:
+    """The kind of argument that the annotation of a function's first parameter names."""
+    try:
+        parameter = next(iter(inspect.signature(function).parameters.values()), None)
+    except (TypeError, ValueError):
+        return Takes.UNKNOWN
+    if parameter is None or parameter.annotation is inspect.Parameter.empty:
+        return Takes.UNKNOWN
+    kind = parameter.annotation
+    name = kind if isinstance(kind, str) else getattr(typing.get_origin(kind) or kind, "__name__", "")
+    name = name.partition("[")[0].rpartition(".")[2]
+    if name == "DataFrame":
+        return Takes.FRAME
+    return Takes.ROW if name.lower() in ("dict", "mapping", "mutablemapping") else Takes.UNKNOWN
+
+
+def _frame_of(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame({name: _series(column) for name, column in columns.items()})
+
+
 def _takes_rows(function: Callable[[Any], Any], rows: list[dict[str, Any]]) -> bool:
-    """Whether a function that does not return a frame for a frame returns a dict for a row."""
+    """Whether a function returns a dict for a dict of one row."""
     try:
         return bool(rows) and isinstance(function(rows[0]), Mapping)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # sys.exit() too, as for a frame
+    except BaseException:  # sys.exit() too, as above
         return False
 
 

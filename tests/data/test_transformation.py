@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 from dataclasses import replace
+from typing import Any
 
 import numpy
 import pandas
@@ -123,9 +124,37 @@ def test_a_function_of_a_row_is_known_by_its_first_call() -> None:
     assert list(named) == ["length", "pair"] and named["pair"].to_pylist() == [[1.0, 1.0], [1.0, 1.0]]
     known, _ = Transformation(lambda rows: rows.assign(length=1)).apply(columns, ["length"])
     assert known.takes is Takes.FRAME
-    # What works for both is called with frames, which is faster.
-    known, _ = Transformation(lambda rows: rows).apply(columns, ["gone"])
-    assert known.takes is Takes.FRAME
+
+
+def backwards(row: Any) -> Any:
+    row["v"] = row["v"][::-1]
+    return row
+
+
+def rolled(row: dict[str, Any]) -> dict[str, Any]:
+    row["v"] = numpy.roll(row["v"], 1)
+    return row
+
+
+@pytest.mark.parametrize("function", [backwards, rolled])
+def test_a_function_that_changes_its_argument_gets_rows(function: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A frame would have its rows exchanged, not their numbers."""
+    columns = {"v": pyarrow.array([[0.0, 2.0], [1.0, 3.0], [2.0, 4.0]])}
+    known, results = Transformation(function).apply(columns, ["v"])
+    assert known.takes is Takes.ROW
+    assert results["v"].to_pylist() == [[2.0, 0.0], [3.0, 1.0], [4.0, 2.0]]
+    assert ("annotate its parameter" in caplog.text) == (function is backwards)
+
+
+def test_annotated_functions_get_what_they_name() -> None:
+    columns = {"x": pyarrow.array([1.0, 3.0])}
+
+    def centred(frame: pandas.DataFrame) -> pandas.DataFrame:
+        frame["x"] = frame["x"] - frame["x"].mean()
+        return frame
+
+    known, results = Transformation(centred).apply(columns, ["x"])
+    assert known.takes is Takes.FRAME and results["x"].to_pylist() == [-1.0, 1.0]
 
 
 def test_what_returns_neither_is_refused() -> None:
