@@ -353,6 +353,16 @@ def spark_frame(what: str, frame: Any) -> None:
         )
 
 
+def batch_frame(what: str, frame: Any) -> None:
+    """As `spark_frame`; a streaming DataFrame is a ValueError, too."""
+    spark_frame(what, frame)
+    if frame.isStreaming:
+        raise ValueError(
+            f"{what} takes a batch DataFrame, and this one streams. Read the rows with spark.read, or call {what} in "
+            "foreachBatch."
+        )
+
+
 def stored(name: str, value: Any) -> Any:
     """A store, or None; of a path, the store there."""
     if value is None or isinstance(value, Store):

@@ -229,7 +229,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         store = self._data_store("materialize=True") if value("materialize") else None
         if not takes_rows and isinstance(value("store"), FilesystemStore):
             store = value("store")
-        checks.spark_frame("fit()", dataset)
+        checks.batch_frame("fit()", dataset)
         backends.warn_without_store(value)
         check_connect(dataset.sparkSession)
         model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))

@@ -25,7 +25,9 @@ def send_record(record: Mapping[str, Any]) -> None:
 
 
 class StepRecorder:
-    """Sends a record of this rank's training loss after each `every` batches of an epoch.
+    """Sends a record of this rank's training loss after each `every` batches, counted from the first epoch on.
+
+    It covers the batches since the record before, or since the epoch began.
 
     Args:
         every: batches.
@@ -56,7 +58,7 @@ class StepRecorder:
             loss: mean over these rows; None: unknown.
         """
         total = 0.0 if loss is None else float(loss) * rows
-        if self._counted is not None and step % self._every == 0:
+        if self._counted is not None and (epoch * steps + step) % self._every == 0:
             before, earlier = self._counted
             record = {"epoch": epoch, "step": step, "steps": steps, "ranks": self._ranks}
             send_record({**record, "rows": rows - before, "loss": total - earlier})

@@ -29,6 +29,15 @@ def test_the_loss_of_the_last_steps(sent: list[dict[str, Any]]) -> None:
     assert sent == [{**common, "step": 2, "rows": 20, "loss": 60.0}, {**common, "step": 4, "rows": 20, "loss": 0.0}]
 
 
+def test_steps_are_counted_over_epochs(sent: list[dict[str, Any]]) -> None:
+    meter = TrainingMeter(2, StepRecorder(3, 1))
+    for epoch in range(2):
+        meter.begin_epoch(epoch, 2)
+        for loss in (4.0, 3.0):
+            meter.step_done(10, loss)
+    assert [(record["epoch"], record["step"], record["rows"], record["loss"]) for record in sent] == [(1, 1, 10, 40.0)]
+
+
 def test_an_epoch_that_continues(sent: list[dict[str, Any]]) -> None:
     meter = TrainingMeter(2, StepRecorder(2, 1))
     meter.begin_epoch(1, 8, 3, 30)

@@ -10,7 +10,7 @@ import importlib.metadata
 import inspect
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,13 @@ class PyfuncModel:
         Args:
             model_input: a pandas frame with the feature columns; NaN in a column of numbers is read as null.
             params: ignored.
+
+        Raises:
+            TypeError: it is no frame.
         """
+        if not hasattr(model_input, "columns") and not isinstance(model_input, Mapping):
+            kind = type(model_input).__name__
+            raise TypeError(f"predict() takes a pandas.DataFrame with the columns of the model's features; got {kind}.")
         return _with_null_texts(self._predictor.frame(model_input))
 
     def get_raw_model(self) -> TableModel:

@@ -91,7 +91,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
         return WITHOUT[name] if name in WITHOUT else super()._value(name)
 
     def _fit(self, dataset: DataFrame) -> TransformersModel:
-        checks.spark_frame("fit()", dataset)
+        checks.batch_frame("fit()", dataset)
         self._check()
         source = Pretrained.of(super()._value("model"))
         informed: TransformersEstimator = self.copy()
@@ -108,8 +108,9 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
         validation = self._value("validation")
         marker = validation if isinstance(validation, str) else None
         function = Tokenising(task, pickle.dumps(tokenizer), marker, self._value("nulls") == "drop")
-        columns = [quoted(name) for name in function.columns]
-        tokens = dataset.select(*columns).mapInArrow(_called(function), function.schema)
+        # PySpark's mapInArrow takes a dot in a name for a field of a struct.
+        columns = [f"{quoted(name)} as c{number}" for number, name in enumerate(function.columns)]
+        tokens = dataset.selectExpr(*columns).mapInArrow(_called(function), function.schema)
         return estimator.TableEstimator._fit(informed, tokens)
 
     def _features(self, dataset: DataFrame, plan: RowPlan) -> Features:

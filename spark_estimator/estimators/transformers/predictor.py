@@ -19,6 +19,7 @@ from spark_estimator.estimators.inference.prediction_columns import arrow_type, 
 from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, column_of, spread
 from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
 from spark_estimator.estimators.torch.predictor import dumped, opened
+from spark_estimator.estimators.transformers.padding import filling_of, padding_counts
 from spark_estimator.estimators.transformers.special_tokens import suffix_length
 from spark_estimator.estimators.transformers.tokens import is_missing, tokenizer_from
 
@@ -41,6 +42,9 @@ _OF_SEEN_TOKENS: Mapping[str, Any] = {
     "watermarking_config": None,
     "penalty_alpha": None,
     "prompt_lookup_num_tokens": None,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "forced_bos_token_id": None,
 }
 
 
@@ -52,11 +56,13 @@ class _Tokens:
         ids: of its tokens.
         words: [tokens] the number of the word that a token is of, or None; empty where words do not matter.
         count: of its words, or characters.
+        is_chat: it is the text of one.
     """
 
     ids: list[int]
     words: list[int | None]
     count: int
+    is_chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,36 +131,52 @@ class TextPredictor(Predictor):
         return pyarrow.StructArray.from_arrays([pyarrow.array(outputs, arrow_type(column.kind))], ["p0"])
 
     def outputs_of_texts(self, texts: Sequence[Any]) -> list[Any]:
-        """[texts] scores of the classes, the class of each word, or the generated text.
+        """[texts] scores of the classes, the class of each word, or the generated text; None: a prompt without a token.
 
-        Texts of similar length share a call of the model; of the same length, where a generation counts padding. The
-        width to which a text is padded depends on this text alone, so that its output does not depend on the others.
+        Texts of similar length share a call of the model; of the same length, where the model or a generation counts
+        padding. The width to which a text is padded depends on this text alone, so that its output does not depend on
+        the others.
         """
         net, tokenizer = self.model()
-        encoded = self._encoded(tokenizer, texts)
-        exact = self.task == "causal" and _counts_padding(net, self.generation)
+        encoded = self._encoded(net, tokenizer, texts)
+        exact = self._counts_padding(net)
+        at_once = 1 if self.task == "causal" and _is_assisted(net, self.generation) else self.batch_size
         of_width: dict[int, list[int]] = {}
         for place, tokens in enumerate(encoded):
-            length = max(1, len(tokens.ids))
-            of_width.setdefault(length if exact else self._width(length), []).append(place)
+            length = len(tokens.ids)
+            if length:
+                of_width.setdefault(length if exact else self._width(length), []).append(place)
         method = {"causal": self._generated, "classification": self._scores, "token_classification": self._of_words}
         outputs: list[Any] = [None] * len(texts)
         for width, places in sorted(of_width.items()):
-            for start in range(0, len(places), self.batch_size):
-                batch = places[start : start + self.batch_size]
+            for start in range(0, len(places), at_once):
+                batch = places[start : start + at_once]
                 with predicting(device_of(net), self.precision, len(batch)):
                     results = method[self.task](net, tokenizer, [encoded[place] for place in batch], width)
                 for place, result in zip(batch, results, strict=True):
                     outputs[place] = result
         return outputs
 
+    def _counts_padding(self, net: Any) -> bool:
+        if self.task == "causal" and _counts_tokens_before(net, self.generation):
+            return True
+        width = self._width(1)
+        with predicting(device_of(net), self.precision, 1):
+            return padding_counts(net, self.task, width, self.precision)
+
     def _width(self, tokens: int) -> int:
         """The padded width, in tokens, of a text of `tokens` tokens."""
         return max(tokens, min(-(-max(1, tokens) // _WIDTHS_ALIKE) * _WIDTHS_ALIKE, self.max_length))
 
-    def _encoded(self, tokenizer: Any, texts: Sequence[Any]) -> list[_Tokens]:
-        """[texts] their tokens."""
+    def _encoded(self, net: Any, tokenizer: Any, texts: Sequence[Any]) -> list[_Tokens]:
+        """[texts] their tokens. A text without a token becomes padding, and a prompt the token that begins texts, if
+        there is one, as in ``generate``."""
         options: dict[str, Any] = {}
+        filler = [filling_of(net)]
+        if self.task == "causal":
+            first = net.generation_config.bos_token_id
+            first = tokenizer.bos_token_id if first is None else first
+            filler = [] if first is None else [int(first)]
         suffix = 0
         prompts = list(texts)
         if self.task == "causal":
@@ -173,25 +195,28 @@ class TextPredictor(Predictor):
         encoded = tokenizer(prompts, truncation=True, max_length=self.max_length + suffix, **options)
         of_words = self.task == "token_classification"
         return [
-            _Tokens(ids[: len(ids) - suffix], encoded.word_ids(number) if of_words else [], len(prompts[number]))
+            _Tokens(
+                ids[: len(ids) - suffix] or filler,
+                encoded.word_ids(number) if of_words else [],
+                len(prompts[number]),
+                "add_special_tokens" in options,
+            )
             for number, ids in enumerate(encoded["input_ids"])
         ]
 
     def _tensors(
         self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int, *, rows: int, left: bool
     ) -> dict[str, Any]:
-        """A batch as tensors of [rows, width] on the model's device, with the padding masked; a text without tokens
-        becomes one token of padding.
+        """A batch as tensors of [rows, width] on the model's device, with the padding masked.
 
         Args:
             rows: at least the number of texts; the last text fills the other rows.
             left: the padding is before the texts.
         """
-        filling = _filling(net)
-        ids = torch.full((rows, width), filling)
+        ids = torch.full((rows, width), filling_of(net))
         mask = torch.zeros((rows, width), dtype=torch.long)
         for number in range(rows):
-            tokens = batch[min(number, len(batch) - 1)].ids or [filling]
+            tokens = batch[min(number, len(batch) - 1)].ids
             place = slice(width - len(tokens), None) if left else slice(0, len(tokens))
             ids[number, place] = torch.tensor(tokens)
             mask[number, place] = 1
@@ -223,25 +248,39 @@ class TextPredictor(Predictor):
 
     def _generated(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
         tensors = self._tensors(net, tokenizer, batch, width, rows=len(batch), left=True)
-        options = {"pad_token_id": _filling(net), **self.generation}
-        if "stop_strings" in options:
+        options = {"pad_token_id": filling_of(net), "num_return_sequences": 1, **self.generation}
+        if options.get("stop_strings") or getattr(net.generation_config, "stop_strings", None):
             options["tokenizer"] = tokenizer
         if net.generation_config.eos_token_id is None:
             options.setdefault("eos_token_id", tokenizer.eos_token_id)
-        tokens = net.generate(**tensors, **options)
-        return [text.strip() for text in tokenizer.batch_decode(tokens[:, width:], skip_special_tokens=True)]
+        rows = net.generate(**tensors, **options)[:, width:].tolist()
+        return [_continuation(tokenizer, tokens, row) for tokens, row in zip(batch, rows, strict=True)]
 
 
-def _counts_padding(net: Any, generation: Mapping[str, Any]) -> bool:
+def _continuation(tokenizer: Any, prompt: _Tokens, tokens: list[int]) -> str:
+    """What was generated, as a text: what follows the prompt's text, of a chat without white space around it."""
+    if prompt.is_chat:
+        answer: str = tokenizer.decode(tokens, skip_special_tokens=True)
+        return answer.strip()
+    # Some tokenizers decode a first token without the space that it begins with.
+    before, whole = tokenizer.batch_decode([prompt.ids, prompt.ids + tokens], skip_special_tokens=True)
+    continuation: str = whole[len(before) :]
+    return continuation
+
+
+def _is_assisted(net: Any, generation: Mapping[str, Any]) -> bool:
+    """Whether a generation drafts tokens, which transformers does for one text at a time."""
+    return any(
+        generation.get(name) or getattr(net.generation_config, name, None)
+        for name in ("prompt_lookup_num_tokens", "assistant_early_exit")
+    )
+
+
+def _counts_tokens_before(net: Any, generation: Mapping[str, Any]) -> bool:
     """Whether a generation depends on the number of tokens before it, or on which they are, padding among them."""
     config = net.generation_config
     of_model = any(getattr(config, name, None) not in (None, default) for name, default in _OF_SEEN_TOKENS.items())
     return of_model or not generation.keys() <= _OF_NEW_TOKENS
-
-
-def _filling(net: Any) -> int:
-    """The token that rows are filled up with."""
-    return int(net.config.get_text_config().pad_token_id)
 
 
 def check_generation(generation: Mapping[str, Any]) -> None:

@@ -58,9 +58,9 @@ def _first(*tokens: Any) -> Any:
 
 
 def positions_of(config: Any) -> int | None:
-    """How many positions a model has; None: any number."""
+    """How many positions a model has; None: any number, for which XLNet's config has -1."""
     number = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return None if number is None else int(number)
+    return None if number is None or number < 1 else int(number)
 
 
 def most_tokens(net: Any) -> int | None:

@@ -79,11 +79,12 @@ class Tokenising:
                 yield self._packed(blocks, mark)
 
     def _checked(self, batch: pyarrow.RecordBatch) -> list[list[Any]]:
-        """[texts, labels, marks] of rows without nulls."""
-        values = dict(zip(self.columns, (column.to_pylist() for column in batch.columns), strict=True))
+        """[texts, labels, marks] of rows without nulls; of a batch with `columns`, by their places."""
+        arrays = dict(zip(self.columns, batch.columns, strict=True))
         nothing = [None] * batch.num_rows
-        texts, labels = values[self.task.text], values.get(self.task.label or "", nothing)
-        marks = nothing if self.marker is None else marks_of(batch.column(self.marker)).to_pylist()
+        texts = arrays[self.task.text].to_pylist()
+        labels = nothing if self.task.label is None else arrays[self.task.label].to_pylist()
+        marks = nothing if self.marker is None else marks_of(arrays[self.marker]).to_pylist()
         whole = [
             not is_missing(text, self.task.task) and (label is not None or self.task.label is None)
             for text, label in zip(texts, labels, strict=True)

@@ -113,6 +113,8 @@ def train(spec: TrainSpec) -> TrainResult | None:
 
     hvd.init()
     transformers.utils.logging.disable_progress_bar()  # each rank's lines are sent to the driver
+    if not spec.verbose:
+        transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(spec.seed)  # for the numbers that the pretrained model does not have
     parts: TextParts = spec.framework
     # A rank that replaces a lost one comes when the others are in their training.

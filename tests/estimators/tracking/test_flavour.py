@@ -62,6 +62,8 @@ def test_no_rows_and_missing_columns() -> None:
     assert flavour.predict(FRAME[:0]).shape == (0, 1)
     with pytest.raises(DataError, match="there is no column 'b' among"):
         flavour.predict(FRAME[["a"]])
+    with pytest.raises(TypeError, match=r"predict\(\) takes a pandas.DataFrame .*; got list\."):
+        flavour.predict(["a text"])
 
 
 def test_mlflow_loads_it_by_its_folder(tmp_path: Path) -> None:

@@ -97,6 +97,16 @@ def test_an_adapter_learns_to_answer_and_loads_in_plain_peft(
 
 
 @pytest.mark.slow
+def test_names_with_dots(classifier_folder: str, reviews: DataFrame) -> None:
+    frame = reviews.limit(64).toDF("a.text", "the.kind", "for.val")
+    made = estimator(
+        model=classifier_folder, text_col="a.text", label_col="the.kind", validation="for.val", epochs=1, num_proc=1
+    )
+    rows = made.fit(frame).transform(frame).collect()
+    assert {row["the.kind__output"] for row in rows} <= {"good", "bad"} and len(rows) == 64
+
+
+@pytest.mark.slow
 def test_words_get_classes(spark: SparkSession) -> None:
     from transformers import BertConfig, BertForTokenClassification
 

@@ -12,6 +12,7 @@ import pandas
 import pyarrow
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from spark_estimator import DataError, TransformersModel
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
@@ -166,11 +167,17 @@ def varied(seed: int = 0) -> Any:
 
 
 def plain(net: Any, text: str, **options: Any) -> str:
-    """The text that transformers generates: the prompt is as a training has it, without what ends a text."""
+    """What transformers generates after a prompt's text, which is as a training has it, without what ends a text."""
     words = tiny.tokenizer()
     ids = torch.tensor([words(text)["input_ids"][:-1]])
     tokens = net.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
-    return str(words.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True).strip())
+    return after(words, ids, tokens)
+
+
+def after(words: Any, prompt: torch.Tensor, tokens: torch.Tensor) -> str:
+    """The text that follows a prompt's, as ``pipeline("text-generation", return_full_text=False)`` has it."""
+    whole, before = (words.decode(ids[0], skip_special_tokens=True) for ids in (tokens, prompt))
+    return str(whole[len(before) :])
 
 
 @pytest.mark.parametrize(
@@ -203,8 +210,36 @@ def test_generation_follows_the_models_own_config(name: str) -> None:
     before = made.predict(TEXTS)
     seen = {token for text in before for token in tiny.tokenizer()(text, add_special_tokens=False)["input_ids"]}
     setattr(net.generation_config, name, 1.8 if name == "repetition_penalty" else [6, *sorted(seen)[:3]])
-    after = made.predict(TEXTS)
-    assert after == [plain(net, text, max_new_tokens=7) for text in TEXTS] and after != before
+    changed = made.predict(TEXTS)
+    assert changed == [plain(net, text, max_new_tokens=7) for text in TEXTS] and changed != before
+
+
+def test_a_config_that_asks_for_more_than_one_text_or_draws_drafts() -> None:
+    net = varied()
+    made = TransformersModel(model=net, tokenizer=tiny.tokenizer(), task="causal", feature_columns=["text"])
+    before = made.setMaxNewTokens(4).predict(TEXTS)
+    net.generation_config.prompt_lookup_num_tokens = 2
+    assert made.predict(TEXTS) == before
+    net.generation_config.prompt_lookup_num_tokens = None
+    net.generation_config.num_beams = 2
+    before = made.predict(TEXTS)
+    net.generation_config.num_return_sequences = 2
+    assert made.predict(TEXTS) == before
+
+
+@pytest.mark.parametrize("first", [4, None])
+def test_a_prompt_without_a_token(first: int | None) -> None:
+    """It begins with the token that begins texts; without one it has no continuation."""
+    net, words = varied(), tiny.tokenizer()
+    words._tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    net.generation_config.bos_token_id = first
+    made = TransformersModel(model=net, tokenizer=words, task="causal", feature_columns=["text"], max_new_tokens=4)
+    if first is None:
+        assert made.predict(["", TEXTS[0]])[0] is None
+        return
+    ids = torch.tensor([[first]])
+    tokens = net.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4)
+    assert made.predict([""]) == [after(words, ids, tokens)]
 
 
 def test_a_prompt_is_as_long_as_max_length_without_what_ends_a_text() -> None:
@@ -214,7 +249,7 @@ def test_a_prompt_is_as_long_as_max_length_without_what_ends_a_text() -> None:
     net, words = made.getModel(), tiny.tokenizer()
     ids = torch.tensor([[2, *words(long, add_special_tokens=False)["input_ids"][-5:]]])
     tokens = net.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5)
-    assert made.predict([long]) == [words.decode(tokens[0, 6:], skip_special_tokens=True).strip()]
+    assert made.predict([long]) == [after(words, ids, tokens)]
 
 
 def test_scores_that_are_nan_have_no_class(words: TextPredictor) -> None:

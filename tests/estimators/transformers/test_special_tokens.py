@@ -14,6 +14,7 @@ from spark_estimator.estimators.transformers.module import TextModule, net_of
 from spark_estimator.estimators.transformers.pretrained import Pretrained
 from spark_estimator.estimators.transformers.special_tokens import (
     most_tokens,
+    positions_of,
     settle_end,
     settle_padding,
     suffix_length,
@@ -107,6 +108,12 @@ def test_the_end_of_a_learned_text_ends_a_generation(ends: Any, expected: Any) -
     assert net.generation_config.eos_token_id == expected  # type: ignore[union-attr]
     settle_end(net, tokenizer(eos_token=None))
     assert net.generation_config.eos_token_id == expected  # type: ignore[union-attr]
+
+
+def test_a_config_without_a_limit_of_positions() -> None:
+    import transformers
+
+    assert positions_of(transformers.XLNetConfig()) is None
 
 
 def test_tokens_that_the_tokenizer_adds_after_a_text() -> None:
