@@ -19,6 +19,9 @@ from spark_estimator.data.fields import Array
 if TYPE_CHECKING:
     import pandas
 
+# A function that takes a row group as a whole answers such numbers of rows, too. Few texts and arrays are as long.
+_PROBES = (1009, 1010)
+
 
 class PredicateBase(ABC):
     """The base class of users' predicates."""
@@ -35,8 +38,9 @@ class PredicateBase(ABC):
             values: a dict of one row; from a reader of batches also a pandas.DataFrame of many.
 
         Returns:
-            True or false; for a DataFrame a pandas.Series of them. A function that returns another type for a
-            DataFrame, or raises, is called for each row instead.
+            True or false; for a DataFrame a pandas.Series of them. A function that returns another type or length for
+            a DataFrame, or raises, is called for each row instead. To find that out, each row group is preceded by
+            DataFrames of 1,009 and 1,010 of its rows, repeated where it has fewer.
         """
 
 
@@ -87,7 +91,7 @@ class in_lambda(PredicateBase):
     Args:
         predicate_fields: a list of columns.
         predicate_func: takes their values, one argument each, and then `state_arg`. A reader of batches calls it with
-            a pandas.Series for each column first.
+            a pandas.Series for each column first, as it calls `PredicateBase.do_include`.
         state_arg: None: the function does not take it.
     """
 
@@ -196,9 +200,26 @@ def included(predicate: PredicateBase, frame: pandas.DataFrame, by_row: bool) ->
 
 
 def _of_frame(predicate: PredicateBase, frame: pandas.DataFrame) -> Array | None:
-    """The answer for all rows at a time; None: the predicate takes single rows."""
-    try:
-        answer = numpy.asarray(predicate.do_include(frame))
-    except Exception:  # it may raise any error for many rows; row by row it shows its own
+    """The answer for all rows at a time; None: the predicate takes single rows.
+
+    A function for single rows may return as many values as there are rows by accident: of four rows, ``name[-4:]`` has
+    four. It does not so for two other numbers of rows.
+    """
+    import pandas
+
+    if not len(frame):
         return None
-    return answer if answer.dtype == bool and answer.shape == (len(frame),) else None
+    for rows in (*_PROBES, len(frame)):
+        asked = frame
+        if rows != len(frame):
+            asked = frame.take(numpy.arange(rows) % len(frame)).reset_index(drop=True)
+        try:
+            answer = predicate.do_include(asked)
+            if isinstance(answer, pandas.Series):
+                answer = answer.reindex(asked.index)  # by its labels, as petastorm takes it
+            mask = numpy.asarray(answer)
+        except Exception:  # it may raise any error for many rows; row by row it shows its own
+            return None
+        if mask.dtype != bool or mask.shape != (rows,):
+            return None
+    return mask

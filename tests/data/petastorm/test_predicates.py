@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas
 import pyarrow
 import pyarrow.parquet
@@ -91,6 +93,39 @@ def test_a_predicate_of_many_rows_and_one_that_fails(rows: str) -> None:
         in_pseudorandom_split([0.5, 0.5], 2, "n")
     with pytest.raises(ValueError, match="is no predicate"):
         in_negate(len)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("group_rows", [1, 2, 3, 4, 20])
+@pytest.mark.parametrize(
+    ("column", "function"),
+    [
+        ("text", lambda text: text[:1] == "1"),
+        ("text", lambda text: text[-2:] == "13"),
+        ("tags", lambda tags: tags.sum() > 30),
+        ("tags", lambda tags: tags[0] > 12),
+    ],
+)
+def test_a_function_of_single_values_is_known_at_each_length_of_row_groups(
+    tmp_path: Path, group_rows: int, column: str, function: Callable[[Any], Any]
+) -> None:
+    tags = [numpy.array([n, n + 1, 7, n]) for n in range(20)]
+    table = pyarrow.table({"n": range(20), "text": [str(n) for n in range(20)], "tags": tags})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=group_rows)
+    values = {"text": table["text"].to_pylist(), "tags": tags}[column]
+    with make_batch_reader(str(tmp_path), ["n"], predicate=in_lambda([column], function), **IN_ORDER) as reader:
+        read = [n for batch in reader for n in batch.n.tolist()]
+    assert read == [n for n in range(20) if function(values[n])]
+
+
+def test_a_function_of_columns_answers_for_its_row_group(rows: str) -> None:
+    """Its answer is taken by the labels of the rows, as in petastorm."""
+    for function, expected in [
+        (lambda n: n > n.mean(), [3, 4, 5, 9, 10, 11, 15, 16, 17, 19]),
+        (lambda n: n.sort_values(ascending=False) < 2, [0, 1]),
+        (lambda n: (n % 5 == 0).to_numpy(), [0, 5, 10, 15]),
+    ]:
+        with make_batch_reader(rows, ["n"], predicate=in_lambda(["n"], function), **IN_ORDER) as reader:
+            assert [n for batch in reader for n in batch.n.tolist()] == expected
 
 
 def test_shares_of_the_rows_that_are_left_are_equal(rows: str) -> None:
