@@ -133,7 +133,7 @@ class ViewPool:
         columns: dict[str, GivenRows] = {}
         lent: _Pages = {}
         for name, matrix in matrices.items():
-            if not (pooled and _is_narrow(matrix)):
+            if not (pooled and _is_poolable(matrix)):
                 objects = views_of(matrix)
                 columns[name] = GivenRows(objects, objects.copy())
                 continue
@@ -238,8 +238,11 @@ class _Words:
 _Pages = dict[str, _ReusedViews]
 
 
-def _is_narrow(matrix: Array) -> bool:
+def _is_poolable(matrix: Array) -> bool:
+    """Whether rows are narrow, and hold values: texts, bytes and dates are references, which no buffer takes."""
     row_bytes = matrix[:1].nbytes
+    if matrix.dtype.hasobject:
+        return False
     return 0 < row_bytes <= _MOST_ROW_BYTES and len(matrix) * (_OBJECT_BYTES + row_bytes) <= _MOST_POOL_BYTES
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,19 @@ def test_an_identity_gives_what_there_is_without_one(mixed: str, batch_size: int
             for name, tensor in expected.items():
                 assert torch.equal(batch[name], tensor) and batch[name].dtype == tensor.dtype
     assert seen[0]["true"].dtype == bool and not seen[0]["pair"][0].flags.writeable
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["a", "b"], [b"a", b"b"], [datetime.date(2024, 1, 1)] * 2, [datetime.datetime(2024, 1, 1)] * 2, [Decimal(1)] * 2],
+)
+def test_arrays_of_one_length_of_any_type_reach_the_function(tmp_path: Path, values: list[Any]) -> None:
+    table = pyarrow.table({"n": range(4), "values": [values] * 4})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    url = str(tmp_path)
+    with read_batches(url) as plain, read_batches(url, transform_spec=TransformSpec(lambda frame: frame)) as reader:
+        expected, batch = next(plain).values, next(reader).values
+    assert batch.dtype == expected.dtype and batch.shape == (4, 2) and numpy.array_equal(batch, expected)
 
 
 def test_fewer_rows_and_more(mixed: str) -> None:
