@@ -183,7 +183,8 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
 def _null(name: str, wanted: _Wanted, row: int) -> DataError:
     return DataError(
         f"column {name!r} holds null in row {row} of {wanted.source}. Filter these rows (df.dropna) or fill them "
-        "(df.fillna); for an estimator, you can also set nulls='drop' or a number, such as nulls=0.0."
+        "(df.fillna; for petastorm's loaders also a TransformSpec); for an estimator, you can also set nulls='drop' or "
+        "a number, such as nulls=0.0."
     )
 
 

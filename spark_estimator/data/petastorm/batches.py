@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
 import numpy
@@ -17,11 +17,11 @@ import numpy
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.petastorm.calls import CallSize, TransformCall, TransformedRows, calls_of
-from spark_estimator.data.petastorm.pages import Page, cut, rows_in
+from spark_estimator.data.petastorm.pages import Page, cut, objects, rows_in
 from spark_estimator.data.petastorm.plan import ReadPlan
 from spark_estimator.data.petastorm.row_views import GivenRows, OrderedViews, views_of
 from spark_estimator.data.petastorm.stream import rebatched
-from spark_estimator.data.petastorm.tensor_fields import are_plain, tensor_fields
+from spark_estimator.data.petastorm.tensor_fields import are_plain, tensor_fields, texts_of
 from spark_estimator.data.petastorm.transform import Transformer
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.joined import Joined
@@ -60,15 +60,18 @@ class BatchSource(Protocol):
         """Releases the rows; another iteration reads them again."""
 
 
-def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool) -> BatchSource:
+def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool, by_row: bool = False) -> BatchSource:
     """A plan's rows in batches; see `Reader.batches`."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
-    plain = are_plain(plan)
-    if not plan.files.rows or not (plain or (numbers and plan.transform is None)):
-        return RowGroupBatches(plan, batch_size, capacity)
+    for_torch = numbers and plan.transform is None
+    texts = texts_of(plan)
+    without_null = [name for name in plan.columns if not (by_row and name in texts)] if for_torch else []
+    in_groups = RowGroupBatches(plan, batch_size, capacity, by_row, without_null)
+    if not plan.files.rows or not (are_plain(plan) or (for_torch and not texts)):
+        return in_groups
     if plan.transform is not None and not plan.batched:
-        return RowGroupBatches(plan, batch_size, capacity)
+        return in_groups
     try:
         fields = tensor_fields(plan)
         rows = FileRows(plan.files, Preparation(plan.columns))
@@ -76,13 +79,13 @@ def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool) ->
         result = ShardBatches(
             rows, fields, plan.shard, plan.shards, plan.num_epochs, seed, batch_size, plan.transformer, plan
         )
-        if plan.transform is not None:
+        if plan.transform is not None or by_row:
             result.read()
     except DataError as reason:
-        if plan.transform is None:
+        if plan.transform is None and not by_row:
             raise
         _log.info("row groups are read in each epoch, as they do not fit one array: %s", reason)
-        return RowGroupBatches(plan, batch_size, capacity)
+        return in_groups
     return result
 
 
@@ -285,10 +288,21 @@ class RowGroupBatches:
         plan: which rows.
         batch_size: the last batch may have fewer.
         capacity: each batch is drawn from this number of rows; 0: rows are in the order of the reader.
+        by_row: arrays of a column may differ in length: they are objects.
+        without_null: columns in which null is an error.
     """
 
-    def __init__(self, plan: ReadPlan, batch_size: int, capacity: int) -> None:
+    def __init__(
+        self,
+        plan: ReadPlan,
+        batch_size: int,
+        capacity: int,
+        by_row: bool = False,
+        without_null: Collection[str] = (),
+    ) -> None:
         self._plan = plan
+        self._by_row = by_row
+        self._without_null = without_null
         self._batch_size = batch_size
         self._capacity = capacity
         self._epoch = 0
@@ -304,12 +318,19 @@ class RowGroupBatches:
     def __iter__(self) -> Iterator[Page]:
         plan = self._plan
         first, self._epoch = self._epoch, self._epoch + (plan.num_epochs or 1)
-        pages = plan.pages(first, by_row=False)
+        pages = plan.pages(first, self._by_row, self._without_null)
+        if self._by_row:
+            pages = map(_in_rows, pages)
         batches = rebatched(pages, self._batch_size, self._capacity, plan.seed)
         yield from equal_steps(batches, plan.rows, plan.most_rows, plan.num_epochs, self._batch_size)
 
     def release(self) -> None:
         """Nothing is kept."""
+
+
+def _in_rows(page: Page) -> Page:
+    """A page whose columns of arrays are objects: those of another page may have another length."""
+    return {name: objects(list(array)) if array.ndim > 1 else array for name, array in page.items()}
 
 
 def steps_of(most_rows: int, num_epochs: int | None, batch_size: int) -> int:

@@ -20,8 +20,9 @@ import torch
 from torch.utils.data import default_collate
 
 from spark_estimator.data.fields import Array
-from spark_estimator.data.petastorm.pages import Page, cut, rows_in
+from spark_estimator.data.petastorm.pages import cut, rows_in
 from spark_estimator.data.petastorm.reader import Reader
+from spark_estimator.data.petastorm.tensor_fields import texts_of
 from spark_estimator.errors import DataError
 
 # Types that tensors lack become the next larger type that exists, as in petastorm. Types are looked up as objects:
@@ -30,6 +31,8 @@ _TENSOR_DTYPES = {
     numpy.dtype(stored): numpy.dtype(larger)
     for stored, larger in {"uint16": "int32", "uint32": "int64", "uint64": "int64"}.items()
 }
+# Objects that become numbers.
+_NUMBER_KINDS = (Decimal, datetime.date)
 _SAME_DTYPES = frozenset(map(numpy.dtype, ("f2", "f4", "f8", "u1", "i1", "i2", "i4", "i8")))
 
 
@@ -56,7 +59,10 @@ class _Loader:
         reader: of `make_reader` or `make_batch_reader`; or any iterator of their named tuples, with `reset`.
     """
 
-    def __init__(self, reader: Reader, batch_size: int, shuffling_queue_capacity: int) -> None:
+    #: Texts and bytes are given as lists.
+    _takes_texts = False
+
+    def __init__(self, reader: Reader, batch_size: int, shuffling_queue_capacity: int, by_row: bool = False) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
         if not isinstance(reader, Reader):
@@ -64,13 +70,16 @@ class _Loader:
         self.reader = reader
         self.batch_size = batch_size
         self.shuffling_queue_capacity = shuffling_queue_capacity
-        self._batches = reader.batches(batch_size, shuffling_queue_capacity)
+        self._by_row = by_row
+        if not by_row:
+            _check_texts(reader, self._takes_texts)
+        self._batches = reader.batches(batch_size, shuffling_queue_capacity, by_row=by_row)
 
     def __len__(self) -> int:
         """Batches of one iteration, the same on all shards."""
         return len(self._batches)
 
-    def _arrays(self) -> Iterator[Page]:
+    def _columns(self) -> Iterator[dict[str, Any]]:
         for batch in self._batches:
             if self.reader.stopped:
                 raise RuntimeError(
@@ -79,8 +88,17 @@ class _Loader:
             if {array.dtype for array in batch.values()} <= _SAME_DTYPES:
                 yield batch
             else:
-                yield {name: numbers_for_torch(array, name) for name, array in batch.items()}
+                yield {name: self._column(array, name) for name, array in batch.items()}
         self.reader.last_row_consumed = True
+
+    def _column(self, array: Array, name: str) -> Array | list[Any]:
+        if array.dtype.kind not in "OSU" or array.ndim > 1 or not self._takes_texts:
+            return numbers_for_torch(array, name)
+        values: list[Any] = array.tolist()
+        kinds = set(map(type, values))
+        if kinds <= {str, bytes} or (self._by_row and not any(issubclass(kind, _NUMBER_KINDS) for kind in kinds)):
+            return values
+        return numbers_for_torch(array, name)
 
     def __enter__(self) -> Any:
         return self
@@ -93,7 +111,7 @@ class _Loader:
 
 
 class DataLoader(_Loader):
-    """Batches of what a reader reads: dicts of tensors by the columns' names.
+    """Batches of what a reader reads: dicts by the columns' names, of tensors; of texts and bytes, of lists.
 
     It may be iterated again, which reads all epochs once more, in new orders. Tensors are copies. It is a context
     manager, too, at whose end the rows are released.
@@ -101,14 +119,16 @@ class DataLoader(_Loader):
     Args:
         reader: of `make_reader` or `make_batch_reader`.
         batch_size: rows of each batch; the last one may have fewer.
-        collate_fn: makes the batch of a list of dicts, one for each row. The default makes tensors of whole columns,
-            which takes a small part of the time.
+        collate_fn: makes the batch of a list of dicts, one for each row; arrays of a column may differ in length
+            there. The default makes tensors of whole columns, which takes a small part of the time.
         shuffling_queue_capacity: if row groups are read in each epoch, each batch is drawn from this number of rows.
 
     Raises:
         DataError: a column cannot be read as tensors.
         TypeError, ValueError: another reader, or `batch_size` is below 1.
     """
+
+    _takes_texts = True
 
     def __init__(
         self,
@@ -117,14 +137,16 @@ class DataLoader(_Loader):
         collate_fn: Callable[[list[dict[str, Any]]], Any] = decimal_friendly_collate,
         shuffling_queue_capacity: int = 0,
     ) -> None:
-        super().__init__(reader, batch_size, shuffling_queue_capacity)
+        super().__init__(reader, batch_size, shuffling_queue_capacity, collate_fn is not decimal_friendly_collate)
         self.collate_fn = collate_fn
 
     def __iter__(self) -> Iterator[Any]:
-        by_column = self.collate_fn is decimal_friendly_collate
-        for batch in self._arrays():
-            if by_column:
-                yield {name: torch.from_numpy(array) for name, array in batch.items()}
+        for batch in self._columns():
+            if not self._by_row:
+                yield {
+                    name: values if isinstance(values, list) else torch.from_numpy(values)
+                    for name, values in batch.items()
+                }
                 continue
             rows = zip(*batch.values(), strict=True)
             yield self.collate_fn([dict(zip(batch, row, strict=True)) for row in rows])
@@ -149,7 +171,7 @@ class BatchedDataLoader(_Loader):
         self.transform_fn = transform_fn or torch.from_numpy
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self._arrays():
+        for batch in self._columns():
             yield {name: self.transform_fn(array) for name, array in batch.items()}
 
 
@@ -243,6 +265,9 @@ def numbers_for_torch(array: Array, name: str) -> Array:
         return array
     if array.dtype == bool:
         return array.view(numpy.uint8)
+    if array.dtype == "datetime64[D]":
+        _no_null(numpy.isnat(array), name)
+        return array.astype(numpy.int64)
     if array.dtype.kind == "M":
         _no_null(numpy.isnat(array), name)
         micros: Array = array.astype("datetime64[us]").astype(numpy.int64) / 1e6
@@ -260,10 +285,26 @@ def _of_objects(array: Array, name: str) -> Array:
             return array.astype(numpy.float64)
         if all(type(item) is datetime.date for item in array):
             return array.astype("datetime64[D]").astype(numpy.int64)
-    raise DataError(
-        f"column {name!r} holds {type(array.flat[0]).__name__} values, which PyTorch tensors can't hold: make numbers "
-        "of them in a TransformSpec, or leave the column out (schema_fields, or removed_fields of the TransformSpec)."
+    raise _refusal(name, f"{type(array.flat[0]).__name__} values")
+
+
+def _refusal(name: str, values: str) -> DataError:
+    return DataError(
+        f"column {name!r} holds {values}, which PyTorch tensors can't hold: make numbers of them in a TransformSpec, "
+        "or leave the column out (schema_fields, or removed_fields of the TransformSpec). DataLoader has lists of "
+        "texts and bytes, and gives rows of any values to a collate_fn."
     )
+
+
+def _check_texts(reader: Reader, takes_texts: bool) -> None:
+    """Raises DataError for the first column of texts, or of arrays of them, that a loader does not take."""
+    fields = reader.plan.schema.fields
+    if reader.plan.transform is not None:  # what its function returns is not known before
+        return
+    for name in texts_of(reader.plan):
+        if fields[name].shape or not takes_texts:
+            text = "texts" if fields[name].numpy_dtype is numpy.str_ else "bytes"
+            raise _refusal(name, f"arrays of {text}" if fields[name].shape else text)
 
 
 def _no_null(mask: Array, name: str) -> None:

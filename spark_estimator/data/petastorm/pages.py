@@ -155,6 +155,22 @@ def objects(values: Sequence[Any]) -> Array:
     return result
 
 
+def check_no_null(column: pyarrow.ChunkedArray, name: str, place: str) -> None:
+    """Raises DataError if a value of a column, or within its arrays, is null.
+
+    Args:
+        place: of the rows, for messages.
+    """
+    count = column.null_count
+    if is_list(column.type):
+        count += sum(chunk.flatten().null_count for chunk in column.chunks)
+    if count:
+        raise DataError(
+            f"column {name!r} holds {count} null in {place}, and tensors have none: fill or drop such rows, in "
+            "a TransformSpec or before."
+        )
+
+
 def is_fixed_width(column: pyarrow.Array) -> bool:
     """Whether it holds numbers, truth values or moments, and no null: pandas has the same arrays of them."""
     kind = column.type

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow
 
 from spark_estimator.data.fields import is_list
 from spark_estimator.data.petastorm.dataset import DatasetFiles, Piece
-from spark_estimator.data.petastorm.pages import Page, page_of
+from spark_estimator.data.petastorm.pages import Page, check_no_null, page_of
 from spark_estimator.data.petastorm.stream import Order, pages
 from spark_estimator.data.petastorm.transform import Transformer, TransformSpec
 from spark_estimator.data.petastorm.unischema import Unischema
@@ -85,12 +85,13 @@ class ReadPlan:
         """Of a row's value, by the column's name."""
         return {name: field.shape for name, field in self.schema.fields.items()}
 
-    def pages(self, first_epoch: int, by_row: bool) -> Iterator[Page]:
+    def pages(self, first_epoch: int, by_row: bool, without_null: Collection[str] = ()) -> Iterator[Page]:
         """The row groups of all epochs as arrays.
 
         Args:
             first_epoch: names the order of the first one.
             by_row: the pages are handed out row by row.
+            without_null: columns that are read in which null is an error.
 
         Raises:
             DataError: files, or values in them, cannot be read, or the transform failed.
@@ -100,6 +101,8 @@ class ReadPlan:
 
         def page(piece: Piece) -> Page:
             table = self._table(piece, footers)
+            for name in without_null:
+                check_no_null(table.column(name), name, self._place(piece))
             if transformer is None:
                 return page_of(table, self.shapes, by_row)
             return transformer.of_table(table, self.shapes, self._place(piece))

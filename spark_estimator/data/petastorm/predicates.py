@@ -203,7 +203,7 @@ def _of_frame(predicate: PredicateBase, frame: pandas.DataFrame) -> Array | None
     """The answer for all rows at a time; None: the predicate takes single rows.
 
     A function for single rows may return as many values as there are rows by accident: of four rows, ``name[-4:]`` has
-    four. It does not so for two other numbers of rows.
+    four. It never has the length of two other numbers of rows.
     """
     import pandas
 

@@ -91,17 +91,18 @@ class Reader:
         """The number of threads that read ahead; petastorm reports on its queues here."""
         return {"threads": self.plan.threads}
 
-    def batches(self, batch_size: int, capacity: int = 0, numbers: bool = True) -> BatchSource:
+    def batches(self, batch_size: int, capacity: int = 0, numbers: bool = True, by_row: bool = False) -> BatchSource:
         """The shard's rows in batches of numpy arrays, for loaders.
 
         Args:
             capacity: if rows are not mixed as a whole, each batch is drawn from this number of rows.
             numbers: dates, timestamps and decimals may become numbers.
+            by_row: the batches are handed out row by row: arrays of a column may differ in length.
 
         Raises:
             DataError: a column cannot be read so; the text names it.
         """
-        return batches_of(self.plan, batch_size, capacity, numbers)
+        return batches_of(self.plan, batch_size, capacity, numbers, by_row)
 
     def __iter__(self) -> Reader:
         return self

@@ -38,6 +38,11 @@ def are_plain(plan: ReadPlan) -> bool:
     )
 
 
+def texts_of(plan: ReadPlan) -> list[str]:
+    """The columns that are read of texts or bytes, or of arrays of them."""
+    return [name for name, field in plan.schema.fields.items() if field.numpy_dtype in (numpy.str_, numpy.bytes_)]
+
+
 def tensor_fields(plan: ReadPlan) -> list[Field]:
     """A tensor for each column, of the column's own type and shape. Looks at the first rows.
 
@@ -51,7 +56,10 @@ def tensor_fields(plan: ReadPlan) -> list[Field]:
     fields = []
     for name, dtype, column, width in zip(columns, dtypes, arrow_names, widths_of(first, arrow_names), strict=True):
         if width is None:
-            raise DataError(f"column {name!r} holds arrays of different lengths, or nulls: pad or cut them.")
+            raise DataError(
+                f"column {name!r} holds arrays of different lengths, or nulls: pad or cut them in a TransformSpec, or "
+                "in the collate_fn of a DataLoader."
+            )
         kind = plan.files.kinds[name]
         coded = plan.files.coded.get(name)
         shape = coded.shape if coded else (width,) if kind[:5] in ("array", "vecto") else ()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
 
-from spark_estimator.data.petastorm import BatchedDataLoader, DataLoader, make_batch_reader, make_reader
+from spark_estimator.data.petastorm import BatchedDataLoader, DataLoader, TransformSpec, make_batch_reader, make_reader
+from spark_estimator.errors import DataError
 
 
 def sizes_and_rows(loader: Any, column: str = "n") -> tuple[list[int], list[float]]:
@@ -88,3 +92,76 @@ def test_arguments_of_a_loader(numbers: str) -> None:
         pass
     with pytest.raises(RuntimeError, match="the loader's with block has ended"):
         list(loader)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> str:
+    """Six rows in row groups of four: n, its text and bytes, and n % 3 + 1 of its texts and numbers."""
+    table = pyarrow.table(
+        {
+            "n": range(6),
+            "text": [f"t{n}" for n in range(6)],
+            "content": [b"b%d" % n for n in range(6)],
+            "texts": [[f"t{n}"] * (n % 3 + 1) for n in range(6)],
+            "ragged": [[n] * (n % 3 + 1) for n in range(6)],
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=4)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_texts_and_bytes_are_lists(words: str, make: Any) -> None:
+    for spec in (None, TransformSpec(lambda rows: rows)):
+        reader = make(words, ["n", "text", "content"], shuffle_row_groups=False, transform_spec=spec)
+        with DataLoader(reader, 5) as loader:
+            batches = [{**batch, "n": batch["n"].tolist()} for batch in loader]
+        assert batches == [
+            {
+                "n": [0, 1, 2, 3, 4],
+                "text": ["t0", "t1", "t2", "t3", "t4"],
+                "content": [b"b0", b"b1", b"b2", b"b3", b"b4"],
+            },
+            {"n": [5], "text": ["t5"], "content": [b"b5"]},
+        ]
+        assert {type(text) for batch in batches for text in batch["text"]} == {str}
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+@pytest.mark.parametrize("columns", [None, ["n", "ragged"]])
+def test_a_collate_fn_gets_rows_as_they_are(words: str, make: Any, columns: Any) -> None:
+    reader = make(words, columns, shuffle_row_groups=False, num_epochs=2)
+    with DataLoader(reader, 5, collate_fn=lambda rows: rows, shuffling_queue_capacity=0) as loader:
+        rows = [row for batch in loader for row in batch]
+        assert len(loader) == 3
+    assert [row["n"] for row in rows] == [0, 1, 2, 3, 4, 5] * 2
+    for row in rows:
+        n = row["n"]
+        assert row["ragged"].tolist() == [n] * (n % 3 + 1)
+        if columns is None:
+            assert (row["text"], row["content"]) == (f"t{n}", b"b%d" % n)
+            assert row["texts"].tolist() == [f"t{n}"] * (n % 3 + 1)
+
+
+def test_texts_and_nulls_that_are_refused(words: str, tmp_path: Path) -> None:
+    """Before rows are read, where the columns' types show it."""
+    for loader, column, message in [
+        (DataLoader, "texts", "column 'texts' holds arrays of texts, which"),
+        (BatchedDataLoader, "text", "column 'text' holds texts, which"),
+        (BatchedDataLoader, "content", "column 'content' holds bytes, which"),
+        (DataLoader, "ragged", "pad or cut them in a TransformSpec, or in the collate_fn"),
+    ]:
+        with pytest.raises(DataError, match=message) as caught:
+            loader(make_reader(words, [column]), 2)
+        assert "categories=" not in str(caught.value) and "decoders=" not in str(caught.value)
+    table = pyarrow.table({"n": [1, None], "text": ["a", None], "v": [[1], [None]]})
+    folder = tmp_path / "nulls"
+    folder.mkdir()
+    pyarrow.parquet.write_table(table, folder / "rows.parquet")
+    for column in ("n", "v"):
+        with pytest.raises(DataError, match=f"column '{column}' holds 1 null in"):
+            list(DataLoader(make_reader(str(folder), [column, "text"]), 2, collate_fn=len))
+    with pytest.raises(DataError, match="column 'text' holds 1 null in"):
+        list(DataLoader(make_reader(str(folder), ["text"]), 2))
+    rows = next(iter(DataLoader(make_reader(str(folder), ["text"]), 2, collate_fn=lambda rows: rows)))
+    assert rows == [{"text": "a"}, {"text": None}]

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from spark_estimator.data.petastorm import DataLoader, TransformSpec, Unischema, UnischemaField
+from spark_estimator.data.petastorm import BatchedDataLoader, DataLoader, TransformSpec, Unischema, UnischemaField
 from spark_estimator.data.petastorm import make_batch_reader as read_batches
 from spark_estimator.data.petastorm import make_reader as read_rows
 from spark_estimator.data.petastorm.transform import edit_field, transform_schema
@@ -228,7 +228,8 @@ def test_what_is_refused(mixed: str) -> None:
     with pytest.raises(
         DataError, match=r"column 'name' holds str_ values, which PyTorch tensors can't hold.*removed_f"
     ):
-        list(DataLoader(read_batches(mixed, ["n"], transform_spec=text), 4))
+        list(BatchedDataLoader(read_batches(mixed, ["n"], transform_spec=text), 4))
+    assert next(iter(DataLoader(read_batches(mixed, ["n"], transform_spec=text), 4)))["name"] == ["a"] * 4
     with pytest.raises(DataError, match="make_reader gives transform_spec's function a dict for each row"):
         next(read_rows(mixed, ["n"], transform_spec=TransformSpec(lambda row: [row])))
     with pytest.raises(DataError, match="Name new and changed columns in edit_fields"):
