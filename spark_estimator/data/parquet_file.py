@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow
 import pyarrow.parquet
@@ -140,11 +142,17 @@ def store_for(path: str, storage_options: Mapping[str, Any] | None = None) -> Fi
 
 
 def local_form(path: str) -> str:
-    """A path as Spark has it, as this machine's programs have it: without ``file:``, and ``dbfs:/`` as ``/dbfs/``."""
+    """A path as Spark has it, as this machine's programs have it: without ``file:``, and ``dbfs:/`` as ``/dbfs/``.
+
+    Spark writes ``file:`` before the characters of a path; `pathlib.Path.as_uri` quotes some with ``%``. Where the path
+    as written does not exist, and the unquoted one does, it is that one.
+    """
     if DBFSLocalStore.matches(path):
         return DBFSLocalStore.normalize_path(path)
     if path.startswith("file:"):
-        return "/" + path.removeprefix("file:").lstrip("/")
+        written = "/" + path.removeprefix("file:").lstrip("/")
+        unquoted = unquote(written)
+        return unquoted if not os.path.exists(written) and os.path.exists(unquoted) else written
     for spark, python in (("s3a://", "s3://"), ("s3n://", "s3://")):
         if path.startswith(spark):
             return python + path.removeprefix(spark)

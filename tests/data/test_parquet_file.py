@@ -127,6 +127,15 @@ def test_paths_as_programs_of_this_machine_have_them(path: str, expected: str) -
     assert local_form(path) == expected
 
 
+def test_quoted_uris_are_those_of_files_that_exist(tmp_path: Path) -> None:
+    quoted, as_written = tmp_path / "a b=c", tmp_path / "a%20b"
+    assert "%20" in quoted.as_uri() and local_form(quoted.as_uri()) == f"/{quoted.as_uri()[8:]}", "neither exists"
+    quoted.mkdir()
+    assert local_form(quoted.as_uri()) == local_form(f"file://{quoted}") == str(quoted)
+    as_written.mkdir()
+    assert local_form(f"file://{as_written}") == local_form(as_written.as_uri()) == str(as_written)
+
+
 def stream(*sizes: int) -> Iterator[pyarrow.RecordBatch]:
     row = 0
     for size in sizes:

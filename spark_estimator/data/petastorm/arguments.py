@@ -72,12 +72,14 @@ def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[
 
     Raises:
         DataError: one of them matches no column.
-        ValueError: one of them is no name, field or regular expression.
+        ValueError: there are none, or one of them is no name, field or regular expression.
     """
     if schema_fields is None:
         return list(columns)
     if isinstance(schema_fields, str) or not isinstance(schema_fields, Iterable):
         raise ValueError(f"schema_fields must be a list of names, patterns or fields; got {schema_fields!r}.")
+    if not (schema_fields := list(schema_fields)):
+        raise ValueError("schema_fields is an empty list: name at least one column, or leave it out to read all.")
     wanted: set[str] = set()
     for field in schema_fields:
         if not isinstance(field, (str, UnischemaField)) and not hasattr(field, "name"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -324,7 +324,7 @@ def _found(
     Args:
         untrusted: what becomes of columns that petastorm's codecs made binary; empty: they are decoded.
     """
-    paths = [url] if isinstance(url, str) else list(url)
+    paths = _paths(url)
     store = store_for(local_form(paths[0]), storage_options) if paths else None
     folder = store.get_full_path(local_form(paths[0])) if store and len(paths) == 1 else ""
     origin = paths[0] if len(paths) == 1 else f"{len(paths)} paths"
@@ -360,6 +360,13 @@ def _without_function(schema: Unischema, result: Unischema) -> Unischema:
             f"edit_fields names {lacking[0]!r}, which is no column, and TransformSpec has no func to make it."
         )
     return Unischema(result._name, [schema.fields[name] for name in result.fields])
+
+
+def _paths(url: Any) -> list[str]:
+    paths = list(url) if isinstance(url, Iterable) and not isinstance(url, str) else [url]
+    if not all(isinstance(path, str) for path in paths):
+        raise ValueError(f"a data set's URL must be a str, or a list of them; got {url!r}.")
+    return paths
 
 
 def _in_precision(schema: Unischema, dtype: type[Any]) -> Unischema:
@@ -418,6 +425,11 @@ def reader_of(
     shard, shards = (0, 1) if cur_shard is None or shard_count is None else (cur_shard, shard_count)
     compare_with_job(shard, shards)
     result_schema = schema if transform_spec is None else transform_schema(schema, transform_spec)
+    if not result_schema.fields:
+        raise DataError(
+            "no column is left to read: "
+            + ("transform_spec removes all." if schema.fields else "the files have none of a type that numpy has.")
+        )
     if transform_spec is not None and transform_spec.func is None:
         schema, transform_spec = _without_function(schema, result_schema), None
     files.check(list(schema.fields))

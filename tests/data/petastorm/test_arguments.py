@@ -25,7 +25,6 @@ COLUMNS = ("id", "image_1", "image_2", "price($)", "a.b")
     ("schema_fields", "expected"),
     [
         (None, list(COLUMNS)),
-        ([], []),
         (["image_2", "id"], ["id", "image_2"]),
         (["image.*", "id", "id"], ["id", "image_1", "image_2"]),
         (["a.b"], ["a.b"]),
@@ -58,6 +57,8 @@ def test_what_is_no_list(schema_fields: Any) -> None:
 
 
 def test_entries_that_are_no_columns() -> None:
+    with pytest.raises(ValueError, match="schema_fields is an empty list: name at least one column"):
+        chosen(COLUMNS, [])
     with pytest.raises(ValueError, match="it has 3"):
         chosen(COLUMNS, ["id", 3])
     with pytest.raises(DataError, match=r"'image' is no column of .*Did you mean 'image_"):

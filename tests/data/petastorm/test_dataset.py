@@ -59,6 +59,13 @@ def test_partition_columns_come_first_and_can_be_chosen_by(partitioned: Path) ->
     assert read(url, predicate=in_set([2], "year"), schema_fields=["x"]) == second[3:] + second[:3]
 
 
+def test_files_and_folders_have_quoted_uris(partitioned: Path) -> None:
+    assert len(read(partitioned.as_uri())) == 12
+    first = sorted((partitioned / "year=1").rglob("*.parquet"))
+    assert all("%" in path.as_uri() for path in first)
+    assert sorted(read([path.as_uri() for path in first])) == [10, 11, 12, 13, 14, 15]
+
+
 def test_what_the_partition_alone_decides_reads_no_file(partitioned: Path) -> None:
     files = dataset_at(str(partitioned))
     for path in partitioned.rglob("*.parquet"):

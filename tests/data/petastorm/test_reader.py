@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from spark_estimator.data.petastorm import DataLoader, make_batch_reader, make_reader
+from spark_estimator.data.petastorm import BatchedDataLoader, DataLoader, TransformSpec, make_batch_reader, make_reader
 from spark_estimator.data.petastorm.reader import Reader, chosen
 from spark_estimator.errors import DataError
 
@@ -63,12 +63,18 @@ def test_what_is_refused(numbers: str) -> None:
     refused(ValueError, "reader_pool_type must be 'thread', 'process' or 'dummy'; got 'x'", reader_pool_type="x")
     refused(ValueError, "workers_count must be at least 1; got 0", workers_count=0)
     refused(TypeError, "unexpected keyword argument 'num_epoch'", num_epoch=1)
+    for url in (None, 7, [None], Path("/a")):
+        with pytest.raises(ValueError, match="a data set's URL must be a str, or a list of them; got"):
+            make_batch_reader(url)
+    with pytest.raises(ValueError, match="schema_fields is an empty list"):
+        make_batch_reader(numbers, [])
+    refused(DataError, "transform_spec removes all", transform_spec=TransformSpec(selected_fields=[]))
     with pytest.raises(DataError, match=r"schema_fields: 'x' is no column of 'n', 'small'"):
         make_reader(numbers, ["x"])
     with pytest.raises(DataError, match=r"schema_fields: 'N' is no column of .*Did you mean 'n'\?"):
         make_reader(numbers, ["N"])
-    with pytest.raises(DataError, match=r"'name' has type string.*StringIndexer"):
-        DataLoader(make_reader(numbers), 4)
+    with pytest.raises(DataError, match=r"'name' holds texts, which PyTorch tensors can't hold"):
+        BatchedDataLoader(make_reader(numbers), 4)
     with pytest.warns(UserWarning, match="hdfs_driver, results_queue_size: petastorm's, and without effect"):
         make_reader(numbers, ["n"], hdfs_driver="libhdfs", results_queue_size=3, cache_type=None)
     with warnings.catch_warnings():
