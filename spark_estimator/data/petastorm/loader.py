@@ -31,8 +31,8 @@ _TENSOR_DTYPES = {
     numpy.dtype(stored): numpy.dtype(larger)
     for stored, larger in {"uint16": "int32", "uint32": "int64", "uint64": "int64"}.items()
 }
-# Objects that become numbers.
-_NUMBER_KINDS = (Decimal, datetime.date)
+# Types of objects that become numbers.
+_NUMBER_KINDS = ({Decimal}, {datetime.date})
 _SAME_DTYPES = frozenset(map(numpy.dtype, ("f2", "f4", "f8", "u1", "i1", "i2", "i4", "i8")))
 
 
@@ -96,7 +96,7 @@ class _Loader:
             return numbers_for_torch(array, name)
         values: list[Any] = array.tolist()
         kinds = set(map(type, values))
-        if kinds <= {str, bytes} or (self._by_row and not any(issubclass(kind, _NUMBER_KINDS) for kind in kinds)):
+        if kinds <= {str, bytes} or (self._by_row and kinds not in _NUMBER_KINDS):
             return values
         return numbers_for_torch(array, name)
 
@@ -119,8 +119,8 @@ class DataLoader(_Loader):
     Args:
         reader: of `make_reader` or `make_batch_reader`.
         batch_size: rows of each batch; the last one may have fewer.
-        collate_fn: makes the batch of a list of dicts, one for each row; arrays of a column may differ in length
-            there. The default makes tensors of whole columns, which takes a small part of the time.
+        collate_fn: makes the batch of a list of dicts, one for each row; arrays of a column may differ in length, and
+            texts may be null. The default makes tensors of whole columns, which takes a small part of the time.
         shuffling_queue_capacity: if row groups are read in each epoch, each batch is drawn from this number of rows.
 
     Raises:
