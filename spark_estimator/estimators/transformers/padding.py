@@ -60,7 +60,7 @@ def _differ(net: Any, task: str, width: int, precision: str | None) -> bool:
 def _tokens(net: Any, length: int) -> torch.Tensor:
     """Some tokens, [length], without special ones that the config names."""
     config = net.config.get_text_config()
-    special = {filling_of(net)}
+    special: set[Any] = {filling_of(net)}
     for name in ("eos_token_id", "bos_token_id", "sep_token_id", "cls_token_id"):
         value = getattr(config, name, None)
         special |= set(value) if isinstance(value, (list, tuple)) else {value}
