@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from spark_estimator.keras.importing import backend, is_keras_2, keras_of
@@ -36,7 +36,7 @@ def arguments_of(model: Any) -> CompileArguments | None:
     )
 
 
-def compile_step(model: Any, data: tuple[Any, ...]) -> None:
+def compile_step(model: Any) -> None:
     """Sets the function that a model's ``train_on_batch`` calls. Does nothing on other backends.
 
     Keras compiles for the size of the first batch, and again, for all sizes, at a batch of another size. The two
@@ -45,27 +45,40 @@ def compile_step(model: Any, data: tuple[Any, ...]) -> None:
 
     Args:
         model: compiled and built.
-        data: (inputs, labels, weights or None) of a batch of any size.
     """
     if backend(model) != "tensorflow" or model.run_eagerly:
         return
     if type(model).make_train_function is not keras_of(model).Model.make_train_function:
         return  # the model's author knows better
+    step: Callable[..., Any] | None = None
+
+    def train(batches: Iterator[tuple[Any, ...]]) -> Any:
+        nonlocal step
+        data = next(batches)
+        present = tuple(item for item in data if item is not None)
+        if step is None:
+            # Of the batch that Keras passes: Keras 2 makes tuples of lists, and casts floats.
+            step = _any_size(model, present, absent=len(data) - len(present))
+        return step(*present)
+
+    model.train_function = train
+
+
+def _any_size(model: Any, batch: tuple[Any, ...], absent: int) -> Callable[..., Any]:
+    """A model's ``train_step``, compiled for batches of any size.
+
+    Args:
+        batch: (inputs, labels) or (inputs, labels, weights) of any size, in the structure of all batches.
+        absent: the number of items of None after them.
+    """
     import tensorflow
 
     def spec(array: Any) -> Any:
         return tensorflow.TensorSpec((None, *array.shape[1:]), array.dtype)
 
-    present = tuple(item for item in data if item is not None)
-    signature = tensorflow.nest.map_structure(spec, present)
-    absent = (None,) * (len(data) - len(present))
-
-    @tensorflow.function(input_signature=signature, jit_compile=model.jit_compile)
+    @tensorflow.function(input_signature=tensorflow.nest.map_structure(spec, batch), jit_compile=model.jit_compile)
     @tensorflow.autograph.experimental.do_not_convert
     def step(*arrays: Any) -> Any:
-        return model.train_step((*arrays, *absent))
+        return model.train_step((*arrays, *(None,) * absent))
 
-    def train(batches: Iterator[tuple[Any, ...]]) -> Any:
-        return step(*(item for item in next(batches) if item is not None))
-
-    model.train_function = train
+    return step  # type: ignore[no-any-return]

@@ -83,7 +83,7 @@ class Loop:
             self.model.compute_loss(**batch_arguments, training=False)
             self.model.compute_metrics(**batch_arguments)
         self.model.reset_metrics()
-        compile_step(self.model, (inputs, labels, weights))
+        compile_step(self.model)
         exchange = exchange_of(self.model.optimizer)
         assert exchange is not None
         exchange.weighs = True
