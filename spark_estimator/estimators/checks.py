@@ -331,6 +331,20 @@ def objects(name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def one_frame(what: str, dataset: Any, df: Any) -> Any:
+    """The DataFrame of a method that takes it as `dataset`, Spark's name, or as `df`, Horovod's.
+
+    Raises:
+        TypeError: there is none, or one under each name.
+    """
+    if dataset is not None and df is not None:
+        raise TypeError(f"{what} takes one DataFrame, as dataset or as df; got both.")
+    frame = df if dataset is None else dataset
+    if frame is None:
+        spark_frame(what, frame)
+    return frame
+
+
 def spark_frame(what: str, frame: Any) -> None:
     """Refuses a value that is not a Spark DataFrame, or a DataFrame whose session has ended.
 

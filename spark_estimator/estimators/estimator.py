@@ -130,18 +130,25 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     def fit(self, dataset: DataFrame, params: Mapping[Param[Any], Any] | None = None) -> _Model: ...
     @overload
     def fit(self, dataset: DataFrame, params: Sequence[Mapping[Param[Any], Any]]) -> list[_Model]: ...
-    def fit(self, dataset: DataFrame, params: Any = None) -> Any:
+    @overload
+    def fit(self, *, df: DataFrame, params: Mapping[Param[Any], Any] | None = None) -> _Model: ...
+    @overload
+    def fit(self, *, df: DataFrame, params: Sequence[Mapping[Param[Any], Any]]) -> list[_Model]: ...
+    def fit(self, dataset: DataFrame | None = None, params: Any = None, *, df: DataFrame | None = None) -> Any:
         """Trains on the rows of a DataFrame. Returns the model; with a list of `params`, a list of models.
 
         Args:
             params: parameters for this training only, as a dict from Params to values; or a list of such dicts.
+            df: Horovod's name of `dataset`.
 
         Raises:
+            TypeError: there is no DataFrame, or two.
             DataError: a column or value can't be used; also where a task of Spark's has noticed it.
             Others as `run_in_session`.
         """
+        frame = checks.one_frame("fit()", dataset, df)
         with raised_as_in_tasks():
-            return self._fitted(dataset, params)
+            return self._fitted(frame, params)
 
     def _fitted(self, dataset: DataFrame, params: Any) -> Any:
         if not self._value("mlflow"):

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow
 import pyarrow.compute
@@ -36,6 +36,7 @@ from spark_estimator.estimators.persistence.spark_ml import FolderReader, Folder
 from spark_estimator.estimators.protocol import HorovodModel
 
 if TYPE_CHECKING:
+    from pyspark.ml.param import Param
     from pyspark.sql import Column, DataFrame
 
 _Self = TypeVar("_Self", bound="TableModel")
@@ -141,6 +142,25 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         rows = [*((name, self._value(name)) for name in names), ("model", repr(self._model))]
         history: History = self._value("history")
         return f"<b>{html.escape(self.uid)}</b>{table(['', ''], rows)}{history._repr_html_()}"
+
+    @overload
+    def transform(self, dataset: DataFrame, params: Mapping[Param[Any], Any] | None = None) -> DataFrame: ...
+    @overload
+    def transform(self, *, df: DataFrame, params: Mapping[Param[Any], Any] | None = None) -> DataFrame: ...
+    def transform(
+        self, dataset: DataFrame | None = None, params: Any = None, *, df: DataFrame | None = None
+    ) -> DataFrame:
+        """The DataFrame with a prediction column for each label.
+
+        Args:
+            params: parameters for this call only, as a dict from Params to values.
+            df: Horovod's name of `dataset`.
+
+        Raises:
+            TypeError: there is no DataFrame, or two.
+            ValueError, DataError: a column is missing, or cannot be used.
+        """
+        return super().transform(checks.one_frame("transform()", dataset, df), params)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         checks.spark_frame("transform()", dataset)

@@ -12,6 +12,8 @@ import pytest
 
 from spark_estimator import DataError, TorchEstimator
 from spark_estimator.store import Store
+from tests.estimators.conftest import linear
+from tests.estimators.torch_models import model_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,6 +36,22 @@ def test_parameters_of_one_training_leave_the_estimator_as_it_is(estimator: Make
     with pytest.raises(DataError, match=str(tmp_path)):
         made.fit_on_parquet({made.store: Store.create(str(tmp_path))})
     assert made.getStore() is None
+
+
+def test_the_frame_has_sparks_name_or_horovods(estimator: Make, line: DataFrame) -> None:
+    made = estimator()
+    for call in (made.fit, model_of(linear()).transform):
+        with pytest.raises(TypeError, match=r"\(\) takes one DataFrame, as dataset or as df; got both"):
+            call(line, df=line)
+        with pytest.raises(TypeError, match=r"\(\) takes a Spark DataFrame.*got None"):
+            call()
+    # Each name reaches the check of columns, before a rank starts.
+    wrong = {made.feature_cols: ["missing"]}
+    for frame in ({"dataset": line}, {"df": line}):
+        with pytest.raises(DataError, match="missing"):
+            made.fit(**frame, params=wrong)
+    predicted = model_of(linear()).transform(df=line, params={})
+    assert predicted.columns == [*line.columns, "y__output"]
 
 
 @dataclass(frozen=True)
