@@ -3,7 +3,8 @@
 Also those arguments that scripts of that time have beside it, and that Lightning 2 has under another name. As with
 Lightning 1, the learning rate of a Trainer with the strategy named "horovod" is multiplied by the number of ranks
 (`HorovodStrategy(scale_lr=True)`). A strategy that is passed as an object keeps its own ``scale_lr``; it takes None for
-yes only where ``accelerator`` or ``distributed_backend`` ask for Horovod, too.
+yes only where ``accelerator`` or ``distributed_backend`` ask for Horovod, too. Hooks of Lightning 1 in modules and
+callbacks, which Lightning 2 does not call, are named in warnings of rank 0.
 
 Switched on by ``spark_estimator.compat.install(lightning=True)`` alone: it replaces ``Trainer.__init__`` of each
 package that is imported, now or later. `restore_names`, which replaces nothing, is switched on by the import of
@@ -94,6 +95,9 @@ def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
     left_out = []
     for name in [name for name in _RENAMED if name in new]:
         old[name] = new.pop(name)
+        if name == "checkpoint_callback" and _is_callback(old[name]):
+            new["callbacks"] = instead["callbacks"] = [*_callbacks(new.get("callbacks")), old[name]]
+            continue
         today, value = _renamed(name, old[name])
         if value is None:
             left_out.append(name)
@@ -114,15 +118,32 @@ def _renamed(name: str, value: Any) -> tuple[str, bool | None]:
         raise ValueError(f"Trainer({name}={value!r}): pass it to fit() instead: fit(module, ckpt_path={str(value)!r}).")
     if name == "checkpoint_callback" and value is not None:
         if not isinstance(value, bool):
-            raise ValueError(f"Trainer({name}=...) must be True or False; pass the callback itself in callbacks=[...].")
+            raise ValueError(f"Trainer({name}=...) must be True, False or a callback; got {value!r:.100}.")
         return _RENAMED[name], value
     off = (name == "progress_bar_refresh_rate" and value == 0) or (name == "weights_summary" and value is None)
     return _RENAMED[name], False if off else None
 
 
+def _is_callback(value: Any) -> bool:
+    """Whether a value is a callback of either package."""
+    return any(base.__name__ == "Callback" for base in type(value).__mro__)
+
+
+def _callbacks(value: Any) -> list[Any]:
+    """The argument `callbacks` of a Trainer as a list: it may be None, one, or several."""
+    return [value] if _is_callback(value) else list(value or ())
+
+
 def _written(arguments: dict[str, Any]) -> str:
-    shown = {name: value if value == _SCALING else repr(value) for name, value in arguments.items()}
+    shown = {name: value if value == _SCALING else _shown(value) for name, value in arguments.items()}
     return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+
+def _shown(value: Any) -> str:
+    """A value as source; a callback by its class, as its repr is an address."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return f"{type(value).__name__}(...)" if _is_callback(value) else repr(value)
 
 
 def _is_ours(strategy: Any) -> bool:
@@ -166,6 +187,8 @@ def _patch(flavour: str) -> None:
             warnings.warn(advice, DeprecationWarning, stacklevel=2)
         _check_gpu(flavour, kwargs, new)
         original(self, *args, **_scaling(flavour, kwargs, new))
+        if _is_ours(self.strategy):
+            self.strategy.warns_of_old_hooks = True
 
     setattr(init, _ours, original)
     trainer.__init__ = init

@@ -14,7 +14,7 @@ import torch
 import spark_estimator.torch as hvd
 from spark_estimator import log
 from spark_estimator.collectives import context
-from spark_estimator.lightning import rates
+from spark_estimator.lightning import rates, removed_hooks
 from spark_estimator.lightning.epoch_outputs import EpochOutputs
 from spark_estimator.lightning.lockstep import LightningLockstep, even, lengths_of_all_ranks
 from spark_estimator.lightning.metrics import SyncedMetrics
@@ -83,6 +83,8 @@ class HorovodMethods(HorovodCollectives, _Base):
     rank_zero_only: ClassVar[Any]
 
     strategy_name = "horovod"
+    #: Whether rank 0 warns about hooks that only Lightning 1 calls: the script was written for it (`old_spellings`).
+    warns_of_old_hooks = False
 
     if TYPE_CHECKING:
         optimizers: list[Any]
@@ -235,6 +237,9 @@ class HorovodMethods(HorovodCollectives, _Base):
         self.uneven_lengths = ()
         if self._epoch_outputs is not None:
             self._epoch_outputs.attach(trainer, self.flavour)
+        if self.warns_of_old_hooks and self.is_global_zero:
+            removed_hooks.warn_of_module(self.lightning_module)
+            removed_hooks.warn_of_callbacks(trainer.callbacks)
         super().setup(trainer)
         if self.world_size > 1 and getattr(trainer.state.fn, "value", trainer.state.fn) == "fit":
             self._release()

@@ -12,7 +12,7 @@ import torch
 from spark_estimator import compat
 from spark_estimator.lightning.old_spellings import translated
 from tests.compat.interpreter import fresh
-from tests.lightning.training import package, trainer_of
+from tests.lightning.training import loader, module_of, package, trainer_of
 
 WRITE = r"write Trainer\(strategy=HorovodStrategy\(scale_lr=True\), accelerator='cpu'\)"
 
@@ -122,11 +122,37 @@ def test_a_trainer_takes_what_stands_beside_it(installed: None) -> None:
     assert not [callback for callback in trainer.callbacks if "Summary" in type(callback).__name__]
 
 
+@pytest.mark.parametrize("flavour", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_checkpoint_callback_joins_the_callbacks(installed: None, flavour: str) -> None:
+    trainer_class, names = package(flavour).Trainer, package(flavour).callbacks
+    kept, other = names.ModelCheckpoint(), names.Timer()
+    for given, joined in ((None, [kept]), (other, [other, kept]), ([other], [other, kept])):
+        became, text = translated({"checkpoint_callback": kept, "callbacks": given})
+        assert became == {"callbacks": joined}
+    assert text == (
+        "Trainer(checkpoint_callback=ModelCheckpoint(...)) is a spelling of Lightning 1; write "
+        "Trainer(callbacks=[Timer(...), ModelCheckpoint(...)])."
+    )
+    with pytest.warns(DeprecationWarning, match="checkpoint_callback"):
+        trainer = trainer_class(checkpoint_callback=kept, logger=False, accelerator="cpu")
+    assert trainer.checkpoint_callback is kept and trainer.callbacks.count(kept) == 1
+
+
+def test_a_trainer_names_hooks_that_lightning_2_does_not_call(installed: None) -> None:
+    old = type("Old", (package().Callback,), {"on_init_start": lambda self, trainer: None})()
+    module = module_of(on_epoch_end=lambda self: None)
+    trainer = trainer_of(callbacks=[old], fast_dev_run=True)
+    with pytest.warns(UserWarning, match="no effect, as Lightning 2 does not call it") as messages:
+        trainer.fit(module, loader(8))
+    texts = [str(message.message) for message in messages if "no effect" in str(message.message)]
+    assert [text.partition(":")[0] for text in texts] == ["Module.on_epoch_end()", "Old.on_init_start()"]
+
+
 @pytest.mark.parametrize(
     ("old", "text"),
     [
         ({"resume_from_checkpoint": "a.ckpt"}, r"fit\(module, ckpt_path='a.ckpt'\)"),
-        ({"checkpoint_callback": object()}, r"in callbacks="),
+        ({"checkpoint_callback": object()}, r"must be True, False or a callback; got <object"),
         ({"checkpoint_callback": True, "enable_checkpointing": False}, "choose one of the two"),
     ],
 )

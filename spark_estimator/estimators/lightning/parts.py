@@ -17,6 +17,7 @@ from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.estimators.torch.exchange import check_exchange
+from spark_estimator.lightning import removed_hooks
 from spark_estimator.lightning.flavours import FLAVOURS, preferred
 
 #: Arguments of a Trainer that the job itself decides -> why.
@@ -25,19 +26,6 @@ _REFUSED = {
     "devices": "each rank has one device; num_proc is the number of ranks",
     "num_nodes": "Spark places the ranks; num_proc is their number",
     "barebones": "it leaves out the callbacks by which the estimator knows how the training goes",
-}
-#: Hooks of Lightning 1 that Lightning 2 does not call and that change what a step returns -> where their code belongs.
-_REMOVED_STEPS = {f"{stage}_step_end": f"{stage}_step" for stage in ("training", "validation", "test")}
-#: Other hooks of Lightning 1 -> those of Lightning 2.
-_REMOVED_HOOKS = {
-    "on_epoch_start": "on_train_epoch_start, on_validation_epoch_start",
-    "on_epoch_end": "on_train_epoch_end, on_validation_epoch_end",
-    "on_batch_start": "on_train_batch_start",
-    "on_batch_end": "on_train_batch_end",
-    "on_pretrain_routine_start": "on_fit_start",
-    "on_pretrain_routine_end": "on_fit_start",
-    "tbptt_split_batch": "manual optimization",
-    "get_progress_bar_dict": "self.log(..., prog_bar=True)",
 }
 _OF_PLAIN = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics")
 
@@ -136,12 +124,14 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
         raise TypeError(f"trainer_args must be a dict of arguments of the Trainer; got {described(arguments)}.")
     arguments = dict(arguments)
     _check_trainer_args(arguments, package.Trainer, flavour, value("callbacks"))
+    callbacks = [*value("callbacks"), *listed("callbacks", arguments.pop("callbacks", None))]
+    removed_hooks.warn_of_callbacks(callbacks)
     return (
         LightningParts(
             flavour=flavour,
             model=model,
             plain=plain,
-            callbacks=[*value("callbacks"), *listed("callbacks", arguments.pop("callbacks", None))],
+            callbacks=callbacks,
             logger=value("logger"),
             profiler=value("profiler"),
             data_module=data_module,
@@ -190,18 +180,13 @@ def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
     ):
         if getattr(kind, method) is getattr(base, method):
             raise ValueError(f"{type(model).__name__} has no {method}(), which defines {why}.")
-    for name, today in _REMOVED_STEPS.items():
+    for name, today in removed_hooks.STEP_ENDS.items():
         if callable(getattr(kind, name, None)):
             raise ValueError(
                 f"{type(model).__name__} has {name}(), which Lightning 2 does not call: return from {today}() what it "
                 "returns."
             )
-    for name, today in _REMOVED_HOOKS.items():
-        if callable(getattr(kind, name, None)):
-            warnings.warn(
-                f"{type(model).__name__}.{name}(): no effect, as Lightning 2 does not call it; use {today}.",
-                stacklevel=2,
-            )
+    removed_hooks.warn_of_module(model)
     if kind.forward in (base.forward, nn.Module.forward):
         raise ValueError(
             f"{type(model).__name__} has no forward(), which predicts: it is called with a tensor for each feature."

@@ -74,6 +74,13 @@ def test_hooks_of_lightning_1_that_are_not_called_are_named() -> None:
     made(model=type("Old", (Module,), {"validation_epoch_end": lambda self, outputs: None})())
 
 
+def test_hooks_of_callbacks_that_are_not_called_are_named() -> None:
+    old = type("Old", (pl.Callback,), {"on_epoch_end": lambda self, trainer, module: None})()
+    for place in ({"callbacks": [old]}, {"trainer_args": {"callbacks": [old]}}):
+        with pytest.warns(UserWarning, match=r"Old.on_epoch_end\(\): no effect, .* use on_train_epoch_end"):
+            made(**place)
+
+
 @pytest.mark.parametrize(
     ("parameters", "error", "words"),
     [
