@@ -24,8 +24,11 @@ from spark_estimator.estimators.persistence.manifest import Manifest, write_mani
 _Model = TypeVar("_Model", bound=TableModel)
 
 _MODEL, _OBJECTS = "model.keras", "custom_objects.pkl"
+_TRUST = "trust=True (in a pipeline: use trust_files()) if you trust the folder"
 #: Packages of Keras' own classes.
 _OF_KERAS = ("keras", "tf_keras")
+#: Modules of Keras in which it searches functions whose module a file does not name.
+_WITH_FUNCTIONS = ("activations", "constraints", "initializers", "losses", "metrics", "regularizers")
 
 
 def write(model: TableModel, keras_model: Any, custom_objects: Mapping[str, Any], folder: Path) -> None:
@@ -83,20 +86,27 @@ def read_keras(
             raise DataError(f"{manifest.folder / _OBJECTS} cannot be read: {type(error).__name__}: {error}") from error
     config = _config(file)
     keras = keras_of_file(file)
+    known = {*objects, *keras.saving.get_custom_objects()}
     if not trust:
-        known = {*objects, *keras.saving.get_custom_objects()}
         strange = sorted(set(_strange(config, known)))
         if strange:
             raise DataError(
                 f"{manifest.folder}: its model uses {', '.join(strange)}, which aren't Keras' own, and loading them "
-                "could run any code. Pass your own as custom_objects={...}, or pass trust=True (in a pipeline: use "
-                "trust_files()) if you trust the folder."
+                f"could run any code. Pass your own as custom_objects={{...}}, or pass {_TRUST}."
             )
     try:
         model = keras.saving.load_model(str(file), custom_objects=objects, safe_mode=not trust)
     except Exception as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise DataError(f"{file} cannot be loaded by Keras {keras.__version__}: {first}") from error
+        functions = sorted(set(_own_functions(config, known, keras)))
+        if functions:
+            reason = f"its model uses functions that aren't Keras' own: {', '.join(functions)}."
+        else:
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if functions or (manifest.has(_OBJECTS) and not trust):
+            wanted = ", ".join(f"{name!r}: {name}" for name in functions) or "..."
+            reason += f" Pass your own classes and functions as custom_objects={{{wanted}}}"
+            reason += "." if trust else f", or pass {_TRUST}."
+        raise DataError(f"{file} cannot be loaded by Keras {keras.__version__}: {reason}") from error
     return model, objects
 
 
@@ -126,3 +136,18 @@ def _strange(config: Any, known: set[str]) -> Iterator[str]:
             yield called
     for value in config.values():
         yield from _strange(value, known)
+
+
+def _own_functions(config: Any, known: set[str], keras: Any) -> Iterator[str]:
+    """The names of functions in a configuration that are not known, and that Keras does not have."""
+    if isinstance(config, list):
+        for item in config:
+            yield from _own_functions(item, known, keras)
+    if not isinstance(config, dict):
+        return
+    name = config.get("config") if config.get("class_name") == "function" else None
+    of_keras = isinstance(name, str) and any(hasattr(getattr(keras, module), name) for module in _WITH_FUNCTIONS)
+    if isinstance(name, str) and name not in known and not of_keras:
+        yield name
+    for value in config.values():
+        yield from _own_functions(value, known, keras)

@@ -44,6 +44,22 @@ def test_other_classes_are_passed_or_trusted(tmp_path: Path) -> None:
             assert "Tripled" in str(loaded.getCustomObjects())
 
 
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+def test_functions_that_a_model_needs_are_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "model")
+    layers = [keras.layers.Input((2,)), keras.layers.Dense(2, "relu"), keras.layers.Dense(1, activation=doubled)]
+    saved = model_of(keras.Sequential(layers), custom_objects={"doubled": doubled})
+    saved.save(path)
+    words = r"functions that aren't Keras' own: doubled\..*custom_objects=\{'doubled': doubled\}, or pass trust=True .*if you tr"
+    with pytest.raises(DataError, match=words):
+        KerasModel.load(path)
+    for loaded in (KerasModel.load(path, custom_objects={"doubled": doubled}), KerasModel.load(path, trust=True)):
+        assert numpy.allclose(loaded.predict(ROWS), saved.predict(ROWS))
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     model_of(network()).save(str(tmp_path / "model"))
     (tmp_path / "model" / "model.keras").write_bytes(b"other")
