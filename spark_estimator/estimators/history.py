@@ -113,14 +113,40 @@ class History(Epochs, list[dict[str, Any]]):
 def history_of(name: str, value: Any) -> History:
     """The history that a model gets.
 
+    Args:
+        value: entries, one for each epoch; or as Horovod has it for Lightning, a dict of the last numbers that were
+            logged, which becomes one entry; a dict from names to a number for each epoch; a list of losses.
+
     Raises:
-        TypeError: it is not a list of entries.
+        TypeError: it is none of these.
     """
     if value is None:
         return History()
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, Mapping) for item in value):
-        raise TypeError(f"{name} must be a list with an entry for each epoch; got {value!r}.")
-    return History(dict(item) for item in value)
+    if isinstance(value, Mapping):
+        columns = {str(key): numbers_of(f"{name}[{key!r}]", item) for key, item in value.items()}
+        return History(
+            {"epoch": epoch, "logged": {key: items[epoch] for key, items in columns.items() if epoch < len(items)}}
+            for epoch in range(max(map(len, columns.values()), default=0))
+        )
+    if isinstance(value, (list, tuple)) and all(isinstance(item, Mapping) for item in value):
+        return History(dict(item) for item in value)
+    if isinstance(value, (list, tuple)):
+        return History({"epoch": epoch, "train": {"loss": loss}} for epoch, loss in enumerate(numbers_of(name, value)))
+    raise TypeError(f"{name} must be a list with an entry for each epoch; got {value!r}.")
+
+
+def numbers_of(name: str, value: Any) -> list[Any]:
+    """[epochs] Python's numbers, or None, of a number or several; these may be tensors or arrays.
+
+    Raises:
+        TypeError: there is something else.
+    """
+    items = value if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1 else [value]
+    result = [item.item() if getattr(item, "ndim", None) == 0 else item for item in items]
+    for item in result:
+        if item is not None and not isinstance(item, (int, float)):
+            raise TypeError(f"{name} must be a number, or a list with a number for each epoch; got {value!r:.100}.")
+    return result
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -427,8 +427,8 @@ HISTORY = Row(
     "history",
     History(),
     history_of,
-    "one entry per epoch: epoch, train, validation",
-    "Sequence[Mapping[str, Any]] | None",
+    "one entry per epoch: epoch, train, validation; or a dict of numbers, or a list of losses",
+    "Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[float] | None",
     "History",
 )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 from typing import Any
 
+import numpy
 import pytest
+import torch
 from torch import nn
 
 from spark_estimator import PreflightError, TorchEstimator, TorchModel
@@ -61,6 +63,24 @@ def test_a_history_is_a_list_and_a_frame() -> None:
     assert History().to_pandas().empty
     with pytest.raises(TypeError, match="history must be a list with an entry for each epoch"):
         model().setHistory("nothing")  # type: ignore[attr-defined]
+
+
+def test_horovods_own_histories_are_taken() -> None:
+    logged: dict[str, Any] = {"train_loss": torch.tensor(1.5), "steps": numpy.float32(3)}
+    entry = {"epoch": 0, "logged": {"train_loss": 1.5, "steps": 3.0}}
+    for made in (TorchModel(history=logged), TorchModel().setHistory(logged), TorchModel()._set(history=logged)):
+        assert made.getHistory() == [entry] and made.getHistory().rows() == [
+            {"epoch": 0, "train_loss": 1.5, "steps": 3}
+        ]
+        assert {type(value) for value in made.getHistory()[0]["logged"].values()} == {float}, "JSON can hold them"
+    by_name = TorchModel(history={"train_loss": [1.0, 0.5], "auc": numpy.ones(1)}).getHistory()
+    assert by_name.rows() == [{"epoch": 0, "train_loss": 1.0, "auc": 1.0}, {"epoch": 1, "train_loss": 0.5}]
+    losses = TorchModel(history=[1.0, 0.5]).getHistory()
+    assert losses.rows() == [{"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": 0.5}]
+    assert TorchModel(history={}).getHistory() == [] == TorchModel(history=[]).getHistory()
+    for wrong in ({"loss": "low"}, {"loss": [[1.0]]}, [1.0, "low"], {"loss": torch.ones(1, 1)}):
+        with pytest.raises(TypeError, match=r"history.* must be a number, or a list with a number for each epoch; got"):
+            TorchModel(history=wrong)
 
 
 def test_tables_show_text_as_text() -> None:

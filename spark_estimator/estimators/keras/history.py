@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spark_estimator.estimators.history import Epochs, short
+from spark_estimator.estimators.history import Epochs, numbers_of, short
 
 
 class KerasHistory(Epochs, dict[str, list[Any]]):
@@ -23,17 +23,19 @@ class KerasHistory(Epochs, dict[str, list[Any]]):
 
 
 def history_of(name: str, value: Any) -> KerasHistory:
-    """The history that a model gets: Keras' dict, or a training's entries, one for each epoch.
+    """The history that a model gets: Keras' dict, a dict of numbers, a list of losses, or entries, one for each epoch.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is none of these.
     """
     if value is None:
         return KerasHistory()
     if isinstance(value, Mapping):
-        return KerasHistory({str(key): list(values) for key, values in value.items()})
-    if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
+        return KerasHistory({str(key): numbers_of(f"{name}[{key!r}]", item) for key, item in value.items()})
+    if not isinstance(value, (list, tuple)):
         raise TypeError(f"{name} must be a dict from each metric's name to its values; got {value!r}.")
+    if not all(isinstance(item, Mapping) for item in value):
+        return KerasHistory(loss=numbers_of(name, value))
     flat = [flattened(entry) for entry in value]
     names = dict.fromkeys(key for entry in flat for key in entry)
     return KerasHistory({key: [entry.get(key) for entry in flat] for key in names})

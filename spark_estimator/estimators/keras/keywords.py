@@ -292,7 +292,7 @@ class KerasModelKeywords(ModelKeywords):
         outputs: Sequence[int] | None = None,
         label_types: Sequence[str] | None = None,
         output_kinds: Sequence[OutputKind] | None = None,
-        history: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
+        history: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Sequence[float] | None = None,
         model: Any = None,
         _metadata: Mapping[str, Any] | None = None,
         feature_columns: Sequence[str] | None = None,
@@ -316,7 +316,7 @@ class KerasModelKeywords(ModelKeywords):
     def setParams(
         self,
         *,
-        history: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None = None,
+        history: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Sequence[float] | None = None,
         model: Any = None,
         _metadata: Mapping[str, Any] | None = None,
         feature_columns: Sequence[str] | None = None,
@@ -337,7 +337,7 @@ class KerasModelKeywords(ModelKeywords):
         """Sets any of the parameters. Returns self."""
         return self._take(self._call_keywords)
 
-    def setHistory(self, value: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None) -> Self:
+    def setHistory(self, value: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Sequence[float] | None) -> Self:
         """Sets history: a dict from each metric's name to its values, one per epoch. Returns self."""
         return self._set(history=value)
 

@@ -58,7 +58,7 @@ MODEL = (
         KerasHistory(),
         history_of,
         "a dict from each metric's name to its values, one per epoch",
-        "Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | None",
+        "Mapping[str, Any] | Sequence[Mapping[str, Any]] | Sequence[float] | None",
         "KerasHistory",
     ),
     *params.MODEL,

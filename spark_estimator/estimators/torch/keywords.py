@@ -372,7 +372,7 @@ class TorchModelKeywords(ModelKeywords):
         outputs: Sequence[int] | None = None,
         label_types: Sequence[str] | None = None,
         output_kinds: Sequence[OutputKind] | None = None,
-        history: Sequence[Mapping[str, Any]] | None = None,
+        history: Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[float] | None = None,
         model: Any = None,
         _metadata: Mapping[str, Any] | None = None,
         feature_columns: Sequence[str] | None = None,
@@ -400,7 +400,7 @@ class TorchModelKeywords(ModelKeywords):
     def setParams(
         self,
         *,
-        history: Sequence[Mapping[str, Any]] | None = None,
+        history: Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[float] | None = None,
         model: Any = None,
         _metadata: Mapping[str, Any] | None = None,
         feature_columns: Sequence[str] | None = None,
@@ -425,12 +425,14 @@ class TorchModelKeywords(ModelKeywords):
         """Sets any of the parameters. Returns self."""
         return self._take(self._call_keywords)
 
-    def setHistory(self, value: Sequence[Mapping[str, Any]] | None) -> Self:
-        """Sets history: one entry per epoch: epoch, train, validation. Returns self."""
+    def setHistory(self, value: Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[float] | None) -> Self:
+        """Sets history: one entry per epoch: epoch, train, validation; or a dict of numbers, or a list of losses.
+        Returns self.
+        """
         return self._set(history=value)
 
     def getHistory(self) -> History:
-        """history: one entry per epoch: epoch, train, validation."""
+        """history: one entry per epoch: epoch, train, validation; or a dict of numbers, or a list of losses."""
         return self._get(self.history)
 
     def setInferenceDevice(self, value: str) -> Self:

@@ -666,7 +666,7 @@ class TransformersModelKeywords(PredictingKeywords):
     def __init__(
         self,
         *,
-        history: Sequence[Mapping[str, Any]] | None = None,
+        history: Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[float] | None = None,
         model: Any = None,
         tokenizer: Any = None,
         task: str | None = None,
@@ -693,7 +693,7 @@ class TransformersModelKeywords(PredictingKeywords):
     def setParams(
         self,
         *,
-        history: Sequence[Mapping[str, Any]] | None = None,
+        history: Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[float] | None = None,
         model: Any = None,
         tokenizer: Any = None,
         task: str | None = None,
@@ -717,12 +717,14 @@ class TransformersModelKeywords(PredictingKeywords):
         """Sets any of the parameters. Returns self."""
         return self._take(self._call_keywords)
 
-    def setHistory(self, value: Sequence[Mapping[str, Any]] | None) -> Self:
-        """Sets history: one entry per epoch: epoch, train, validation. Returns self."""
+    def setHistory(self, value: Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[float] | None) -> Self:
+        """Sets history: one entry per epoch: epoch, train, validation; or a dict of numbers, or a list of losses.
+        Returns self.
+        """
         return self._set(history=value)
 
     def getHistory(self) -> History:
-        """history: one entry per epoch: epoch, train, validation."""
+        """history: one entry per epoch: epoch, train, validation; or a dict of numbers, or a list of losses."""
         return self._get(self.history)
 
     def setModel(self, value: Any) -> Self:

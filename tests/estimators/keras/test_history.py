@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 
 pytest.importorskip("keras")
@@ -25,9 +26,15 @@ def test_entries_become_lists_by_name() -> None:
     assert KerasHistory().rows() == []
 
 
-@pytest.mark.parametrize("value", ["loss", 3, [3]])
+def test_numbers_become_lists() -> None:
+    assert history_of("history", {"loss": 0.5, "auc": numpy.ones(2)}) == {"loss": [0.5], "auc": [1.0, 1.0]}
+    assert history_of("history", [0.5, 0.25]) == {"loss": [0.5, 0.25]}
+
+
+@pytest.mark.parametrize("value", ["loss", 3, ["low"], {"loss": "low"}])
 def test_other_values_are_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match="history must be a dict from each metric's name to its values"):
+    words = "must be a (dict from each metric's name to its values|number, or a list with a number for each epoch)"
+    with pytest.raises(TypeError, match=f"history.* {words}; got"):
         history_of("history", value)
 
 
