@@ -126,8 +126,8 @@ def test_a_trainer_takes_what_stands_beside_it(installed: None) -> None:
 def test_a_checkpoint_callback_joins_the_callbacks(installed: None, flavour: str) -> None:
     trainer_class, names = package(flavour).Trainer, package(flavour).callbacks
     kept, other = names.ModelCheckpoint(), names.Timer()
-    for given, joined in ((None, [kept]), (other, [other, kept]), ([other], [other, kept])):
-        became, text = translated({"checkpoint_callback": kept, "callbacks": given})
+    for passed, joined in ((None, [kept]), (other, [other, kept]), ([other], [other, kept])):
+        became, text = translated({"checkpoint_callback": kept, "callbacks": passed})
         assert became == {"callbacks": joined}
     assert text == (
         "Trainer(checkpoint_callback=ModelCheckpoint(...)) is a spelling of Lightning 1; write "

@@ -20,8 +20,8 @@ def test_each_hook_is_named_with_what_replaces_it() -> None:
         warn_of_callbacks([Old()])
     pattern = r"(\S+)\(\): no effect, as Lightning 2 does not call it; use (\w+)"
     matches = [re.match(pattern, str(message.message)) for message in messages]
-    found = {match[1]: match[2] for match in matches if match}
-    assert found == {"Old.on_init_start": "setup", "Old.on_keyboard_interrupt": "on_exception"}
+    named = {match[1]: match[2] for match in matches if match}
+    assert named == {"Old.on_init_start": "setup", "Old.on_keyboard_interrupt": "on_exception"}
     module = module_of(training_step_end=lambda self, output: output)
     with pytest.warns(UserWarning, match=r"Module.training_step_end\(\).*use training_step\."):
         warn_of_module(module)

@@ -53,7 +53,9 @@ def test_functions_that_a_model_needs_are_named(tmp_path: Path) -> None:
     layers = [keras.layers.Input((2,)), keras.layers.Dense(2, "relu"), keras.layers.Dense(1, activation=doubled)]
     saved = model_of(keras.Sequential(layers), custom_objects={"doubled": doubled})
     saved.save(path)
-    words = r"functions that aren't Keras' own: doubled\..*custom_objects=\{'doubled': doubled\}, or pass trust=True .*if you tr"
+    words = (
+        r"functions that aren't Keras' own: doubled\..*custom_objects=\{'doubled': doubled\}, or pass trust=True .*if"
+    )
     with pytest.raises(DataError, match=words):
         KerasModel.load(path)
     for loaded in (KerasModel.load(path, custom_objects={"doubled": doubled}), KerasModel.load(path, trust=True)):
