@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,7 +140,7 @@ def run(
     use_mpi: bool | None = None,
     mpi_args: str | None = None,
     network_interface: str | None = None,
-    network_interfaces: str | None = None,
+    network_interfaces: str | Collection[str] | None = None,
     executable: str | None = None,
     np: int | None = None,
     min_np: int | None = None,
@@ -163,7 +163,8 @@ def run(
         output_filename: a folder; each rank's output is also written to ``rank.N/stdout`` and ``stderr`` in it.
         verbose: prints the ranks and their hosts; 0: also no status line on a terminal or in a notebook.
         ssh_port, ssh_identity_file: for other hosts; by default those of ssh's configuration.
-        network_interfaces: comma-separated names; ranks of several hosts use the first that their host has.
+        network_interfaces: names, a list or set of them, or one string with commas; ranks of several hosts use the
+            first that their host has, of a set the first in alphabetical order. Empty: not set.
         executable: the Python of other hosts; by default the same path as on this host.
         host_discovery_script: a command that prints a line ``host:slots`` for each host; makes the job elastic. It runs
             before the start and then every second; ranks use new slots, and leave removed ones.
@@ -188,7 +189,7 @@ def run(
     from spark_estimator.launch.cli.flags import cooldown_of
     from spark_estimator.launch.job.failures import with_horovods_sentence
     from spark_estimator.launch.log_relay.display import OutputFiles
-    from spark_estimator.launch.ssh.command import SshOptions
+    from spark_estimator.launch.ssh.command import SshOptions, joined_interfaces
     from spark_estimator.launch.ssh.where import find_hosts
 
     num_proc = obsolete.renamed("np", np, "num_proc", num_proc, default=1)
@@ -199,6 +200,7 @@ def run(
     network_interfaces = obsolete.renamed(
         "network_interface", network_interface, "network_interfaces", network_interfaces
     )
+    network_interfaces = joined_interfaces(network_interfaces)
     check_elastic_sizes(num_proc, min_num_proc, max_num_proc, reset_limit)
     check_num_proc(slots, "slots")
     texts = {

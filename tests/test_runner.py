@@ -239,7 +239,8 @@ def test_all_values_come_back_in_rank_order_and_lines_go_to_files(
         assert f"[{number}]<stdout>:abab\n" in printed
         assert (tmp_path / f"rank.{number}" / "stdout").read_text() == "abab\n"
     assert re.search(r"^spark_estimator: 3 ranks on ", stderr)
-    assert run(rank) == [0]
+    with pytest.warns(UserWarning, match="network_interfaces='lo,eth0' has no effect"):
+        assert run(rank, network_interfaces=["lo", "eth0"]) == [0]
 
 
 def test_the_first_failure_is_raised() -> None:
@@ -299,6 +300,7 @@ def test_an_elastic_job_goes_on_without_those_that_it_loses() -> None:
         ({"min_num_proc": 1, "reset_limit": "x"}, ValueError, "reset_limit must be an int, 0 or more; got 'x'"),
         ({"hosts": ["a:1"]}, TypeError, "hosts must be a string; got"),
         ({"hosts": ""}, ValueError, "hosts must not be empty"),
+        ({"network_interfaces": [1]}, TypeError, r"a string, or a list or set of strings; got \[1\] \(list\)"),
         ({"host_discovery_script": 3}, TypeError, "host_discovery_script must be a string; got 3"),
         ({"output_filename": ""}, ValueError, "output_filename must not be empty"),
         ({"start_timeout": -1}, ValueError, "start_timeout must be a number of seconds above 0; got -1"),

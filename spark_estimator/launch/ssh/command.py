@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from spark_estimator import __version__
@@ -93,6 +94,25 @@ class SshOptions:
             python=python or settings.remote_python or sys.executable,
             settings=settings,
         )
+
+
+def joined_interfaces(names: str | Collection[str] | None) -> str | None:
+    """Names of network interfaces as `SshOptions.read` takes them: with commas between them.
+
+    Args:
+        names: such a text, which is returned as it is; a list or tuple; a set, whose order is alphabetical. An empty
+            collection is None.
+
+    Raises:
+        TypeError: it is of another type, or a name is not a string.
+    """
+    if names is None or isinstance(names, str):
+        return names
+    if not isinstance(names, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"network_interfaces must be a string, or a list or set of strings; got {names!r} ({type(names).__name__})."
+        )
+    return ",".join(names if isinstance(names, (list, tuple)) else sorted(names)) or None
 
 
 def agent_command(host: str, options: SshOptions) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from spark_estimator import __version__
 from spark_estimator.env import Settings
-from spark_estimator.launch.ssh.command import SshOptions, agent_command, remedy
+from spark_estimator.launch.ssh.command import SshOptions, agent_command, joined_interfaces, remedy
 
 SETTINGS = Settings.read({"SPARK_ESTIMATOR_SSH_COMMAND": "true -F config"})
 
@@ -24,6 +24,16 @@ def test_options_of_the_user_and_the_environment(tmp_path: Path) -> None:
     settings = Settings.read({"SPARK_ESTIMATOR_REMOTE_PYTHON": "/remote/python"})
     assert SshOptions.read(settings, needed=False).python == "/remote/python"
     assert SshOptions.read(settings, needed=False, python="/other").python == "/other"
+
+
+def test_names_of_interfaces_come_in_any_form() -> None:
+    for names in ("ib0,eth0", ["ib0", "eth0"], ("ib0", "eth0")):
+        assert joined_interfaces(names) == "ib0,eth0"
+    assert joined_interfaces({"ib0", "eth0"}) == joined_interfaces(frozenset(["ib0", "eth0"])) == "eth0,ib0"
+    assert joined_interfaces(None) is joined_interfaces([]) is joined_interfaces(set()) is None
+    for wrong in (3, ["eth0", None], {"eth0": 1}, b"eth0"):
+        with pytest.raises(TypeError, match="network_interfaces must be a string, or a list or set of strings; got"):
+            joined_interfaces(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_another_python_over_there_is_refused(hosts: SshHosts, tmp_path: Path, p
 def test_what_cannot_be_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PreflightError, match=r"it has no address on any of the network interfaces ib7, ib8; .*\blo\b"):
         run(os.getpid, hosts="alpha:1", network_interfaces="ib7,ib8")
-    assert len(run(os.getpid, hosts="alpha:1", network_interfaces="ib7,lo")) == 1
+    assert len(run(os.getpid, hosts="alpha:1", network_interfaces={"ib7", "lo"})) == 1
     monkeypatch.setenv("SPARK_ESTIMATOR_SSH_COMMAND", "/no/such/ssh -v")
     with pytest.raises(PreflightError, match=r"'/no/such/ssh -v' .* was not found: install an ssh client"):
         run(os.getpid, hosts="alpha:1")
