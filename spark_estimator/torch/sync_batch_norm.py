@@ -31,8 +31,8 @@ class SyncBatchNorm(_BatchNorm):
     """``torch.nn.BatchNorm1d``, ``2d`` or ``3d`` with statistics over the batches of all ranks.
 
     Training is collective, forward and backward: all ranks of the set call it in the same order. Their batches may
-    have different sizes; that of some may be empty. In eval mode, and on one rank, it is plain batch norm; in eval mode
-    without running statistics that means those of this rank's batch.
+    have different sizes; that of some may be empty. With ``track_running_stats=False`` the same holds in eval mode.
+    In eval mode with running statistics, on one rank, and in a process without ``init()`` it is plain batch norm.
 
     Args:
         num_features, eps, momentum, affine, track_running_stats: as for ``torch.nn.BatchNorm2d``.
@@ -64,13 +64,13 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalises a batch, and in training takes its statistics into the running ones."""
-        if self.training:
-            return self._in_training(input)
+        if (self.training or not self.track_running_stats) and context.is_initialized():
+            return self._by_joint_batch(input)
         self._check_input_dim(input)
         return super().forward(input)
 
-    @_disable_dynamo  # a compiled model breaks its graph here, and only in training
-    def _in_training(self, input: torch.Tensor) -> torch.Tensor:
+    @_disable_dynamo  # a compiled model breaks its graph here, and only where ranks exchange statistics
+    def _by_joint_batch(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         if context.engine(self.process_set).size == 1:
             return super().forward(input)
@@ -175,7 +175,7 @@ class _Normalize(torch.autograd.Function):
         # This rank's own first: to read the sum makes the CPU wait for the GPU.
         if _count_of(values) < 2 and count < 2:
             raise ValueError(
-                f"SyncBatchNorm: all ranks together gave {int(count)} values per channel, and training needs more than "
+                f"SyncBatchNorm: all ranks together gave {int(count)} values per channel, and it needs more than "
                 f"1; this rank's input has shape {list(input.shape)}."
             )
         mean, variance = joint_mean.to(values), joint_variance.to(values)

@@ -114,6 +114,25 @@ def test_half_precision(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
+def test_eval_without_running_statistics_is_over_the_joint_batch(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        batch = joint_batch((4,), [2, 3], torch.float64)
+        plain = torch.nn.BatchNorm1d(3, track_running_stats=False).double()
+        sync = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain).eval())
+        assert not sync.training
+        torch.testing.assert_close(sync(batch.split([2, 3])[rank]), plain(batch).split([2, 3])[rank])
+
+    two_ranks.run(check)
+
+
+@pytest.mark.parametrize("options", [{}, {"track_running_stats": False}])
+def test_without_a_job_it_is_plain(options: dict[str, Any]) -> None:
+    plain, sync = torch.nn.BatchNorm1d(3, **options), hvd.SyncBatchNorm(3, **options)
+    batch = joint_batch((), [4], torch.float32)
+    assert torch.equal(plain(batch), sync(batch))
+    assert torch.equal(plain.eval()(batch), sync.eval()(batch))
+
+
 def test_large_means_are_not_lost(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         batch = torch.tensor([[1e6], [1e6 + 1]], dtype=torch.float64) + 2 * rank
