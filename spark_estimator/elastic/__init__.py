@@ -44,7 +44,8 @@ Failures
 - A process of the round that is not ready within the launcher's time-out is killed, and named.
 - With fewer ranks than ``min_size``, and no new process starting: the job ends; if hosts may still join, only after the
   launcher's time-out.
-- In a job that is not elastic `HorovodInternalError` is raised as if there were no `run_fn`.
+- In a job that is not elastic, `PeerLostError` is raised as if there were no `run_fn`. After any other failure all
+  ranks are alive: each restores its last commit, leaves (so the others' collectives fail, too), and joins the same job.
 - The launcher is killed: the kernel ends all that it started.
 
 Between a process and its launcher there is a socket that the process inherits (``collectives.launcher_link``).

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from spark_estimator.collectives import context, launcher_link, rendezvous
+from spark_estimator.collectives.foreign import join as foreign
 from spark_estimator.elastic.state import State
 from spark_estimator.errors import (
     HorovodInternalError,
@@ -28,7 +29,7 @@ _log = logger(__name__)
 def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str = "commit") -> Callable[..., ValueT]:
     """Makes ``func(state, *args, **kwargs)`` continue in the next round, whenever a round ends.
 
-    A rank is lost: restores the last commit. The job is about to be made of other ranks: it stays as it is. Then
+    A collective fails: restores the last commit. The job is about to be made of other ranks: it stays as it is. Then
     `reset` is called, `State.on_reset`, `State.sync`, and `func` once more.
 
     Args:
@@ -42,7 +43,8 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str =
         A function that is called like `func` and returns what that returns.
 
     Raises:
-        HorovodInternalError: a failure that repeats itself (see `SAME_FAILURES`), or one in a job that is not elastic.
+        HorovodInternalError: a failure that repeats itself (see `SAME_FAILURES`).
+        PeerLostError: with `rejoin` in a job of a fixed size, which can't replace a rank; its cause is NotElasticError.
         ValueError: another mode.
     """
     if mode not in ("commit", "step"):
@@ -67,6 +69,8 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str =
                     _note_that_the_state_is_here()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
+                if reset is rejoin:
+                    _raise_if_final(error)
                 if not isinstance(error, (PeerLostError, ShutDownError)):
                     failures.append((str(error), getattr(state, "_commits", 0)))
                     if failures[-SAME_FAILURES:] == [failures[-1]] * SAME_FAILURES:
@@ -77,32 +81,33 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str =
             except HostsUpdatedInterrupt as interrupt:
                 _log.info("%s", interrupt)
                 why, skip_sync = interrupt, interrupt.skip_sync
-            except NotElasticError as error:
-                if why is None:
-                    raise
-                raise why from error
 
     return wrapper
 
 
 def rejoin() -> None:
-    """Leaves the round, waits until the launcher has gathered the next one, and joins it.
+    """Leaves the round and joins the next one: in an elastic job when the launcher has gathered it, else when all ranks
+    have left this one.
 
     Raises:
-        NotElasticError: the launcher of this job starts no further rounds.
         JobFailedError: the launcher has ended.
         HorovodInternalError: the new round has ended before it had begun.
     """
     link, former = launcher_link.link(), rendezvous.current()
-    if link is None or former is None:
-        raise NotElasticError(
+    context.shutdown()
+    if link is not None and former is not None:
+        link.next_round(former)
+    context.init(foreign.joined_ranks())
+
+
+def _raise_if_final(error: HorovodInternalError) -> None:
+    """Raises the loss of a rank in a job of a fixed size: no other process can take its place."""
+    if isinstance(error, PeerLostError) and launcher_link.link() is None:
+        raise error from NotElasticError(
             "this job has a fixed number of ranks and can't continue without one: start it with `horovodrun -np N "
             "--min-np M` or with `spark_estimator.spark.run_elastic`, where M is the smallest number of ranks to "
             "continue with."
         )
-    context.shutdown()
-    link.next_round(former)
-    context.init()
 
 
 def _keep_ranks() -> None:

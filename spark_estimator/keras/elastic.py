@@ -60,7 +60,8 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
         A function that is called like `func`, after ``hvd.init()``, on all ranks, and returns what that returns.
 
     Raises:
-        HorovodInternalError: the job is not elastic (``horovodrun --min-np`` starts one), or the same failure repeats.
+        HorovodInternalError: the same failure repeats.
+        PeerLostError: a rank is lost, and the job is not elastic (``horovodrun --min-np`` starts one).
     """
 
     @functools.wraps(func)

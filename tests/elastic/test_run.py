@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spark_estimator.collectives import context
 from spark_estimator.elastic import State, run_fn
 from spark_estimator.elastic.run import SAME_FAILURES, rejoin
 from spark_estimator.errors import (
@@ -110,10 +111,44 @@ def test_a_contradiction_that_repeats_itself_is_raised() -> None:
     assert value == "done", "ranks may be lost as often as the launcher allows"
 
 
-def test_in_a_job_that_is_not_elastic_the_failure_itself_is_raised() -> None:
+def test_a_rank_lost_in_a_job_that_is_not_elastic_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    state = Noting()
+
     def train(_state: State) -> None:
         raise PeerLostError("rank 1 is lost")
 
     with pytest.raises(PeerLostError, match="rank 1 is lost") as caught:
-        run_fn(train, rejoin)(Noting())
+        run_fn(train, rejoin)(state)
     assert isinstance(caught.value.__cause__, NotElasticError) and "--min-np" in str(caught.value.__cause__)
+    assert state.calls == ["sync"] and "restoring" not in caplog.text
+
+
+def test_one_process_without_a_launcher_joins_again() -> None:
+    state, failures = Noting(), [HorovodInternalError("first"), HorovodInternalError("second")]
+    memberships = []
+
+    def train(_state: State) -> int:
+        memberships.append(context.engine())
+        if failures:
+            raise failures.pop()
+        return context.size()
+
+    context.init()
+    try:
+        assert run_fn(train, rejoin)(state) == 1
+    finally:
+        context.shutdown()
+    assert len(set(map(id, memberships))) == 3
+    assert state.calls == ["sync", *["restore", "state.reset", "sync"] * 2]
+
+
+def test_a_failure_that_repeats_itself_ends_one_process() -> None:
+    def train(_state: State) -> None:
+        raise HorovodInternalError("always")
+
+    context.init()
+    try:
+        with pytest.raises(HorovodInternalError, match="always"):
+            run_fn(train, rejoin)(Noting())
+    finally:
+        context.shutdown()

@@ -41,6 +41,11 @@ def has_joined() -> bool:
     return _joined is not None
 
 
+def joined_ranks() -> tuple[int, ...] | None:
+    """The launcher's numbers of the ranks with which this process has joined, as `rendezvous` takes them."""
+    return _joined
+
+
 def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendezvous | None:
     """The rendezvous by which this process is a rank of its launcher's job; None if no launcher started it as one of
     several. All processes of the job call it, or all of `ranks`; it blocks until they do. A later call with the same

@@ -58,7 +58,8 @@ def run(func: Callable[..., Any] | None = None, *, mode: str = "commit") -> Any:
         A function that is called like `func`, after ``hvd.init()``, on all ranks, and returns what that returns.
 
     Raises:
-        HorovodInternalError: the job is not elastic (``horovodrun --min-np`` starts one), or the same failure repeats.
+        HorovodInternalError: the same failure repeats.
+        PeerLostError: a rank is lost, and the job is not elastic (``horovodrun --min-np`` starts one).
         ValueError: another mode; from the returned function: the state has not one optimizer.
         TypeError: from the returned function: ``mode="step"`` with another state than a `TorchState`.
     """

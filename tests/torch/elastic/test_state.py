@@ -383,3 +383,31 @@ def test_a_process_of_a_job_of_one_goes_through_too(alone: None) -> None:
         return int(state.step)
 
     assert train(TorchState(step=1), more=2) == 3
+
+
+@pytest.mark.parametrize("failing", [(1,), (0, 1)])
+def test_ranks_of_a_fixed_job_join_again_after_a_failure(two_ranks: RankPool, failing: tuple[int, ...]) -> None:
+    def check(rank: int) -> tuple[int, float]:
+        net = nn.Linear(2, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        state = TorchState(model=net, optimizer=optimizer, batch=0)
+        failures = [hvd.HorovodInternalError("once")] if rank in failing else []
+
+        @hvd.elastic.run
+        def train(state: Any) -> int:
+            while state.batch < 4:
+                optimizer.zero_grad()
+                net(torch.full((1, 2), 1.0 + rank)).sum().backward()
+                optimizer.step()
+                if state.batch == 1 and failures:  # the step is made, and not committed
+                    raise failures.pop()
+                state.batch += 1
+                state.commit()
+            return hvd.size()
+
+        return train(state), sum(parameter.sum().item() for parameter in net.parameters())
+
+    torch.manual_seed(1)  # as the ranks
+    begin = sum(parameter.sum().item() for parameter in nn.Linear(2, 1).parameters())
+    # Each step subtracts 0.1 times the mean gradient, 1.5 for each of two weights and 1 for the offset.
+    assert two_ranks.run(check) == [(2, pytest.approx(begin - 4 * 0.1 * 4.0, abs=1e-5))] * 2
