@@ -34,7 +34,7 @@ def test_old_names_are_the_new_things() -> None:
         assert horovod.__version__ == "0.28.1" and horovod.torch is hvd
         from horovod.torch.mpi_ops import allreduce_async_, synchronize, rank, size, is_homogeneous
         from horovod.torch.compression import Compression
-        from horovod.torch.optimizer import DistributedOptimizer
+        from horovod.torch.optimizer import DistributedOptimizer, _DistributedOptimizer
         from horovod.torch.functions import broadcast_object
         from horovod.common.exceptions import HorovodInternalError
         from horovod.common.util import gloo_built, mpi_built, nccl_built, extension_available, gpu_available

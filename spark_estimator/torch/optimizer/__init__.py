@@ -11,7 +11,11 @@ __all__ = ["DistributedMethods", "DistributedOptimizer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name at its first use: compression needs this package's buckets, and the optimizer compression."""
+    """Loads a name at its first use: compression needs this package's buckets, and the optimizer compression."""
+    if name == "_DistributedOptimizer":
+        from spark_estimator.torch.optimizer.horovod_class import _DistributedOptimizer
+
+        return _DistributedOptimizer
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from spark_estimator.torch.optimizer import optimizer
