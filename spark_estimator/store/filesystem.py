@@ -12,7 +12,6 @@ import os
 import posixpath
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -337,7 +336,3 @@ AbstractFilesystemStore = FilesystemStore
 
 class LocalStore(FilesystemStore):
     """Horovod's older name of `FilesystemStore`."""
-
-    def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
-        warnings.warn("LocalStore is the older name of FilesystemStore.", DeprecationWarning, stacklevel=2)
-        super().__init__(prefix_path, *args, **kwargs)
