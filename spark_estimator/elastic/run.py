@@ -97,7 +97,11 @@ def rejoin() -> None:
     context.shutdown()
     if link is not None and former is not None:
         link.next_round(former)
-    context.init(foreign.joined_ranks())
+    ranks = foreign.joined_ranks()
+    if ranks is None:
+        context.init()
+    else:
+        context.init(ranks)
 
 
 def _raise_if_final(error: HorovodInternalError) -> None:

@@ -16,7 +16,7 @@ import numpy
 
 from spark_estimator.data.categories import LONGEST_TEXT, MOST_HASHED_IDS, MOST_IDS
 from spark_estimator.data.nulls import STATISTICS
-from spark_estimator.errors import PreflightError
+from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.store import Store
 
 _REPR = reprlib.Repr()
@@ -368,12 +368,12 @@ def spark_frame(what: str, frame: Any) -> None:
 
 
 def batch_frame(what: str, frame: Any) -> None:
-    """As `spark_frame`; a streaming DataFrame is a ValueError, too."""
+    """As `spark_frame`; a streaming DataFrame is a DataError, too."""
     spark_frame(what, frame)
     if frame.isStreaming:
-        raise ValueError(
-            f"{what} takes a batch DataFrame, and this one streams. Read the rows with spark.read, or call {what} in "
-            "foreachBatch."
+        raise DataError(
+            f"{what} doesn't support streaming DataFrames, which have no last row. Call it in foreachBatch or on a "
+            "table."
         )
 
 

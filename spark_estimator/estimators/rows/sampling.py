@@ -127,10 +127,6 @@ def sample_frame(frame: DataFrame, request: RowRequest) -> RowSample:
     Raises:
         DataError: a column is missing or cannot be trained on, or there are no rows.
     """
-    if frame.isStreaming:
-        raise DataError(
-            "fit() doesn't support streaming DataFrames, which have no last row. Call it in foreachBatch or on a table."
-        )
     return _sample(FrameSource(frame, request.decoders, request.encoders), request)
 
 

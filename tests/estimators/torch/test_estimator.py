@@ -366,8 +366,6 @@ def test_what_is_no_frame_of_spark_s(line: DataFrame, estimator: Make) -> None:
     for data in (line.toPandas(), numpy.ones((2, 3)), None):
         with pytest.raises(TypeError, match=r"fit\(\) takes a Spark DataFrame.*spark.createDataFrame"):
             estimator().fit(data)
-    with pytest.raises(ValueError, match=r"fit\(\) takes a batch DataFrame, and this one streams"):
-        estimator().fit(line.sparkSession.readStream.format("rate").load())
     model = estimator(epochs=1, num_proc=1).fit(line)
     with pytest.raises(TypeError, match=r"transform\(\) takes a Spark DataFrame"):
         model.transform(line.toPandas())
