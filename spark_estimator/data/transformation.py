@@ -146,9 +146,9 @@ class Transformation:
         import pandas
 
         takes = _annotated(self.function) if self.takes is Takes.UNKNOWN else self.takes
-        if takes is Takes.UNKNOWN and _takes_rows(self.function, rows_of(columns)[:1]):
+        if takes is Takes.UNKNOWN and _takes_rows(self.function, rows_of(_copied(columns))[:1]):
             takes = Takes.ROW
-            self._warn_if_it_takes_frames(columns)
+            self._warn_if_it_takes_frames(_copied(columns))
         if takes is Takes.ROW:
             return Takes.ROW, self._called_by_row(rows_of(columns), row)
         frame = _frame_of(columns)
@@ -236,6 +236,16 @@ def _annotated(function: Callable[[Any], Any]) -> Takes:
     if name == "DataFrame":
         return Takes.FRAME
     return Takes.ROW if name.lower() in ("dict", "mapping", "mutablemapping") else Takes.UNKNOWN
+
+
+def _copied(
+    columns: Mapping[str, pyarrow.Array | list[Array | None]],
+) -> dict[str, pyarrow.Array | list[Array | None]]:
+    """Columns for a trial: the function may write to the arrays that a decoder has made."""
+    return {
+        name: [None if array is None else array.copy() for array in column] if isinstance(column, list) else column
+        for name, column in columns.items()
+    }
 
 
 def _frame_of(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> pandas.DataFrame:

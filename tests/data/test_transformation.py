@@ -146,6 +146,15 @@ def test_a_function_that_changes_its_argument_gets_rows(function: Any, caplog: p
     assert ("annotate its parameter" in caplog.text) == (function is backwards)
 
 
+def test_a_trial_leaves_decoded_arrays_as_they_are() -> None:
+    def halved(row: Any) -> Any:
+        row["v"] /= 2
+        return row
+
+    _, results = Transformation(halved).apply({"v": [numpy.array([2.0, 4.0]), numpy.array([6.0, 8.0])]}, ["v"])
+    assert results["v"].to_pylist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
 def test_annotated_functions_get_what_they_name() -> None:
     columns = {"x": pyarrow.array([1.0, 3.0])}
 

@@ -20,11 +20,11 @@ def filling_of(net: Any) -> int:
     return int(net.config.get_text_config().pad_token_id)
 
 
-def padding_counts(net: Any, task: str, width: int, precision: str | None = None) -> bool:
-    """Whether the scores of a text are others in a row of `width` tokens; tried once for a model.
+def padding_changes_scores(net: Any, task: str, width: int, precision: str | None = None) -> bool:
+    """Whether padding a text to `width` tokens changes its scores; tried once for a model.
 
-    So it is where a model ignores the mask (RWKV), or counts positions from the beginning of the row (BART, with
-    padding before the text), or mixes all places of a row (FNet). Where the trial fails, the answer is yes.
+    It does in models that ignore the mask (RWKV), that count positions from the beginning of the row (BART, with
+    padding before the text), or that mix all places of a row (FNet). If the trial raises an error, the answer is True.
 
     Args:
         task: one of `params.TASKS`; padding is before the text of a causal model, and behind others.

@@ -19,7 +19,7 @@ from spark_estimator.estimators.inference.prediction_columns import arrow_type, 
 from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, column_of, spread
 from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
 from spark_estimator.estimators.torch.predictor import dumped, opened
-from spark_estimator.estimators.transformers.padding import filling_of, padding_counts
+from spark_estimator.estimators.transformers.padding import filling_of, padding_changes_scores
 from spark_estimator.estimators.transformers.special_tokens import suffix_length
 from spark_estimator.estimators.transformers.tokens import is_missing, tokenizer_from
 
@@ -162,7 +162,7 @@ class TextPredictor(Predictor):
             return True
         width = self._width(1)
         with predicting(device_of(net), self.precision, 1):
-            return padding_counts(net, self.task, width, self.precision)
+            return padding_changes_scores(net, self.task, width, self.precision)
 
     def _width(self, tokens: int) -> int:
         """The padded width, in tokens, of a text of `tokens` tokens."""

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from spark_estimator import TransformersModel
-from spark_estimator.estimators.transformers.padding import padding_counts
+from spark_estimator.estimators.transformers.padding import padding_changes_scores
 from spark_estimator.estimators.transformers.predictor import TextPredictor
 from tests.scenarios.huggingface import tiny
 
@@ -59,12 +59,12 @@ def bart() -> Any:
 def test_it_is_tried(net: Any, task: str, counts: bool) -> None:
     model = net().eval()
     model.config.pad_token_id = 0
-    assert padding_counts(model, task, 16) is counts
-    assert padding_counts(model.to(torch.bfloat16), task, 16) is counts, "it is tried once"
+    assert padding_changes_scores(model, task, 16) is counts
+    assert padding_changes_scores(model.to(torch.bfloat16), task, 16) is counts, "it is tried once"
 
 
 def test_what_cannot_be_tried_counts() -> None:
-    assert padding_counts(tiny.classifier(), "causal", 16)
+    assert padding_changes_scores(tiny.classifier(), "causal", 16)
 
 
 def test_scores_are_those_of_a_text_alone() -> None:

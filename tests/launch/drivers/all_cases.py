@@ -25,7 +25,7 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context, objects
 from spark_estimator.spark import SparkBackend
 from tests.launch import clusters
-from tests.launch.drivers.line_fit import fit_and_transform
+from tests.launch.line_fit import fit_and_transform
 
 folder = Path(tempfile.mkdtemp(dir="."))
 

@@ -7,7 +7,7 @@ import numpy
 from pyspark.sql import SparkSession
 
 from spark_estimator import HorovodRunner, WorkerFailedError
-from tests.launch.drivers.line_fit import fit_and_transform
+from tests.launch.line_fit import fit_and_transform
 
 
 def mean(scale):

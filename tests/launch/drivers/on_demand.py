@@ -24,7 +24,7 @@ from spark_estimator import HorovodRunner, TorchDistributor
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context, objects
 from tests.launch import clusters
-from tests.launch.drivers.line_fit import fit_and_transform
+from tests.launch.line_fit import fit_and_transform
 
 folder = Path(tempfile.mkdtemp(dir=".")).absolute()
 

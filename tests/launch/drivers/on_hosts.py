@@ -18,7 +18,7 @@ import spark_estimator.spark
 from spark_estimator import HorovodRunner
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context, objects
-from tests.launch.drivers.line_fit import fit_and_transform
+from tests.launch.line_fit import fit_and_transform
 
 SIZE = 6
 FOLDER = Path(sys.argv[2])
