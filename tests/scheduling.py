@@ -47,6 +47,8 @@ class PackageScheduling(LoadScopeScheduling):
         return scope_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
+        if node not in self.registered_collections:
+            return  # it replaces a process that crashed, as another one does, and gets work once it has collected
         self.workqueue.move_to_end(min(self.workqueue, key=place_of), last=False)
         super()._assign_work_unit(node)
 
