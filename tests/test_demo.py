@@ -41,6 +41,7 @@ def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
     assert "horovodrun -np 2 python train.py" in answer.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_its_function_is_an_ordinary_one_to_run(spark: object) -> None:
     # One epoch reads better than chance (0.1), and every rank returns the same number.

@@ -72,7 +72,18 @@ class Aggregation:
         return results
 
     def apply(self, apply: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> Any:
-        """Calls `apply` after the last pass of a step, and `otherwise` after the others."""
+        """Calls `apply` after the last pass of a step, and `otherwise` after the others.
+
+        Raises:
+            RuntimeError: `gradients` was not called: what is applied comes from elsewhere.
+        """
+        if self._complete is None:
+            raise RuntimeError(
+                f"apply_gradients() of a DistributedOptimizer with backward_passes_per_step={self.passes} got "
+                "gradients that this optimizer did not compute, so it can't count passes. Use minimize() or "
+                "model.fit(); or take gradients from hvd.DistributedGradientTape, and make the optimizer without "
+                "backward_passes_per_step."
+            )
 
         def done(call: Callable[[], Any] | None) -> Any:
             result = None if call is None else call()

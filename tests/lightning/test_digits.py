@@ -79,6 +79,7 @@ def test_alone(tmp_path: Path) -> None:
     hvd.shutdown()
 
 
+@pytest.mark.slow
 def test_two_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
     def check(rank: int) -> dict[str, Any]:
         return digits(str(tmp_path))

@@ -38,6 +38,11 @@ def test_between_the_steps_it_gives_the_sums_so_far() -> None:
     assert [float(result) for [result] in results] == [1.0, 2.0, 1.0]
 
 
+def test_gradients_that_it_did_not_add_up_are_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"backward_passes_per_step=2 got gradients .* did not compute"):
+        Aggregation(2, average=False).apply(lambda: None)
+
+
 def test_in_a_graph() -> None:
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:

@@ -20,7 +20,7 @@ from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.torch_variables import has_launchers_master
 from spark_estimator.env import MASTER_VARIABLE, Settings
-from spark_estimator.torch.process_group import messages, older_torch, other_backends, reducers, store
+from spark_estimator.torch.process_group import gloo_threads, messages, older_torch, other_backends, reducers, store
 from spark_estimator.torch.process_group.group import EngineGroup
 from spark_estimator.torch.process_group.issuing import BACKEND_NAME
 from spark_estimator.torch.process_group.links import Links
@@ -280,6 +280,7 @@ def _in_a_job() -> bool:
 def register() -> None:
     """Makes the backend known to torch. Idempotent."""
     reducers.keep_groups_of_reducers()
+    gloo_threads.await_gloo_at_exit()
     if BACKEND_NAME in torch.distributed.Backend.backend_list:
         return
     torch.distributed.Backend.register_backend(BACKEND_NAME, create, extended_api=True, devices=["cpu"])

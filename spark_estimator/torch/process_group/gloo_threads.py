@@ -1,0 +1,52 @@
+"""Lets gloo's threads finish what they are at before Python ends, so that none of them aborts the rank."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from datetime import timedelta
+from pathlib import Path
+
+#: What PyTorch calls the threads of a gloo group.
+_NAME = "pt_gloo_runloop"
+_INTERVAL = timedelta(milliseconds=2)
+#: A thread that is still at work then has a collective that lasts: it does not end with the program either way.
+_LIMIT = timedelta(seconds=2)
+
+
+def await_gloo_at_exit() -> None:
+    """Has the end of the program wait for gloo's threads. Idempotent.
+
+    A thread of gloo's drops a collective after the call has returned, and needs Python's global lock for that. Once
+    Python has begun to finalize, a thread that asks for the lock is ended instead. That happens inside a C++
+    destructor, and so ends the process: "terminate called without an active exception", with any launcher.
+    """
+    atexit.unregister(await_gloo)
+    atexit.register(await_gloo)
+
+
+def await_gloo() -> None:
+    """Returns when gloo's threads are idle, or after two seconds."""
+    end = time.monotonic() + _LIMIT.total_seconds()
+    before = _threads()
+    while before and time.monotonic() < end:
+        # Without the lock: a thread that waits for it runs now, and its switches are counted.
+        time.sleep(_INTERVAL.total_seconds())
+        after = _threads()
+        if after == before and all(state.startswith("S") for state, *_ in after):
+            return
+        before = after
+
+
+def _threads() -> list[tuple[str, ...]]:
+    """State and context switches of each thread of gloo's, as the kernel tells them."""
+    threads: list[tuple[str, ...]] = []
+    for path in sorted(Path("/proc/self/task").glob("*/status")):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:  # the thread has ended
+            continue
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        if fields["Name"] == _NAME:
+            threads.append((fields["State"], fields["voluntary_ctxt_switches"], fields["nonvoluntary_ctxt_switches"]))
+    return threads
