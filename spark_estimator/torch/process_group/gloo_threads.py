@@ -9,6 +9,7 @@ from pathlib import Path
 
 #: What PyTorch calls the threads of a gloo group.
 _NAME = "pt_gloo_runloop"
+_FIELDS = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
 _INTERVAL = timedelta(milliseconds=2)
 #: A thread that is still at work then has a collective that lasts: it does not end with the program either way.
 _LIMIT = timedelta(seconds=2)
@@ -43,10 +44,10 @@ def _threads() -> list[tuple[str, ...]]:
     threads: list[tuple[str, ...]] = []
     for path in sorted(Path("/proc/self/task").glob("*/status")):
         try:
-            lines = path.read_text().splitlines()
+            lines = path.read_text(errors="replace").splitlines()
         except OSError:  # the thread has ended
             continue
         fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        if fields["Name"] == _NAME:
-            threads.append((fields["State"], fields["voluntary_ctxt_switches"], fields["nonvoluntary_ctxt_switches"]))
+        if fields.get("Name") == _NAME:
+            threads.append(tuple(fields[name] for name in _FIELDS))
     return threads
