@@ -500,7 +500,7 @@ void WhatIsRefusedWasNeverSubmitted() {
 }  // namespace
 
 int main() {
-  // Ranks wait for one another more than they compute: the creations, half of all runs, happen beside the rest.
+  // Ranks wait for longer than they compute: the creations, half of all runs, happen beside the rest.
   const pid_t creations = fork();
   CHECK(creations >= 0);
   if (creations == 0) return RunTests({{"every allocation of a creation", EveryAllocationOfACreation}});
