@@ -133,7 +133,8 @@ wheels: build/release-tools/.ready
 	build/release-tools/bin/twine check --strict build/wheels/*.whl
 	build/release-tools/bin/check-wheel-contents build/wheels/*.whl
 
-# The C++ tests as that processor runs them (Debian, Ubuntu: apt-get install qemu-user libc6-arm64-cross).
+# The C++ tests as that processor runs them (Debian, Ubuntu: apt-get install qemu-user libc6-arm64-cross). qemu's memory
+# grows with each page that a program maps, and segments are mapped as large as files may be: 256 MiB here.
 test-native-aarch64: build/release-tools/.ready
 	@command -v qemu-aarch64 >/dev/null && test -d /usr/aarch64-linux-gnu/lib \
 	  || { echo 'make: qemu-aarch64 or the C library of aarch64 was not found; install them (Debian, Ubuntu: apt-get install qemu-user libc6-arm64-cross)'; exit 1; }
@@ -142,7 +143,7 @@ test-native-aarch64: build/release-tools/.ready
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu' \
 	  -DSPARK_ESTIMATOR_BUILD_TESTS=ON
 	build/release-tools/bin/cmake --build build/aarch64
-	build/release-tools/bin/ctest --test-dir build/aarch64 --output-on-failure --timeout 900
+	ulimit -f 524288; build/release-tools/bin/ctest --test-dir build/aarch64 --output-on-failure --timeout 900
 
 # Nightly: the one combination of versions in which petastorm reads. The engine comes from `make build`.
 test-petastorm: build build/petastorm/.ready
