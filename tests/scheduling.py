@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,11 @@ class PackageScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
+
+    def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+        super().add_node_collection(node, collection)
+        if node not in self.registered_collections:
+            raise RuntimeError("a process that replaces a crashed one has collected other tests; see its log")
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         if node not in self.registered_collections:

@@ -98,7 +98,7 @@ def complaint(call: Call) -> TypeError | None:
     if not isinstance(reduce_op, int):
         known = ", ".join(f"ReduceOp.{op.name}" for op in ReduceOp)
         return TypeError(f"{label}: op must be one of {known}, not {reduce_op!r}.")
-    for argument, value in (("prescale", call.prescale), ("postscale", call.postscale)):
+    for argument, value in (("prescale_factor", call.prescale), ("postscale_factor", call.postscale)):
         try:
             ctypes.c_double(value)
         except (TypeError, ValueError):  # a tensor of several numbers, for one

@@ -82,7 +82,7 @@ class Aggregation:
                 f"apply_gradients() of a DistributedOptimizer with backward_passes_per_step={self.passes} got "
                 "gradients that this optimizer did not compute, so it can't count passes. Use minimize() or "
                 "model.fit(); or take gradients from hvd.DistributedGradientTape, and make the optimizer without "
-                "backward_passes_per_step."
+                "backward_passes_per_step: each pass is a step then."
             )
 
         def done(call: Callable[[], Any] | None) -> Any:

@@ -277,8 +277,8 @@ def test_arguments_of_other_types_are_refused_in_words() -> None:
             (arrays.allreduce, (some,), {"name": b"a"}, "must be a string, not b'a'"),
             (arrays.allreduce, (some, "sum"), {}, "op must be one of ReduceOp.AVERAGE, .*not 'sum'"),
             (arrays.allreduce, (some, ["sum"]), {}, r"op must be one of .*not \['sum'\]"),
-            (arrays.allreduce, (some,), {"prescale": "2x"}, "prescale must be a number, not '2x'"),
-            (arrays.allreduce, (some,), {"postscale": None}, "postscale must be a number, not None"),
+            (arrays.allreduce, (some,), {"prescale": "2x"}, "prescale_factor must be a number, not '2x'"),
+            (arrays.allreduce, (some,), {"postscale": None}, "postscale_factor must be a number, not None"),
             (
                 arrays.allreduce,
                 (some,),

@@ -154,7 +154,7 @@ def test_reductions(job_of_one: None, op: str) -> None:
         with pytest.raises(ValueError, match=r"must be hvd\.Average, hvd\.Sum"):
             OPS[op](torch.ones(2), op=wrong)
     for wrong in ("half", torch.ones(2)):
-        with pytest.raises(TypeError, match=re.escape(f"prescale must be a number, not {wrong!r}")):
+        with pytest.raises(TypeError, match=re.escape(f"prescale_factor must be a number, not {wrong!r}")):
             OPS[op](torch.ones(2), prescale_factor=wrong)
     if "scatter" in op:
         for unknown in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):

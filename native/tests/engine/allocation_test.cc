@@ -317,8 +317,11 @@ std::string Describe(const char* what, const Stage& stage, int64_t n) {
          std::to_string(stage.size) + ", allocation " + std::to_string(n);
 }
 
-// A sanitizer makes each run many times slower: there it sees some of them, other ones in each scenario.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// A sanitizer makes each run many times slower, and an emulator a hundred times: there it sees some of them, other ones
+// in each scenario.
+#if defined(SPARK_ESTIMATOR_EMULATED)
+constexpr int64_t kStep = 50;
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int64_t kStep = 5;
 #else
 constexpr int64_t kStep = 1;

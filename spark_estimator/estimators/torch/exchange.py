@@ -8,16 +8,22 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.torch.losses import TorchParts
+from spark_estimator.torch.compression.compressors import checked_compression
 
 
 def check_exchange(compression: Any, sync: str) -> None:
-    """Raises ValueError for a compression of gradients where none are sent."""
+    """Raises ValueError for what is no compression, and for one of gradients where none are sent."""
     allowed = (None, hvd.Compression.none, hvd.Compression.int8)
     if sync != "allreduce" and not any(compression is choice for choice in allowed):
         raise ValueError(
             f"gradient_compression={compression!r} and sync={sync!r} were both given: no gradients are "
             "sent. Use Compression.int8, Compression.none, or leave it out."
         )
+    if compression is not None:
+        try:
+            checked_compression(compression)
+        except ValueError as error:
+            raise ValueError(f"gradient_compression: {error}") from None
 
 
 def local_options(compression: Any, inner_steps: int) -> dict[str, Any]:

@@ -311,7 +311,10 @@ class _Explain(argparse.Action):
 
 
 def _not_negative(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, not {text!r}") from None
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
     return value

@@ -140,9 +140,9 @@ def run_command(
         _report(f"{size} ranks, {places or f'all on {socket.gethostname()}'}: {job.function}")
     with contextlib.ExitStack() as stack:
         show = lines_to(with_time=bool(options and options.prefix_output_with_timestamp))
-        if output is not None:
-            show = stack.enter_context(OutputFiles(output, size, show)).show
         try:
+            if output is not None:
+                show = stack.enter_context(OutputFiles(output, size, show)).show
             if terms is None:
                 if hosts is None or ssh is None:
                     run_job(job, show_line=show, gentle=_GENTLE)

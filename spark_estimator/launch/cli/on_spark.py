@@ -81,9 +81,9 @@ def run_script(script: Sequence[str], options: argparse.Namespace, report: Calla
     """
     with contextlib.ExitStack() as stack:
         show = lines_to(with_time=bool(options.prefix_output_with_timestamp))
-        if options.output_filename:
-            show = stack.enter_context(OutputFiles(Path(options.output_filename), options.num_proc, show)).show
         try:
+            if options.output_filename:
+                show = stack.enter_context(OutputFiles(Path(options.output_filename), options.num_proc, show)).show
             job = JobOptions(environment=environment_of(options), show_line=show, verbose=2 if options.verbose else 1)
             program = Script(script[0], script[1:])
             _session(options)

@@ -227,7 +227,7 @@ def _cause_class(message: str) -> str:
 
 
 def _first_line(message: str) -> str:
-    return shorten(message.split("\n", 1)[0], 300)
+    return shorten(message.split("\n", 1)[0], 600)
 
 
 def to_marked_text(report: FailureReport) -> str:

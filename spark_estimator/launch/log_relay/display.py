@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from spark_estimator.errors import PreflightError
 from spark_estimator.observe.driver_log import ShowLine, print_line, shown_on
 from spark_estimator.security import file_modes
 
@@ -64,8 +65,15 @@ class OutputFiles:
         self._show = show
         self._stack = contextlib.ExitStack()
         self._files: dict[tuple[int, str], TextIO] = {}
-        for rank in range(size):
-            self._open(rank)
+        try:
+            for rank in range(size):
+                self._open(rank)
+        except OSError as error:
+            self._stack.close()
+            raise PreflightError(
+                f"The folder for the ranks' output, {folder}, can't be written: {error.strerror}. Name one that this "
+                "user can create or write to."
+            ) from error
 
     def __enter__(self) -> OutputFiles:
         return self

@@ -1,4 +1,4 @@
-"""Lets gloo's threads finish what they are at before Python ends, so that none of them aborts the rank."""
+"""Lets gloo's threads finish collectives that have ended before Python ends, so that they do not abort the rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 _NAME = "pt_gloo_runloop"
 _FIELDS = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
 _INTERVAL = timedelta(milliseconds=2)
-#: A thread that is still at work then has a collective that lasts: it does not end with the program either way.
-_LIMIT = timedelta(seconds=2)
+#: Threads that are still at work then have collectives that last, and abort the rank in any case.
+_LIMIT = timedelta(seconds=1)
 
 
 def await_gloo_at_exit() -> None:
@@ -27,7 +27,7 @@ def await_gloo_at_exit() -> None:
 
 
 def await_gloo() -> None:
-    """Returns when gloo's threads are idle, or after two seconds."""
+    """Returns when gloo's threads are idle, or after a second."""
     end = time.monotonic() + _LIMIT.total_seconds()
     before = _threads()
     while before and time.monotonic() < end:
@@ -49,5 +49,5 @@ def _threads() -> list[tuple[str, ...]]:
             continue
         fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         if fields.get("Name") == _NAME:
-            threads.append(tuple(fields[name] for name in _FIELDS))
+            threads.append(tuple(fields.get(name, "") for name in _FIELDS))
     return threads

@@ -54,6 +54,11 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         ({"metrics": ["accuracy"]}, TypeError, "metrics must contain functions of .*; got 'accuracy'"),
         ({"sync": "ddp"}, ValueError, r"sync must be one of \('allreduce', 'local_sgd', 'diloco'\); got 'ddp'"),
         (
+            {"gradient_compression": "fp16"},
+            ValueError,
+            "gradient_compression: compression='fp16' must be one of hvd.Compression.* Pass the object",
+        ),
+        (
             {"sync": "diloco", "gradient_compression": hvd.Compression.fp16},
             ValueError,
             "and sync='diloco' were both given: no gradients are sent",
