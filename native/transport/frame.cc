@@ -115,7 +115,7 @@ void ControlLink::Receive(std::deque<Frame>* inbox) {
     if (n > 0) {
       if (!parser_.Take({buffer.data(), static_cast<size_t>(n)}, inbox)) Close(parser_.refusal());
     } else if (n == 0) {
-      Close("its connection ended without a word (its process died)");
+      Close("its connection ended, as its process has died");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return;
     } else if (errno == EBADMSG) {

@@ -49,7 +49,8 @@ def parse_hosts(text: str) -> list[Host]:
     for part in text.split(","):
         match = _HOST.fullmatch(part.strip())
         if match is None:
-            raise ValueError(f"{text}: {part!r} must have the form host:slots.")
+            where = "" if part == text else f"{text}: "
+            raise ValueError(f"{where}{part!r} must have the form host:slots, such as localhost:2.")
         parsed.append(_host(match))
     return merged(parsed, text)
 
