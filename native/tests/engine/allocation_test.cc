@@ -317,8 +317,8 @@ std::string Describe(const char* what, const Stage& stage, int64_t n) {
          std::to_string(stage.size) + ", allocation " + std::to_string(n);
 }
 
-// A sanitizer makes each run many times slower, and an emulator a hundred times: there it sees some of them, other ones
-// in each scenario.
+// A sanitizer makes each run many times slower, an emulator even more: there the test makes some of them fail, other
+// ones in each scenario.
 #if defined(SPARK_ESTIMATOR_EMULATED)
 constexpr int64_t kStep = 50;
 #elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

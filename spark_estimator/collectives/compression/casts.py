@@ -123,10 +123,10 @@ def check_compressor(compression: Any, *, kind: str = "", choices: str = "none, 
                 f"takes self: pass an object, compression={compression.__name__}()."
             )
         return compression
-    named = isinstance(compression, str)
+    hint = " Pass the object, not its name." if isinstance(compression, str) else ""
     raise ValueError(
         f"{kind and f'{kind}: '}compression={compression!r} must be one of hvd.Compression.{choices}, or have the "
-        f"functions compress(tensor) and decompress(tensor, ctx).{' Pass the object, not its name.' * named}"
+        f"functions compress(tensor) and decompress(tensor, ctx).{hint}"
     )
 
 

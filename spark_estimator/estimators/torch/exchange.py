@@ -12,7 +12,7 @@ from spark_estimator.torch.compression.compressors import checked_compression
 
 
 def check_exchange(compression: Any, sync: str) -> None:
-    """Raises ValueError for what is no compression, and for one of gradients where none are sent."""
+    """Raises ValueError if `compression` is not a compression, or compresses gradients and none are sent."""
     allowed = (None, hvd.Compression.none, hvd.Compression.int8)
     if sync != "allreduce" and not any(compression is choice for choice in allowed):
         raise ValueError(

@@ -11,7 +11,7 @@ from pathlib import Path
 _NAME = "pt_gloo_runloop"
 _FIELDS = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
 _INTERVAL = timedelta(milliseconds=2)
-#: Threads that are still at work then have collectives that last, and abort the rank in any case.
+#: A thread that is busy for longer gets new collectives all the time: waiting would not prevent its abort.
 _LIMIT = timedelta(seconds=1)
 
 

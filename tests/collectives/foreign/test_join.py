@@ -405,7 +405,7 @@ def test_a_loader_without_init_warns_that_it_reads_all_rows(tmp_path: Path) -> N
 
 def test_a_communicator_of_mpi4py_means_the_ranks_that_are_in_it(script: list[str], tmp_path: Path) -> None:
     if find_spec("mpi4py") is None:
-        pytest.skip("mpi4py is not installed; without MPI, Lightning fails where it is")
+        pytest.skip("mpi4py is not installed (CONTRIBUTING.md tells when to install it)")
     program = tmp_path / "mpi.py"
     program.write_text(
         "from mpi4py import MPI\n"

@@ -184,6 +184,7 @@ def test_settings_reach_the_command() -> None:
         (["-np", "2", "--blacklist-cooldown-range", "1", "2", "true"], "range needs an elastic job: set --min-np"),
         (["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "3", "2", "true"], "cool-down of 3 to 2 seconds"),
         (["-np", "2", "--fusion-threshold-mb", "-1", "true"], "is negative"),
+        (["-np", "2", "--fusion-threshold-mb", "much", "true"], "expected a whole number, not 'much'"),
         (["-np", "2", "--no-such-flag", "true"], "--no-such-flag"),
     ],
 )
@@ -194,6 +195,13 @@ def test_what_cannot_be_done_is_said_in_a_line(
         cli.main(arguments)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["-np", "2", "--output-filename", "/proc/nope", "true"])
+    assert ended.value.code == 1
+    assert "/proc/nope, can't be written: No such file or directory. Name one" in capsys.readouterr().err
 
 
 def test_what_only_mpi_needed_is_explained_and_goes_on() -> None:
