@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos import jobs, program
+from chaos.faults import UNMISSED
 from chaos.left_behind import Before, left_behind
 from chaos.oracle import Ending, Struck, violations
 from chaos.plan import Launcher, Run, plan
@@ -100,7 +101,7 @@ def _ended(run: Run, folder: Path, session: Callable[[], SparkSession]) -> Endin
     if shown is None:
         faulthandler.dump_traceback(all_threads=True)
         return Ending(None, "", None, struck)
-    checkpoint = folder / program.CHECKPOINT
+    checkpoint, unmissed = folder / program.CHECKPOINT, folder / UNMISSED
     return Ending(
         shown.value,
         shown.error,
@@ -109,6 +110,8 @@ def _ended(run: Run, folder: Path, session: Callable[[], SparkSession]) -> Endin
         tuple(left_behind(before, mark, folder, count_descriptors=not on_spark)),
         not checkpoint.exists() or program.checkpoint_is_whole(checkpoint.read_bytes()),
         _next_job(run, session) if shown.error else "",
+        int(unmissed.read_text()) if unmissed.exists() else None,
+        shown.reported,
     )
 
 

@@ -18,6 +18,10 @@ from chaos.plan import BY_PROGRAM, LINKS, Fault, Kind, Run
 
 #: The text of the program's exception.
 MISTAKE = "a mistake of the program"
+#: The file that a stuck rank of an elastic job writes when nothing has ended it for `UNMISSED_SECONDS`: no other rank
+#: is left that waits for it. It then ends itself.
+UNMISSED = "unmissed"
+UNMISSED_SECONDS = 20.0
 _FOREVER_SECONDS = 600.0
 _PAUSE_SECONDS = 1.0
 _FREE_DESCRIPTORS = 2
@@ -80,6 +84,13 @@ class Faults:
         self._note(number)
         self._inflict(fault)
 
+    def _be_stuck(self) -> None:
+        if self._run.launcher.is_elastic:
+            time.sleep(UNMISSED_SECONDS)
+            (self._folder / UNMISSED).write_text(str(self._rank))
+            os._exit(1)
+        time.sleep(_FOREVER_SECONDS)
+
     def _inflict(self, fault: Fault) -> bool:
         pid = os.getpid()
         if fault.kind is Kind.KILL:
@@ -104,7 +115,7 @@ class Faults:
             subprocess.Popen(["sh", "-c", f"sleep {_PAUSE_SECONDS}; kill -CONT {pid}"])
             os.kill(pid, signal.SIGSTOP)
         elif fault.kind is Kind.STUCK:
-            time.sleep(_FOREVER_SECONDS)
+            self._be_stuck()
         elif fault.kind is Kind.SLOW:
             time.sleep(fault.milliseconds / 1000)
         elif fault.kind is Kind.GIL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import signal
@@ -50,10 +51,12 @@ class Shown:
     Attributes:
         value: rank 0's; None when there is none.
         error: the error's text; '' when there is none.
+        reported: what an elastic job printed about itself.
     """
 
     value: int | None
     error: str = ""
+    reported: str = ""
 
 
 def environment_of(run: Run, mark: str, folder: Path) -> dict[str, str]:
@@ -85,6 +88,7 @@ def start(run: Run, mark: str, folder: Path, session: Callable[[], SparkSession]
         return _by_command(run, variables, folder)
     arguments = (run.to_json(), str(folder))
     lines: list[str] = []
+    reported = io.StringIO()
     options = JobOptions(
         args=arguments,
         environment=variables,
@@ -97,9 +101,9 @@ def start(run: Run, mark: str, folder: Path, session: Callable[[], SparkSession]
         elif run.launcher is Launcher.LINKS:
             value = _through_proxies(run, options, folder)
         elif run.launcher is Launcher.ELASTIC:
-            value = run_elastic_local(program.train, Terms(size=run.size, min_size=1, timeout=_ROUND_TIMEOUT), options)[
-                0
-            ]
+            terms = Terms(size=run.size, min_size=1, timeout=_ROUND_TIMEOUT)
+            with contextlib.redirect_stderr(reported):
+                value = run_elastic_local(program.train, terms, options)[0]
         else:
             from spark_estimator.spark import run as run_on_spark
 
@@ -109,10 +113,11 @@ def start(run: Run, mark: str, folder: Path, session: Callable[[], SparkSession]
                     program.train, arguments, num_proc=run.size, env=variables, stdout=output, stderr=output, verbose=0
                 )[0]
     except (SparkEstimatorError, HorovodInternalError) as error:
-        return Shown(None, str(error))
+        return Shown(None, str(error), reported.getvalue())
     finally:
         (folder / "output").write_text("\n".join(lines))
-    return Shown(value)
+        (folder / "output.job").write_text(reported.getvalue())
+    return Shown(value, reported=reported.getvalue())
 
 
 class _Proxied(LocalWorkerHandle):

@@ -31,6 +31,7 @@ from spark_estimator.elastic.decisions import (
 
 __all__ = [
     "FRUITLESS_ROUNDS",
+    "LATE",
     "SILENT_GRACE",
     "Announce",
     "Begin",
@@ -48,6 +49,9 @@ __all__ = [
 
 #: How long a silent member may still become ready before it is given up.
 SILENT_GRACE = timedelta(seconds=2)
+
+#: A member that is still at work so long after others were lost, or left the round, is reported.
+LATE = timedelta(seconds=10)
 
 #: Without a limit of resets: this number of rounds in a row without a commit ends the job, since it is no coincidence.
 FRUITLESS_ROUNDS = 10
@@ -100,7 +104,7 @@ class RoundPlanner:
     _stories: list[str] = field(default_factory=list)  # how those of this job that were lost ended, in words
     _gathering_since: float | None = None
     _found_silent: dict[int, float] = field(default_factory=dict)
-    _broken: bool = False  # the present round has lost a member, or a member has left it
+    _broken_since: float | None = None  # when the present round lost a member, or a member left it
     _dissolved: bool = False
     _announced: bool = False
     _unwanted: dict[int, float] = field(default_factory=dict)  # since when
@@ -174,7 +178,7 @@ class RoundPlanner:
             self._well += 1
         else:
             self._stories.append(story)
-            self._broken = True
+            self._break(now)
             if self._members(Phase.READY):
                 self._gather(now)
 
@@ -199,6 +203,17 @@ class RoundPlanner:
         self._over = any(isinstance(decision, (Fail, Finish)) for decision in decisions)
         return decisions
 
+    def late(self, now: float) -> list[int]:
+        """Members that the next round waits for: at work `LATE` after others were lost or left the present one."""
+        if self._broken_since is None or now - self._broken_since < LATE.total_seconds():
+            return []
+        return self._members(Phase.RUNNING)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a process waits for the next round, so that members that are late for it are stopped in time."""
+        return self._gathering_since is not None
+
     @property
     def lost(self) -> list[str]:
         """How those that were lost ended, in words, first to last."""
@@ -213,7 +228,7 @@ class RoundPlanner:
         if too_few is not None:
             return [too_few]
         at_work = self._members(Phase.RUNNING)
-        if self._broken and at_work and not self._dissolved:
+        if self._broken_since is not None and at_work and not self._dissolved:
             self._dissolved = True
             decisions.append(Dissolve(tuple(at_work)))
         if self._wants_newcomers():
@@ -260,7 +275,8 @@ class RoundPlanner:
             self._processes[process].rank = rank
         self._gathering_since, self.waits_for_room = None, ""
         self._found_silent.clear()
-        self._broken = self._dissolved = self._announced = self._newcomer_failed = False
+        self._broken_since = None
+        self._dissolved = self._announced = self._newcomer_failed = False
         return [*self._released([process for process in ready if process not in coming]), Begin(self._ranks)]
 
     def _in_their_places(self, processes: list[int]) -> list[int]:
@@ -349,7 +365,8 @@ class RoundPlanner:
         if (self._newcomer_failed and self._room_then == self.room) or self._wanted() >= self._most():
             return False
         # A loss takes one reset, and admitting a newcomer another; they are the same reset if there are too few.
-        return self._resets_allow(2 if self._broken and len(self._members()) >= self.terms.min_size else 1)
+        broken = self._broken_since is not None
+        return self._resets_allow(2 if broken and len(self._members()) >= self.terms.min_size else 1)
 
     def _most(self) -> int:
         """How many processes the job should have."""
@@ -370,8 +387,12 @@ class RoundPlanner:
     def _resets_allow(self, more: int) -> bool:
         return self.terms.reset_limit is None or self.round - 1 + more <= self.terms.reset_limit
 
+    def _break(self, now: float) -> None:
+        if self._broken_since is None:
+            self._broken_since = now
+
     def _gather(self, now: float) -> None:
-        self._broken = True
+        self._break(now)
         if self._gathering_since is None:
             self._gathering_since = now
 

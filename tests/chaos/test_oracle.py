@@ -115,6 +115,15 @@ def test_an_elastic_job_may_continue(kind: Kind) -> None:
     assert judged(kind, 1, HEALTHY, Launcher.ELASTIC) == []
 
 
+@pytest.mark.parametrize(
+    ("reported", "fine"), [("round 2 waits for rank 1 (host h, pid 4321), which", True), ("", False)]
+)
+def test_a_stuck_rank_that_no_other_misses_must_be_reported(reported: str, fine: bool) -> None:
+    error = "rank 1 (host h, pid 4321) exited with status 1"
+    ending = Ending(None, error, 18.0, unmissed=1, reported=reported)
+    assert (judged(Kind.STUCK, 1, ending, Launcher.ELASTIC) == []) == fine
+
+
 def test_what_a_timer_does_may_come_too_late() -> None:
     assert judged(Kind.KILL, 1, HEALTHY) == []
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from spark_estimator.elastic.rounds import (
+    LATE,
     SILENT_GRACE,
     Announce,
     Begin,
@@ -340,6 +341,20 @@ def test_slots_that_come_back_make_no_more_ranks_than_there_may_be() -> None:
     for process in (0, 1):
         decisions = job.ready(process)
     assert decisions == [Begin((0, 1))]
+
+
+def test_members_that_stay_at_work_after_a_loss_are_late() -> None:
+    job = Job(3, 1)
+    job.lost(2)
+    job.now += LATE.total_seconds() - 1
+    assert job.planner.late(job.now) == []
+    job.now += 1
+    assert job.planner.late(job.now) == [0, 1] and not job.planner.gathers, "no rank waits, so there is no limit"
+    job.ready(1)
+    assert job.planner.late(job.now) == [0] and job.planner.gathers
+    assert job.ready(0) == [Begin((0, 1))]
+    job.now += LATE.total_seconds()
+    assert job.planner.late(job.now) == []
 
 
 def test_all_move_to_another_host_and_the_state_goes_with_them() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from spark_estimator.collectives.launcher_link import OVER, READY, ROUND, UPDATED, Ready
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
 from spark_estimator.elastic.rounds import (
+    LATE,
     Announce,
     Begin,
     Decision,
@@ -134,6 +135,7 @@ class ElasticJob:
         self._replaced = 0  # how many of these were lost before the present round
         self._errors: list[BaseException] = []
         self._over = False
+        self._late_in = 0  # the round whose late members have been reported
 
     def _report(self, text: str) -> None:
         if self._following.status is not None:
@@ -155,6 +157,7 @@ class ElasticJob:
                     self._do(decision)
                 if self._planner.waits_for_room not in ("", waited_for):
                     self._report(self._planner.waits_for_room)
+                self._report_late(time.monotonic())
         except BaseException:
             self._stop("because the launcher was interrupted")
             self._await_ends()
@@ -317,6 +320,24 @@ class ElasticJob:
             self._placement.leave(number)
             process.worker.stop("because its slot was removed")
 
+    def _report_late(self, now: float) -> None:
+        """Names, once a round, the ranks that stay in it after others were lost: they call no collectives."""
+        late = self._planner.late(now)
+        if not late or self._over or self._late_in == self._planner.round:
+            return
+        self._late_in = self._planner.round
+        ranks = ", ".join(_named(self._processes[number]) for number in late)
+        seconds = f"{self._terms.timeout.total_seconds():g} s"
+        self._report(
+            f"round {self._planner.round + 1} waits for {ranks}, which called no collective since others left round "
+            f"{self._planner.round}, {LATE.total_seconds():g} s ago. "
+            + (
+                f"It is stopped if it does not join the next round within {seconds}."
+                if self._planner.gathers
+                else "No other rank waits for it, so the job has no limit for this."
+            )
+        )
+
     def _begin(self, numbers: Sequence[int]) -> None:
         """Sends the processes of a new round their ranks in it."""
         self._following.began(self._planner.round)
@@ -384,6 +405,11 @@ def _known_as(process: Process, facts: PeerFacts, rank: int) -> PeerFacts:
     first = process.facts
     assert first is not None
     return replace(facts, rank=rank, host=first.host, host_id=first.host_id)
+
+
+def _named(process: Process) -> str:
+    host = process.host if process.facts is None else process.facts.host
+    return f"rank {process.rank} (host {host}, pid {process.worker.pid})"
 
 
 def _shortened(message: str) -> str:

@@ -21,8 +21,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from spark_estimator.elastic import rounds
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.errors import WorkerFailedError
+from spark_estimator.launch.elastic import job
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from tests.launch import clusters
@@ -317,6 +319,25 @@ def test_who_does_not_come_in_time_is_named(tmp_path: Path, marker: str, capfd: 
         stuck, terms, JobOptions(args=(str(tmp_path),), environment={clusters.MARKER: marker})
     ) == [2, 2]
     assert "because it didn't join round 2 within 2 seconds" in capfd.readouterr().err
+
+
+def test_a_rank_that_does_not_notice_a_loss_is_named(
+    marker: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def validate_alone() -> int:
+        from spark_estimator.collectives import context
+
+        context.init()
+        if context.rank() == 1:
+            os._exit(3)
+        time.sleep(3)  # without a collective
+        return context.rank()
+
+    for module in (rounds, job):
+        monkeypatch.setattr(module, "LATE", timedelta(seconds=1))
+    assert run_elastic_local(validate_alone, Terms(2, 1), JobOptions(environment={clusters.MARKER: marker})) == [0]
+    printed = capfd.readouterr().err
+    assert printed.count("round 2 waits for rank 0 (host ") == 1 and "No other rank waits for it" in printed, printed
 
 
 def test_no_secret_is_in_the_environment_or_the_arguments_of_a_round(marker: str) -> None:
