@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -398,15 +399,11 @@ class Settings:
                 in_force, why = "auto" if decision.value < 0 else str(decision.value), decision.why
             rows.append((variable, in_force, why, _printed(default), field.metadata["unit"], field.metadata["effect"]))
         lines = aligned(rows)
-        known = {field.metadata["variable"] for field in dataclasses.fields(self)}
         lines += ["", "Horovod variables without effect:"]
         lines += aligned([(name, environ.get(name, "").strip() or "-", why) for name, why in WITHOUT_EFFECT.items()])
-        unknown = sorted(
-            name
-            for name in environ
-            if name.startswith(("HOROVOD_", "SPARK_ESTIMATOR_"))
-            and name not in known | WITHOUT_EFFECT.keys() | SET_FOR_SCRIPTS.keys() | SET_FOR_WORKERS.keys()
-        )
+        lines += ["", "Variables that launchers set for scripts; other values have no effect:"]
+        lines += aligned([(name, environ.get(name, "").strip() or "-", why) for name, why in SET_FOR_SCRIPTS.items()])
+        unknown = unread_variables(environ)
         if unknown:
             lines += ["", "Set, but not read by anything (misspelled?): " + ", ".join(unknown)]
         return "\n".join(lines)
@@ -503,6 +500,28 @@ def _printed(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _known_variables() -> set[str]:
+    fields = {field.metadata["variable"] for field in dataclasses.fields(Settings)}
+    return fields | WITHOUT_EFFECT.keys() | SET_FOR_SCRIPTS.keys() | SET_FOR_WORKERS.keys()
+
+
+def unread_variables(environ: Mapping[str, str]) -> list[str]:
+    """The variables with one of the prefixes that nothing reads, such as misspelled ones."""
+    names = (name for name in environ if name.startswith(("HOROVOD_", "SPARK_ESTIMATOR_")))
+    return sorted(set(names) - _known_variables())
+
+
+def misspelled_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that nothing reads and whose names resemble a setting's, with that name.
+
+    Args:
+        environ: where to look; default: the process's environment.
+    """
+    environ = os.environ if environ is None else environ
+    close = {name: difflib.get_close_matches(name, _known_variables(), 1, 0.9) for name in unread_variables(environ)}
+    return {name: matches[0] for name, matches in close.items() if matches}
 
 
 def requests_autotune() -> bool:

@@ -10,7 +10,14 @@ import pytest
 
 import spark_estimator
 from spark_estimator.collectives.rendezvous import Topology
-from spark_estimator.env import SET_FOR_SCRIPTS, WITHOUT_EFFECT, Decision, Settings, horovod_variables
+from spark_estimator.env import (
+    SET_FOR_SCRIPTS,
+    WITHOUT_EFFECT,
+    Decision,
+    Settings,
+    horovod_variables,
+    misspelled_variables,
+)
 
 
 def test_defaults() -> None:
@@ -89,8 +96,22 @@ def test_the_table_shows_every_variable_with_its_value() -> None:
     assert re.search(r"HOROVOD_START_TIMEOUT +12\.5 +environment +30 +seconds", table)
     assert re.search(r"HOROVOD_CACHE_CAPACITY +1024 +default +1024 +names", table)
     assert re.search(r"SPARK_ESTIMATOR_OVERLAP +1 +2 cores for 1 rank on this host +- +1 or 0", table)
+    assert re.search(r"HOROVOD_CPU_OPERATIONS +- +gloo, for scripts", table)
     assert re.search(r"HOROVOD_CYCLE_TIME +3\.5 +the engine has no cycle", table)
     assert table.endswith("not read by anything (misspelled?): HOROVOD_FUSION_TRESHOLD")
+
+
+def test_misspelled_variables_are_found_with_the_name_that_is_meant() -> None:
+    environ = {
+        "HOROVOD_FUSION_TRESHOLD": "1",
+        "SPARK_ESTIMATOR_SILENCE_SECOND": "3",
+        "HOROVOD_WITH_PYTORCH": "1",
+        "A": "",
+    }
+    assert misspelled_variables(environ) == {
+        "HOROVOD_FUSION_TRESHOLD": "HOROVOD_FUSION_THRESHOLD",
+        "SPARK_ESTIMATOR_SILENCE_SECOND": "SPARK_ESTIMATOR_SILENCE_SECONDS",
+    }
 
 
 def test_what_one_variable_sets_for_another_is_shown() -> None:

@@ -102,7 +102,7 @@ const char* NameOf(const se_plan* plan) { return plan != nullptr ? plan->plan.si
 Status CheckPlan(const se_plan* plan, const void* const* inputs, void* const* outputs) {
   const Signature& signature = *plan->plan.signature;
   if (!signature.parts.empty() && (inputs == nullptr || (outputs == nullptr && NeedsOutput(signature.op)))) {
-    return Invalid("request '" + signature.name + "': addresses are missing");
+    return Invalid("operation '" + signature.name + "': addresses are missing");
   }
   for (size_t i = 0; i < signature.parts.size(); ++i) {
     if (inputs[i] != nullptr && (outputs == nullptr || outputs[i] != nullptr)) continue;

@@ -77,21 +77,21 @@ bool IsNameOfUnnamed(const std::string& name) {
 
 Status ReadSignature(const se_request* request, int size, Signature* signature) {
   if (request == nullptr || request->struct_bytes != sizeof(se_request)) return Invalid("se_request has a wrong size");
-  if (request->name == nullptr) return Invalid("a request needs a name");
+  if (request->name == nullptr) return Invalid("an operation needs a name");
   signature->name = request->name;
   if (signature->name.empty() || signature->name.size() > kLongestName) {
     return Invalid("a name must have 1 to " + std::to_string(kLongestName) + " bytes, not " +
                    std::to_string(signature->name.size()));
   }
-  const std::string label = "request '" + signature->name + "': ";
+  const std::string label = "operation '" + signature->name + "': ";
   if (request->unnamed != 0 && request->unnamed != 1) return Invalid(label + "unnamed must be 0 or 1");
   if (request->unnamed != 0) {
     signature->number = 0;
     if (!signature->name.ends_with(kUnnamedEnding)) {
-      return Invalid(label + "the kind of unnamed requests must end in '" + kUnnamedEnding + "'");
+      return Invalid(label + "the kind of an operation without a name must end in '" + kUnnamedEnding + "'");
     }
   } else if (IsNameOfUnnamed(signature->name)) {
-    return Invalid(label + "names like this one are given to requests without a name; use another");
+    return Invalid(label + "the engine gives names like this one to operations without a name; use another");
   }
   const int32_t op = request->op;
   if (op < SE_ALLREDUCE || op > SE_JOIN) return Invalid(label + "unknown op code " + std::to_string(op));
@@ -137,7 +137,7 @@ Status CheckMemory(const Engine& engine, const Signature& signature, size_t inde
     written = RowsOf(part.dims[0], engine.rank(), engine.size());
   }
   if ((elements == 0 || input != nullptr) && (elements == 0 || written == 0 || output != nullptr)) return Status::Ok();
-  return Invalid("request '" + signature.name + "': tensor " + std::to_string(index) + " is null but has " +
+  return Invalid("operation '" + signature.name + "': tensor " + std::to_string(index) + " is null but has " +
                  std::to_string(elements) + " elements");
 }
 

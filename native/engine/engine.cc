@@ -115,7 +115,7 @@ Status Engine::Run(std::shared_ptr<const Signature> signature, std::vector<Tenso
 Status Engine::EnqueuePlan(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred, GpuWork work,
                            bool wants_handle, RequestPtr* request) {
   if (RequestTable::IsInFlight(plan)) {
-    return Status(SE_DUPLICATE_NAME, "the plan '" + plan.signature->name + "' is still in flight on this rank");
+    return Status(SE_DUPLICATE_NAME, "operation '" + plan.signature->name + "' is still in progress on this rank");
   }
   *request = requests_.NextOf(plan, inputs, outputs, deferred);
   (*request)->gpu = std::move(work);

@@ -64,9 +64,10 @@ Status Progress::WatchOperation(Time now) {
                  shared_.config->global_rank, label.c_str(), seconds.c_str(), so_far.c_str(), names.c_str());
     return Status::Ok();
   }
-  return membership_.RankLost(
-      awaited[0], "keeps " + label + " waiting, which is running and has made no progress for " + seconds + " s" +
-                      so_far + "; it waits for " + names + "; given up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)");
+  return membership_.RankLost(awaited[0], "keeps " + label +
+                                              " waiting, which is running and has made no progress for " + seconds +
+                                              " s" + so_far + "; it waits for " + names +
+                                              "; given up, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS has passed");
 }
 
 }  // namespace spark_estimator

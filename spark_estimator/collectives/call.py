@@ -85,15 +85,15 @@ def native_request(engine: Engine, call: Call, tensors: Sequence[Tensor], stream
         return _converted(engine, call, tensors, stream)
     except (TypeError, ValueError, AttributeError, ctypes.ArgumentError) as error:
         # Asked only now: a call that is right should not pay for it.
-        raise complaint(call) or error from None
+        raise complaint(engine, call) or error from None
 
 
-def complaint(call: Call) -> TypeError | None:
+def complaint(engine: Engine, call: Call) -> TypeError | None:
     """The text of what is wrong with a call that could not be converted; None if it is unknown."""
     name: object = call.name
     if not isinstance(name, str):
         return TypeError(f"the name of a collective must be a string, not {reprlib.repr(name)}.")
-    label = f"{call.op.name.lower()} {name!r}"
+    label = f"{call.op.name.lower()} on rank {engine.global_rank}" + ("" if call.unnamed else f" (name {name!r})")
     reduce_op: object = call.reduce_op
     if not isinstance(reduce_op, int):
         known = ", ".join(f"ReduceOp.{op.name}" for op in ReduceOp)

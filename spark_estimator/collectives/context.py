@@ -10,9 +10,11 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from spark_estimator import _native, log
@@ -25,7 +27,7 @@ from spark_estimator.collectives.membership import EngineStarter, Membership
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.wiring import Switchboard
-from spark_estimator.env import WITHOUT_EFFECT, Settings, requests_autotune
+from spark_estimator.env import WITHOUT_EFFECT, Settings, misspelled_variables, requests_autotune
 from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
 
 _log = log.logger(__name__)
@@ -107,6 +109,9 @@ def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Member
     log.configure(settings.log_level, topology.rank, times=not settings.log_hide_time)
     if rendezvous is not None and settings.launched_size not in (None, topology.size):
         _log.warning("HOROVOD_SIZE=%s, but this process joins a job of %d.", settings.launched_size, topology.size)
+    if topology.rank == 0:
+        for name, setting in misspelled_variables().items():
+            _log.warning("%s is set, but nothing reads it. Is %s meant?", name, setting)
     if topology.rank == 0 and requests_autotune():
         _log.warning("HOROVOD_AUTOTUNE has no effect: %s.", WITHOUT_EFFECT["HOROVOD_AUTOTUNE"])
     if rendezvous is not None and (_switchboard is None or _switchboard.rendezvous != rendezvous):
@@ -300,12 +305,15 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         mark_cycles: whether the trace marks when the engine's thread woke.
 
     Raises:
-        ValueError: the path is empty, or a timeline is being written already.
+        ValueError: the path is empty, its folder does not exist, or a timeline is being written already.
         TypeError: it is no path.
         HorovodInternalError: the file cannot be written.
     """
     if not isinstance(file_path, (str, os.PathLike)):
         raise TypeError(f"start_timeline: file_path must be the path of a file, not {file_path!r}.")
+    folder = Path(file_path).parent
+    if not folder.is_dir():
+        raise ValueError(f"start_timeline on rank {rank()}: there is no folder {folder} on {socket.gethostname()}.")
     _member().start_timeline(file_path, mark_cycles)
 
 

@@ -81,7 +81,7 @@ def allgather_object(
     failed = [rank for rank, pickled in zip(engine.ranks, pickles, strict=True) if not pickled]
     if failed:
         which = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
-        why = f" Here it is of type {type(obj).__qualname__}: {problem}" if problem else ""
+        why = f" This rank's object has the type {type(obj).__qualname__}: {problem}" if problem else ""
         raise HorovodInternalError(
             f"{_label('allgather_object', name)}: the object of {which} cannot be pickled.{why}"
         ) from problem

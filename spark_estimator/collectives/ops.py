@@ -70,7 +70,7 @@ def submit(
 
     Raises:
         NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
-        DuplicateNameError: one of that name is still in flight on this rank.
+        DuplicateNameError: one of that name is still in progress on this rank.
         ValueError: an argument is malformed, or this rank is not in the set. Nothing was sent.
         HorovodInternalError: the job has failed or ended before.
     """
@@ -193,8 +193,12 @@ def _root(engine: Engine, op: Op, root_rank: int) -> int:
         return 0
     root = whole_number(root_rank)
     if root is None or root not in engine.ranks:
-        of = f"the {engine.size} ranks" if engine.ranks[-1] == engine.size - 1 else f"the ranks {list(engine.ranks)}"
-        raise ValueError(f"root_rank={root_rank!r} is not one of {of}.")
+        if engine.ranks[-1] >= engine.size:
+            ranks = f"one of the ranks {list(engine.ranks)} of the set"
+        else:
+            ranks = f"one of the ranks 0 to {engine.size - 1}" if engine.size > 1 else "0, the only rank"
+        number = "" if root is not None else ", as a whole number"
+        raise ValueError(f"broadcast on rank {engine.global_rank}: root_rank={root_rank!r} must be {ranks}{number}.")
     return engine.ranks.index(root)
 
 

@@ -19,6 +19,12 @@ from spark_estimator.collectives.connection import RankGroup
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import HorovodInternalError, NotInitializedError
 
+#: The advice of errors about a set that is not registered.
+HOW_TO_REGISTER = (
+    "Register a set with init(process_sets=[...]), or with add_process_set() in a job that has "
+    "HOROVOD_DYNAMIC_PROCESS_SETS=1."
+)
+
 
 class ProcessSet:
     """Some ranks of the job. Register it by ``init(process_sets=[...])`` or `add_process_set`, then pass it to an op.
@@ -105,6 +111,15 @@ class _GlobalProcessSet(ProcessSet):
 
 #: All ranks of the job. Its `ranks` are known between ``init()`` and ``shutdown()``.
 global_process_set: ProcessSet = _GlobalProcessSet()
+
+
+def registered(process_set: object) -> ProcessSet:
+    """The argument, checked. Raises ValueError when it is no process set, or not registered."""
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"process_set must be a ProcessSet, not {process_set!r}. {HOW_TO_REGISTER}")
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered. {HOW_TO_REGISTER}")
+    return process_set
 
 
 class ProcessSets:
@@ -242,14 +257,13 @@ class ProcessSets:
             number = process_set.process_set_id
         except AttributeError:
             raise TypeError(
-                f"process_set must be a registered ProcessSet, not {process_set!r}: create it with "
-                "add_process_set([ranks])."
+                f"process_set must be a registered ProcessSet, not {process_set!r}. {HOW_TO_REGISTER}"
             ) from None
         engine = None if number is None else self.engines.get(number)
         if engine is not None:
             return engine
         if number is None or number not in self._sets:
-            raise ValueError(f"{process_set} is not registered; use add_process_set() or init(process_sets=...).")
+            raise ValueError(f"{process_set} is not registered. {HOW_TO_REGISTER}")
         raise ValueError(f"rank {self._job.global_rank} is not in {process_set} and can't run its collectives.")
 
     def of(self, number: int) -> ProcessSet:
@@ -258,7 +272,7 @@ class ProcessSets:
         if process_set is None:
             raise ValueError(
                 f"process_set_id={number} is not registered in this job, whose process sets have the ids "
-                f"{sorted(self._sets)}; register it with init(process_sets=...) or add_process_set()."
+                f"{sorted(self._sets)}. {HOW_TO_REGISTER}"
             )
         return process_set
 
@@ -282,7 +296,10 @@ class ProcessSets:
     def _forbidden(self) -> str:
         if self._dynamic:
             return ""
-        return "process sets are static; set HOROVOD_DYNAMIC_PROCESS_SETS=1 or call init(process_sets='dynamic')."
+        return (
+            "process sets are static in this job: pass the set to init(process_sets=[...]), or allow new ones with "
+            "HOROVOD_DYNAMIC_PROCESS_SETS=1 or init(process_sets='dynamic')."
+        )
 
     def _problem(self, process_set: ProcessSet) -> str:
         """What is wrong with a set, as far as one rank can determine alone; '' for nothing."""
@@ -293,7 +310,9 @@ class ProcessSets:
             return "a process set needs at least one rank."
         outside = [rank for rank in ranks if not 0 <= rank < self._job.size]
         if outside:
-            return f"ranks {outside} of {ranks} are not in the job, which has {self._job.size} ranks."
+            last = self._job.size - 1
+            known = f"0 to {last}" if last else "which has only rank 0"
+            return f"ranks must be among those of the job, {known}: {ranks}."
         if len(set(ranks)) < len(ranks):
             return f"ranks {ranks} contain a rank twice."
         return ""

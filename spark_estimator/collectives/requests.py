@@ -45,7 +45,7 @@ def submit(
         stream: of the call's device, if it has one: where the tensors are written.
 
     Raises:
-        DuplicateNameError: one of that name is still in flight on this rank.
+        DuplicateNameError: one of that name is still in progress on this rank.
         ValueError: an argument is malformed. Nothing was sent.
         HorovodInternalError: the engine has failed or ended before.
     """
@@ -299,7 +299,7 @@ def _recalled(engine: Engine, call: Call, key: object) -> object:
     try:
         return engine.plans.pop(key, None)
     except TypeError as error:
-        raise complaint(call) or error from None
+        raise complaint(engine, call) or error from None
 
 
 def _remember(engine: Engine, call: Call, forms: list[Form], key: object, known: object) -> None:

@@ -355,9 +355,11 @@ def spark_frame(what: str, frame: Any) -> None:
     # Look `schema` up on the class: on the object it may query a session that has ended.
     if not all(hasattr(type(frame), name) for name in ("sparkSession", "schema", "selectExpr")):
         kind = f"{type(frame).__module__}.{type(frame).__qualname__}"
+        text = repr(frame)
+        shown = kind if len(text) > 100 or "\n" in text else f"{text} ({kind})"  # a pandas DataFrame prints as a table
         raise TypeError(
             f"{what} takes a Spark DataFrame. Convert pandas and NumPy data with spark.createDataFrame(...); got "
-            f"{frame!r:.100} ({kind})."
+            f"{shown}."
         )
     session = frame.sparkSession
     context = getattr(session, "_sc", None)

@@ -15,7 +15,7 @@ from typing import Any
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
-from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.collectives.process_set import ProcessSet, global_process_set, registered
 from spark_estimator.keras import optimizers, wrapping
 from spark_estimator.keras.compression import checked_compression
 from spark_estimator.keras.exchange import KerasExchange
@@ -220,10 +220,4 @@ def _checked_groups(groups: Any) -> int | list[list[Any]] | None:
 def _checked_process_set(process_set: Any) -> ProcessSet | None:
     if process_set is None or process_set is global_process_set:
         return None
-    if not isinstance(process_set, ProcessSet):
-        raise ValueError(
-            f"process_set must be a ProcessSet, not {process_set!r}: make it with hvd.add_process_set([ranks])."
-        )
-    if process_set.process_set_id is None:
-        raise ValueError(f"{process_set} is not registered; use hvd.add_process_set() or hvd.init(process_sets=...).")
-    return process_set
+    return registered(process_set)

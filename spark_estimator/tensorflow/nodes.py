@@ -24,6 +24,7 @@ from tensorflow.python.framework import op_def_library
 from tensorflow.python.ops import control_flow_v2_func_graphs
 
 from spark_estimator._native import DType
+from spark_estimator.collectives.process_set import HOW_TO_REGISTER
 from spark_estimator.collectives.reductions import request_name, where
 from spark_estimator.log import logger
 from spark_estimator.tensorflow import works
@@ -103,10 +104,7 @@ def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any])
         )
     works.register()
     if collective.process_set.process_set_id is None:
-        raise ValueError(
-            f"{where(naming.kind)}: {collective.process_set} is not registered; use add_process_set() or "
-            "init(process_sets=...)."
-        )
+        raise ValueError(f"{where(naming.kind)}: {collective.process_set} is not registered. {HOW_TO_REGISTER}")
     request, by_node_name = _request(naming, graph)
     # On the host's device, not on the one that the user has chosen for the surrounding code.
     scope = "Horovod" + "".join(part.title() for part in naming.kind.split("_"))

@@ -65,8 +65,8 @@ def _pairs(params: object) -> list[tuple[str, object]]:
         return sorted(((str(name), value) for name, value in params.items()), key=operator.itemgetter(0))
     if not isinstance(params, (list, tuple)):
         raise ValueError(
-            f"broadcast_parameters takes model.state_dict() or a list, not a {type(params).__name__}; "
-            "wrap an iterator such as model.named_parameters() in list(...)."
+            f"broadcast_parameters: model.state_dict() or a list is needed, not {reprlib.repr(params)}; wrap an "
+            "iterator such as model.named_parameters() in list(...)."
         )
     pairs: list[tuple[str, object]] = []
     for number, entry in enumerate(params):
@@ -102,8 +102,8 @@ def broadcast_optimizer_state(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
-            f"broadcast_optimizer_state needs the optimizer itself, not a {type(optimizer).__name__}: its state may be "
-            "empty on other ranks."
+            f"broadcast_optimizer_state: the optimizer itself is needed, not {reprlib.repr(optimizer)}: its state "
+            "may be empty on other ranks."
         )
     if issubclass(user_class_of(optimizer), torch.optim.LBFGS):
         raise ValueError(

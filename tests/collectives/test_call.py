@@ -22,7 +22,7 @@ from spark_estimator.collectives.requests import run, submit
         ({"name": "a\ud800"}, ValueError, "at position 1, an unpaired surrogate"),
         ({"name": ""}, ValueError, "."),
         ({"name": "x" * 4096}, ValueError, "4095"),
-        ({"reduce_op": "sum"}, TypeError, r"allreduce 'x': op must be one of ReduceOp\.AVERAGE"),
+        ({"reduce_op": "sum"}, TypeError, r"allreduce on rank 0 \(name 'x'\): op must be one of ReduceOp\.AVERAGE"),
         ({"prescale": "2x"}, TypeError, "prescale_factor must be a number, not '2x'"),
         ({"postscale": None}, TypeError, "postscale_factor must be a number, not None"),
         ({"op": Op.ALLTOALL, "splits": (1.5,)}, TypeError, r"splits must be whole numbers, .*\(1\.5,\)"),

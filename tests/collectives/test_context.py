@@ -100,7 +100,7 @@ def test_what_is_built() -> None:
         ("process_sets=[object()]", "pass a list of ranks"),
         ("process_sets='static'", "pass a list of process sets, or 'dynamic'"),
         ("process_sets=[[0]]", "a process set with the ranks [0] already exists, with the id 0"),
-        ("process_sets=[[1]]", "ranks [1] of [1] are not in the job, which has 1 ranks"),
+        ("process_sets=[[1]]", "ranks must be among those of the job, which has only rank 0: [1]"),
     ],
 )
 def test_what_cannot_be_done_is_said(arguments: str, expected: str) -> None:

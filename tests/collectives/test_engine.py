@@ -135,7 +135,7 @@ def test_the_last_ops_are_logged_once_after_a_failure(single_engine: Engine, cap
         single_engine.report_failure(Status.PEER_LOST)
         single_engine.report_failure(Status.PEER_LOST)
     [record] = caplog.records
-    assert "noted ops:" in record.getMessage() and "meet" in record.getMessage()
+    assert "recorded operations:" in record.getMessage() and "meet" in record.getMessage()
 
 
 def test_shutdown_fails_what_is_pending_and_may_be_repeated(two_engines: list[Engine]) -> None:

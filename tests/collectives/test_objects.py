@@ -59,7 +59,7 @@ def test_what_cannot_be_pickled_is_told_on_all_ranks() -> None:
         "allgather_object 'g': the object of rank 1 cannot be pickled.",
     ]
     assert second[0] == first[0].replace("its object", "its object of type lock")
-    assert second[1].startswith(f"{first[1]} Here it is of type lock: ")
+    assert second[1].startswith(f"{first[1]} This rank's object has the type lock: ")
     assert "pickle" in second[1].rsplit(": ", 1)[1]
 
 

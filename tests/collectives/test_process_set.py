@@ -196,12 +196,12 @@ def test_what_makes_no_set_is_refused_on_all_ranks() -> None:
         [
             "the ranks [0, 1] already exists, with the id 1",
             "the ranks [0, 1, 2] already exists, with the id 0",
-            "ranks [3] of [0, 3] are not in the job, which has 3 ranks",
-            "ranks [-1] of [-1]",
+            "ranks must be among those of the job, 0 to 2: [0, 3]",
+            "among those of the job, 0 to 2: [-1]",
             "at least one rank",
             "ranks [1, 1, 2] contain a rank twice",
             "is already registered",
-            "on rank 1: ranks [7] of [7] are not in the job, which has 3 ranks",
+            "on rank 1: ranks must be among those of the job, 0 to 2: [7]",
         ],
         strict=True,
     ):
@@ -242,7 +242,7 @@ def test_ranks_that_disagree_are_told_both_values() -> None:
         ([[0]], None, "rank 1 called init(process_sets=[])"),
         ("dynamic", None, "HOROVOD_DYNAMIC_PROCESS_SETS=1, rank 1 called .*HOROVOD_DYNAMIC_PROCESS_SETS=0"),
         ([[0], [1], [0]], [[0], [1], [0]], "the ranks [0] already exists, with the id 1"),
-        ([[0], [5]], [[0], [5]], "ranks [5] of [5] are not in the job, which has 2 ranks"),
+        ([[0], [5]], [[0], [5]], "ranks must be among those of the job, 0 to 1: [5]"),
     ],
 )
 def test_init_fails_on_all_ranks_or_none(of_rank_0: object, of_rank_1: object, expected: str) -> None:
@@ -265,7 +265,9 @@ def test_init_fails_on_all_ranks_or_none(of_rank_0: object, of_rank_1: object, e
 
     pattern = re.escape(expected).replace(r"\.\*", ".*")
     for kind, text in run_ranks(2, joins, args=([of_rank_0, of_rank_1],)):
-        assert kind == ("ValueError" if "already" in expected or "not in the job" in expected else "MismatchError")
+        assert kind == (
+            "ValueError" if "already" in expected or "among those of the job" in expected else "MismatchError"
+        )
         assert re.search(pattern, text), text
 
 

@@ -216,7 +216,7 @@ def test_sparse_tensors(job_of_one: None) -> None:
 def test_roots(two_ranks: RankPool, op: Call) -> None:
     def check(rank: int) -> None:
         for root in (2, -1, None, "0", 1.5, torch.tensor([0, 1])):
-            text = re.escape(f"root_rank={root!r} is not one of the 2 ranks")
+            text = re.escape(f"root_rank={root!r} must be one of the ranks 0 to 1")
             with pytest.raises(ValueError, match=text):
                 op(torch.ones(1), root)
             with pytest.raises(ValueError, match=text):
@@ -228,7 +228,7 @@ def test_roots(two_ranks: RankPool, op: Call) -> None:
         alone = hvd.ProcessSet([1])
         hvd.init(process_sets=[alone])
         if rank == 1:
-            with pytest.raises(ValueError, match=r"root_rank=0 is not one of the ranks \[1\]"):
+            with pytest.raises(ValueError, match=r"root_rank=0 must be one of the ranks \[1\] of the set"):
                 op(torch.ones(1), 0, process_set=alone)
 
     two_ranks.run(check)

@@ -38,9 +38,10 @@ std::string Upper(std::string text) {
 
 // What to do about ranks that contradict each other.
 std::string Remedy(const Signature& request) {
-  return request.unnamed() ? "Calls without a name meet in the order in which each rank makes them: make the same ones "
-                             "in the same order on all ranks, or give them names."
-                           : "Give all ranks the same, or give what differs a name of its own.";
+  return request.unnamed() ? "Calls without a name are matched by their order on each rank: make the same calls in the "
+                             "same order on all ranks, or give them names."
+                           : "All ranks must make the same call under the same name; different tensors need "
+                             "different names.";
 }
 
 bool FreeFirstDimension(int32_t op) { return op == SE_ALLGATHER || op == SE_ALLTOALL; }
@@ -204,7 +205,7 @@ Coordinator::Ready Coordinator::Conclude(const Meeting& meeting) const {
   }
   const bool contradictory = !ready.error.empty();
   if (!contradictory) ready.error = Impossible(first);
-  if (!ready.error.empty()) ready.error += " (request '" + FullName(first) + "')";
+  if (!ready.error.empty()) ready.error += " (name '" + FullName(first) + "')";
   if (contradictory) ready.error += ". " + Remedy(first);
   if (ready.error.empty()) ready.rows = Rows(meeting);
   return ready;
@@ -330,7 +331,7 @@ void Coordinator::FailStalled(double age_seconds, Time now) {
     ready.error =
         Stall{name, OpName(ready.request.op), Seconds(now - meeting.first_asked).count(), missing, Global(missing)}
             .Describe() +
-        "; given up (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)";
+        "; given up, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS has passed";
     if (!ready.request.unnamed()) {
       // A missing rank's request may be in flight and cross this: it then matches the others' next one of that name.
       ready.rows.assign(missing.begin(), missing.end());

@@ -156,14 +156,17 @@ std::string FlightRecorder::Text() const {
   for (const Entry& entry : entries) {
     std::string name = NameOf(entry);
     if (entry.num_requests > 1) name += " and " + std::to_string(entry.num_requests - 1) + " more";
-    Row& row = rows.emplace_back(Row{
-        "#" + std::to_string(entry.sequence),
-        entry.finished == Time{} ? "not ended" : "ended " + Duration(now - entry.finished) + " ago", OpName(entry.op),
-        entry.bytes > 0 ? DtypeName(entry.dtype) : "", std::to_string(entry.bytes) + " B", entry.fast ? "fast" : "slow",
-        entry.agreed == Time{} ? Between("waited", entry.submitted, entry.finished)
-                               : Between("agreed in", entry.submitted, entry.agreed),
-        Between("began after", entry.agreed, entry.started), Between("ran", entry.started, entry.finished),
-        entry.algorithm, OutcomeName(entry.status), std::move(name)});
+    const bool began = entry.algorithm[0] != '\0';  // a failure before that is recorded without an algorithm
+    Row& row = rows.emplace_back(
+        Row{"#" + std::to_string(entry.sequence),
+            entry.finished == Time{} ? "not ended" : "ended " + Duration(now - entry.finished) + " ago",
+            OpName(entry.op), entry.bytes > 0 ? DtypeName(entry.dtype) : "", std::to_string(entry.bytes) + " B",
+            entry.fast ? "cached" : "negotiated",
+            began ? Between("all ranks called after", entry.submitted, entry.agreed)
+                  : Between("waited", entry.submitted, entry.finished),
+            Between("began after", began ? entry.agreed : Time{}, entry.started),
+            Between("ran", began ? entry.started : Time{}, entry.finished), entry.algorithm, OutcomeName(entry.status),
+            std::move(name)});
     for (size_t column = 0; column < kColumns; ++column) {
       widths[column] = std::max(widths[column], row[column].size());
     }

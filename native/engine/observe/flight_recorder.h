@@ -45,8 +45,8 @@ class FlightRecorder {
   // Tens of nanoseconds: an uncontended lock and two cache lines.
   void Add(const OpRecord& record);
 
-  // One line an op, newest last: "#12  ended 3.1 ms ago  allreduce  float32  4096 B  fast  agreed in 1.2 us  began
-  // after 80 ns  ran 3.4 us  one shot  ok  gradient.7". Long names lose their middle.
+  // One line an op, newest last: "#12  ended 3.1 ms ago  allreduce  float32  4096 B  cached  all ranks called
+  // after 1.2 us  began after 80 ns  ran 3.4 us  one shot  ok  gradient.7". Long names lose their middle.
   std::string Text() const;
 
  private:

@@ -14,14 +14,14 @@ Status RequestTable::Enqueue(const RequestPtr& request, bool wants_handle) {
     if (stopping_) return Status(SE_SHUT_DOWN, LabelOf(*request) + " was submitted after shutdown");
     if (!broken_.ok()) return broken_.Within(LabelOf(*request) + " failed");
     if (request->unnamed == nullptr && !Register(*request)) {
-      return Status(SE_DUPLICATE_NAME, "a request named '" + signature.name +
-                                           "' is still in flight on this rank; wait for it first, or use another name");
+      return Status(SE_DUPLICATE_NAME, "an operation named '" + signature.name +
+                                           "' is still in progress on this rank: wait for it, or use another name");
     }
     registered = request->unnamed == nullptr;
     if (wants_handle) GiveHandle(request);
     if (request->unnamed != nullptr && request->number <= request->unnamed->failed_through) {
       // The sentence may be about a younger one that failed with it.
-      request->outcome = Status(SE_MISMATCH, request->unnamed->failure + " (request '" + FullName(*request) + "')");
+      request->outcome = Status(SE_MISMATCH, request->unnamed->failure + " (name '" + FullName(*request) + "')");
       request->done = true;
     } else {
       submitted_.push_back(request);

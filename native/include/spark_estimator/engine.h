@@ -32,7 +32,7 @@ typedef enum se_status {
   SE_OK = 0,
   SE_IN_PROGRESS = 1,      /* se_wait: the time-out passed first; se_poll: not done yet */
   SE_INVALID_ARGUMENT = 2, /* the caller's own mistake; nothing was sent */
-  SE_DUPLICATE_NAME = 3,   /* a request of that name is in flight on this rank; nothing was sent */
+  SE_DUPLICATE_NAME = 3,   /* a request of that name is in progress on this rank; nothing was sent */
   SE_MISMATCH = 4,         /* the ranks disagree about a request; it failed on all of them, the ring is still usable */
   SE_PEER_LOST = 5,        /* a peer died, froze or was cut off; the engine is unusable from now on */
   SE_SHUT_DOWN = 6,        /* this rank, or a peer, has left the job in good order; unusable from now on */

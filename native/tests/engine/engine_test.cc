@@ -105,7 +105,7 @@ void MismatchesFailEverywhere() {
             "rank 1 has allgather");
       // A request that no group could run is refused before it is sent.
       CHECK_EQ(me.Wait(me.Broadcast("bad", 7, x.data(), x.data(), {4})), SE_INVALID_ARGUMENT);
-      CHECK_CONTAINS(se_last_error(), "request 'bad': root rank 7 is outside 0..2");
+      CHECK_CONTAINS(se_last_error(), "operation 'bad': root rank 7 is outside 0..2");
       fails(me.Allreduce("bad", x.data(), x.data(), {4}, SE_FLOAT32, SE_SUM, odd ? 2.0 : 1.0), "prescale");
     });
   }

@@ -118,10 +118,7 @@ def checked_compressor(compression: object, kind: str) -> Any:
     """The value of ``compression=`` of one collective. Raises ValueError when it cannot compress a tensor."""
     if isinstance(compression, BucketCompression):
         return compression  # which checks its use itself
-    try:
-        return checked_compression(compression)
-    except ValueError as error:
-        raise ValueError(f"{where(kind)}: {error}") from None
+    return check_compressor(compression, kind=where(kind), choices="none, fp16 and bf16")
 
 
 def wire_dtype(compression: object, dtype: torch.dtype) -> torch.dtype | None:

@@ -19,7 +19,7 @@ from spark_estimator.torch.compression.int8 import Int8
 from spark_estimator.torch.local_steps.fragment import OuterStep
 from spark_estimator.torch.local_steps.rounds import Rounds
 from spark_estimator.torch.local_steps.schedule import ExchangeSchedule
-from spark_estimator.torch.optimizer.arguments import checked_names, ranks_of
+from spark_estimator.torch.optimizer.arguments import check_optimizer, checked_names, ranks_of
 from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods
 
@@ -213,8 +213,7 @@ def _wrapped(
     compression: Any,
     process_set: ProcessSet,
 ) -> OptimizerT:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"{kind} wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
+    check_optimizer(optimizer, kind)
     if isinstance(optimizer, DistributedMethods):
         raise ValueError(
             f"{where(kind)}: the optimizer is a DistributedOptimizer, which averages the gradients of each step. Wrap "

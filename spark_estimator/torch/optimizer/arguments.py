@@ -14,10 +14,21 @@ import torch
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
-from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.collectives.process_set import ProcessSet, registered
 from spark_estimator.torch.collectives.memory import check_parameter, where
 from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.compression.compressors import UNCHOSEN, BucketCompression, checked_compression
+
+
+def check_optimizer(optimizer: object, kind: str) -> None:
+    """Whether it can be wrapped; `kind` is the wrapper's name."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return
+    argument = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else reprlib.repr(optimizer)
+    raise ValueError(
+        f"{where(kind)}: an optimizer object is needed, such as torch.optim.SGD(model.parameters(), lr=0.1), not "
+        f"{argument}."
+    )
 
 
 def checked_op(op: int) -> ReduceOp:
@@ -38,12 +49,7 @@ def ranks_of(process_set: ProcessSet | None) -> int:
     context.check_not_forked()
     if process_set is None:
         return size
-    if not isinstance(process_set, ProcessSet):
-        raise ValueError(
-            f"process_set must be a ProcessSet, not {process_set!r}: make it with hvd.add_process_set([ranks])."
-        )
-    if process_set.process_set_id is None:
-        raise ValueError(f"{process_set} is not registered; use hvd.add_process_set() or hvd.init(process_sets=...).")
+    registered(process_set)
     return len(process_set.ranks) if process_set.included() else 1
 
 

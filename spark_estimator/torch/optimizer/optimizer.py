@@ -26,6 +26,7 @@ from spark_estimator.torch.collectives.reductions import check_adasum
 from spark_estimator.torch.compression.compressors import UNCHOSEN
 from spark_estimator.torch.optimizer.adasum import TAKES_SCALE, AdasumStep
 from spark_estimator.torch.optimizer.arguments import (
+    check_optimizer,
     check_passes,
     check_predivide,
     checked_groups,
@@ -122,8 +123,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         NotImplementedError: Adasum for a number of ranks that is no power of two.
         MismatchError: later, from the first backward or step: the ranks' parameters differ; the first one is named.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}.")
+    check_optimizer(optimizer, "DistributedOptimizer")
     if hasattr(optimizer, "_local_steps"):  # see ``local_steps``
         raise ValueError(
             f"{where('DistributedOptimizer')}: the optimizer is one of DiLoCo or LocalSGD, which average the "

@@ -32,12 +32,12 @@ _thread = threading.local()
 
 # The engine's advice for calls that may have a name; torch's cannot.
 _ADVICE = (
-    "Calls without a name meet in the order in which each rank makes them: make the same ones in the same order on all "
-    "ranks, or give them names.",
-    "Give all ranks the same, or give what differs a name of its own.",
+    "Calls without a name are matched by their order on each rank: make the same calls in the same order on all ranks, "
+    "or give them names.",
+    "All ranks must make the same call under the same name; different tensors need different names.",
 )
 _TORCH_ADVICE = (
-    "A group's operations meet in the order in which each rank calls them: call the same ones, with as many elements "
+    "A group's operations are matched by their order on each rank: call the same ones, with as many elements "
     "of one type, in the same order on all its ranks. What only some of the ranks call needs a group of those ranks "
     "(torch.distributed.new_group)."
 )

@@ -46,7 +46,10 @@ def rank() -> int:
 def end(how: str) -> None:
     """Prints something, and ends this process so."""
     print("step 7", flush=True)
-    for line in ["the last 40 of 60 noted ops:", *["allreduce"] * 40]:  # as the engine does when it loses a peer
+    for line in [
+        "the last 40 of 60 recorded operations:",
+        *["allreduce"] * 40,
+    ]:  # as the engine when it loses a peer
         print(line, file=sys.stderr, flush=True)
     print("a warning", file=sys.stderr, flush=True)
     if how == "raised":

@@ -231,7 +231,7 @@ def test_the_names_of_unnamed_calls_are_refused_to_named_ones() -> None:
         from spark_estimator.collectives import arrays, context
 
         context.init()
-        with pytest.raises(ValueError, match=r"'allreduce\.noname\.12'.*given to requests without a name"):
+        with pytest.raises(ValueError, match=r"'allreduce\.noname\.12'.*to operations without a name"):
             arrays.allreduce(numpy.ones(1), name="allreduce.noname.12")
         assert arrays.allreduce(numpy.ones(1), name="allreduce.noname.12.gradient").tolist() == [1]
 

@@ -257,7 +257,7 @@ def test_arguments(job_of_one: None) -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             made(**arguments)
-    with pytest.raises(ValueError, match=r"wraps a torch\.optim\.Optimizer, not a Sequential"):
+    with pytest.raises(ValueError, match=r"an optimizer object is needed, .* not Sequential\("):
         hvd.DiLoCo(model)  # type: ignore[type-var]
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="the optimizer is a DistributedOptimizer"):

@@ -124,7 +124,7 @@ def test_ranks_of_a_process_set(job_of_one: None) -> None:
     assert arguments.ranks_of(None) == 1
     with pytest.raises(ValueError, match=r"process_set must be a ProcessSet, not \[0\]"):
         arguments.ranks_of([0])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"is not registered; use hvd\.add_process_set"):
+    with pytest.raises(ValueError, match=r"is not registered\. Register a set with init\(process_sets="):
         arguments.ranks_of(hvd.ProcessSet([0]))
 
 

@@ -21,7 +21,7 @@ def test_advice_is_for_torchs_callers(two_ranks: RankPool) -> None:
             with pytest.raises(MismatchError) as caught:
                 work = dist.all_reduce(torch.ones(2 + rank), async_op=asynchronous)
                 work.wait()
-            assert "in the order in which each rank calls them" in str(caught.value)
+            assert "matched by their order on each rank" in str(caught.value)
             assert " name" not in str(caught.value).replace("noname", "")
 
     two_ranks.run(check)

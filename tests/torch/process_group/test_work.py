@@ -107,7 +107,7 @@ def test_several_works_as_one() -> None:
 
 
 def test_advice_that_torch_s_callers_can_follow() -> None:
-    advice = "Give all ranks the same, or give what differs a name of its own."
+    advice = "All ranks must make the same call under the same name; different tensors need different names."
     error = in_torchs_words(MismatchError(f"The ranks disagree. {advice}"))
     assert isinstance(error, MismatchError)
     assert advice not in str(error) and "torch.distributed.new_group" in str(error)

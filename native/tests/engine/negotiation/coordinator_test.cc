@@ -159,12 +159,12 @@ void GroupsRanksThatAgree() {
 void SaysWhatToDo() {
   const Signature named = Allreduce("a", {3});
   const Signature other = Allreduce("a", {4});
-  CHECK_CONTAINS(ErrorOf(named, other), "rank 1 has [4] (request 'a'). Give all ranks the same");
+  CHECK_CONTAINS(ErrorOf(named, other), "rank 1 has [4] (name 'a'). All ranks must make the same call");
   Signature unnamed = named;
   Signature other_unnamed = other;
   unnamed.name = other_unnamed.name = "allreduce.noname";
   unnamed.number = other_unnamed.number = 7;
-  CHECK_CONTAINS(ErrorOf(unnamed, other_unnamed), "(request 'allreduce.noname.7'). Calls without a name meet in");
+  CHECK_CONTAINS(ErrorOf(unnamed, other_unnamed), "(name 'allreduce.noname.7'). Calls without a name are matched");
 }
 
 void AllgatherCollectsRows() {

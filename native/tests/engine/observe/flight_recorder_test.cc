@@ -47,8 +47,9 @@ void ALineTellsWhatHappened() {
   recorder.Add(Record(12, "gradient.7"));
   const std::vector<std::string> lines = Lines(recorder);
   CHECK_EQ(lines.size(), size_t{1});
-  for (const char* part : {"#12  ended ", " ms ago  allreduce  float32  4096 B  fast  agreed in 250.0 us  ",
-                           "began after 80 ns  ran 3.00 ms  one shot  ok  gradient.7"}) {
+  for (const char* part :
+       {"#12  ended ", " ms ago  allreduce  float32  4096 B  cached  all ranks called after 250.0 us  ",
+        "began after 80 ns  ran 3.00 ms  one shot  ok  gradient.7"}) {
     CHECK_CONTAINS(lines[0], part);
   }
 }
@@ -56,11 +57,12 @@ void ALineTellsWhatHappened() {
 void TimesThatWereNotReachedAreDashes() {
   FlightRecorder recorder(10);
   OpRecord record = Record(0, "lost");
-  record.agreed = record.started = Time{};
+  record.agreed = record.started = record.finished;  // as the engine records a failure before the start
+  record.algorithm = "";
   record.status = SE_MISMATCH;
   record.fast = false;
   recorder.Add(record);
-  CHECK_CONTAINS(recorder.Text(), "slow  waited 3.25 ms  began after -  ran -  one shot  mismatch  lost");
+  CHECK_CONTAINS(recorder.Text(), "negotiated  waited 3.25 ms  began after -  ran -    mismatch  lost");
 }
 
 void TheNewestAreKeptAndComeLast() {
@@ -80,7 +82,8 @@ void ColumnsAreAligned() {
   record.status = SE_PEER_LOST;
   recorder.Add(record);
   const std::vector<std::string> lines = Lines(recorder);
-  for (const char* column : {" B  ", "agreed in", "NAME"}) CHECK_EQ(lines[0].find(column), lines[1].find(column));
+  for (const char* column : {" B  ", "all ranks called", "NAME"})
+    CHECK_EQ(lines[0].find(column), lines[1].find(column));
 }
 
 void FusedNamesAreCounted() {
