@@ -15,7 +15,7 @@ import time
 import numpy
 
 from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.foreign.launchers import foreign_job
+from spark_estimator.collectives.other_launchers.launchers import foreign_job
 
 
 def main() -> int:

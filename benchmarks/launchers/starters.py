@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.launchers.slurm import Slurm
 from benchmarks.namespaces import Host, Network, UnavailableError, remote_shell
-from spark_estimator.collectives.foreign.launchers import launcher_variables
+from spark_estimator.collectives.other_launchers.launchers import launcher_variables
 
 ROOT = Path(__file__).parents[2]
 #: Ranks on one host; on two, as many on each.

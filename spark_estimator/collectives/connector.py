@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from spark_estimator._native import Encryption, Peer
 from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error, tune
-from spark_estimator.collectives.dialing import dial
+from spark_estimator.collectives.outgoing import connect_to_higher_ranks
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
 from spark_estimator.env import Settings
@@ -35,7 +35,7 @@ _log = logger(__name__)
 
 
 @dataclass(frozen=True)
-class Wired:
+class Connections:
     """The input of the engine's creation. It owns its descriptors.
 
     Attributes:
@@ -57,11 +57,11 @@ class Wired:
         close_descriptor(self.segment_fd)
 
 
-class Switchboard:
+class Connector:
     """All connections of one process as one rank. Listens from its making until `close`, over any number of rounds.
 
     Args:
-        rendezvous: who this rank and its peers are. Its listening descriptors belong to the switchboard from now on.
+        rendezvous: who this rank and its peers are. Its listening descriptors belong to the connector from now on.
         make_segment: makes a shared segment for that number of ranks of one host.
         is_over: whether a rank is known to be lost, so that waiting for missing ranks has no purpose.
     """
@@ -100,7 +100,7 @@ class Switchboard:
         """The number of the present round."""
         return self._begun[0]
 
-    def connect_all(self, round_: int, settings: Settings, group: RankGroup | None = None) -> Wired:
+    def connect_all(self, round_: int, settings: Settings, group: RankGroup | None = None) -> Connections:
         """Connects with every other rank of a group. All of these call it for the same stage. Blocks until all do.
 
         Args:
@@ -132,10 +132,10 @@ class Switchboard:
         segment = -1
         try:
             segment = self._segment(settings, group)
-            dial(self.rendezvous, round_, group, self._tag, settings, deadline, self._keep)
+            connect_to_higher_ranks(self.rendezvous, round_, group, self._tag, settings, deadline, self._keep)
             self._await_callers(round_, group, settings, deadline)
             peers = self._hand_over(round_, group, segment, settings, deadline)
-            return Wired(group.ranks.index(self._facts.rank), len(group.ranks), peers, segment)
+            return Connections(group.ranks.index(self._facts.rank), len(group.ranks), peers, segment)
         except BaseException:
             self._end(stage)
             close_descriptor(segment)

@@ -1,8 +1,9 @@
 """This process's membership of a job: ``init()``, ``shutdown()``, and its rank and topology in between.
 
-A process is a rank of at most one job at a time. It joins the job of its rendezvous (``rendezvous.current``), which
-its launcher provided. Without one it joins the job in which another launcher, such as mpirun, started it (``foreign``),
-or it is a job of one rank. It may leave and join again any number of times, as long as all ranks do.
+A process is a rank of at most one job at a time. It joins the job of its rendezvous (``rendezvous.current``), which its
+launcher provided. Without one it joins the job in which another launcher, such as mpirun, started it
+(``other_launchers``), or it is a job of one rank. It may leave and join again any number of times, as long as all ranks
+do.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any
 from spark_estimator import _native, log
 from spark_estimator.collectives import descriptors, launcher_link
 from spark_estimator.collectives import rendezvous as rendezvous_module
+from spark_estimator.collectives.connector import Connector
 from spark_estimator.collectives.engine import Engine, forked_error
-from spark_estimator.collectives.foreign import join as foreign
 from spark_estimator.collectives.gpu_libraries import cuda_opens, nccl_in_use
 from spark_estimator.collectives.membership import EngineStarter, Membership
+from spark_estimator.collectives.other_launchers import join as other_launchers
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
-from spark_estimator.collectives.wiring import Switchboard
 from spark_estimator.env import WITHOUT_EFFECT, Settings, misspelled_variables, requests_autotune
 from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
 
@@ -37,7 +38,7 @@ _log = log.logger(__name__)
 # none. Reentrant, as an exit hook or a signal handler may call shutdown() in the middle of init().
 _lock = threading.RLock()
 _membership: Membership | None = None
-_switchboard: Switchboard | None = None
+_connector: Connector | None = None
 _forked_from: int | None = None
 
 
@@ -97,14 +98,14 @@ def _static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None
 
 
 def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Membership:
-    global _switchboard
-    rendezvous, ranks = rendezvous_module.current(settings.rendezvous_fd), foreign.ranks_of(comm)
-    if (rendezvous is None or foreign.has_joined()) and not settings.ignore_launcher:
-        rendezvous = foreign.rendezvous(settings, ranks)
+    global _connector
+    rendezvous, ranks = rendezvous_module.current(settings.rendezvous_fd), other_launchers.ranks_of(comm)
+    if (rendezvous is None or other_launchers.has_joined()) and not settings.ignore_launcher:
+        rendezvous = other_launchers.rendezvous(settings, ranks)
     elif rendezvous is not None and rendezvous.launcher_fd >= 0:
         rendezvous = launcher_link.admitted(rendezvous)
     topology = Topology.of([host_id()], 0) if rendezvous is None else rendezvous.topology
-    if ranks is not None and not foreign.has_joined() and ranks != tuple(range(topology.size)):
+    if ranks is not None and not other_launchers.has_joined() and ranks != tuple(range(topology.size)):
         raise ValueError(f"init(comm={list(ranks)}): this job always has all of its {topology.size} ranks; omit comm.")
     log.configure(settings.log_level, topology.rank, times=not settings.log_hide_time)
     if rendezvous is not None and settings.launched_size not in (None, topology.size):
@@ -114,15 +115,15 @@ def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Member
             _log.warning("%s is set, but nothing reads it. Is %s meant?", name, setting)
     if topology.rank == 0 and requests_autotune():
         _log.warning("HOROVOD_AUTOTUNE has no effect: %s.", WITHOUT_EFFECT["HOROVOD_AUTOTUNE"])
-    if rendezvous is not None and (_switchboard is None or _switchboard.rendezvous != rendezvous):
-        if _switchboard is not None:
-            _switchboard.close()
+    if rendezvous is not None and (_connector is None or _connector.rendezvous != rendezvous):
+        if _connector is not None:
+            _connector.close()
         lacking = descriptors.shortage(descriptors.needed(topology.size)) or descriptors.thread_shortage()
         if lacking:
             raise HorovodInternalError(f"init() on {rendezvous.own_name}: {lacking}")
         link = launcher_link.link()
-        _switchboard = Switchboard(rendezvous) if link is None else Switchboard(rendezvous, is_over=link.round_is_over)
-    starter = EngineStarter(None if rendezvous is None else _switchboard, settings, _lock)
+        _connector = Connector(rendezvous) if link is None else Connector(rendezvous, is_over=link.round_is_over)
+    starter = EngineStarter(None if rendezvous is None else _connector, settings, _lock)
     return Membership(starter, topology, settings, static)
 
 
@@ -380,19 +381,19 @@ def ccl_built() -> bool:
 
 def _at_exit() -> None:
     shutdown()
-    if _switchboard is not None and _forked_from is None:
-        _switchboard.close()
+    if _connector is not None and _forked_from is None:
+        _connector.close()
 
 
 def _before_fork() -> None:
     _lock.acquire()
-    if _switchboard is not None and _forked_from is None:
-        _switchboard.before_fork()
+    if _connector is not None and _forked_from is None:
+        _connector.before_fork()
 
 
 def _after_fork_in_parent() -> None:
-    if _switchboard is not None and _forked_from is None:
-        _switchboard.after_fork_in_parent()
+    if _connector is not None and _forked_from is None:
+        _connector.after_fork_in_parent()
     _lock.release()
 
 
@@ -405,8 +406,8 @@ def _after_fork_in_child() -> None:
     _lock = threading.RLock()
     if _forked_from is not None:
         return
-    if _switchboard is not None:
-        _switchboard.after_fork_in_child()
+    if _connector is not None:
+        _connector.after_fork_in_child()
         _forked_from = os.getppid()
     if _membership is not None:
         _membership.abandon_after_fork()

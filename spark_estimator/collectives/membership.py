@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from spark_estimator import _native
 from spark_estimator.collectives import pending
 from spark_estimator.collectives.connection import RankGroup
+from spark_estimator.collectives.connector import Connections, Connector
 from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.gpu_libraries import libraries_for_engine
 from spark_estimator.collectives.process_set import ProcessSet, ProcessSets
 from spark_estimator.collectives.rendezvous import Topology, host_id
-from spark_estimator.collectives.wiring import Switchboard, Wired
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
@@ -34,21 +34,21 @@ class EngineStarter:
     """Makes the engines of one membership, each for a group of ranks that this rank is one of.
 
     Args:
-        switchboard: connects this rank with the others; None in a job of one rank without a launcher.
+        connector: connects this rank with the others; None in a job of one rank without a launcher.
         settings: of the engines.
-        wiring: held while a group of ranks connects, so that no thread forks in the middle of it.
+        connecting: held while a group of ranks connects, so that no thread forks in the middle of it.
     """
 
     def __init__(
         self,
-        switchboard: Switchboard | None,
+        connector: Connector | None,
         settings: Settings,
-        wiring: contextlib.AbstractContextManager[object],
+        connecting: contextlib.AbstractContextManager[object],
     ) -> None:
-        self._switchboard = switchboard
-        self._round = 0 if switchboard is None else switchboard.next_round()
+        self._connector = connector
+        self._round = 0 if connector is None else connector.next_round()
         self._settings = settings
-        self._wiring = wiring
+        self._connecting = connecting
         path = timeline.path_at_init(settings.timeline)
         #: The timeline that is being written: its path, and whether it marks cycles; None: none is.
         self.timeline = None if path is None else (path, settings.timeline_mark_cycles)
@@ -56,25 +56,25 @@ class EngineStarter:
 
     def start(self, group: RankGroup) -> Engine:
         """Connects this rank with the others of a group, and starts its engine for it. Raises as ``init`` does."""
-        with self._wiring:
-            wired = Wired(0, 1, (), -1)
-            if self._switchboard is None:
+        with self._connecting:
+            connections = Connections(0, 1, (), -1)
+            if self._connector is None:
                 topology = Topology.of([host_id()], 0)
                 host, ranks_on_host = socket.gethostname(), 1
             else:
-                peers = self._switchboard.rendezvous.peers
-                own_facts = peers[self._switchboard.rendezvous.rank]
+                peers = self._connector.rendezvous.peers
+                own_facts = peers[self._connector.rendezvous.rank]
                 host, ranks_on_host = own_facts.host, sum(peer.host_id == own_facts.host_id for peer in peers)
                 topology = Topology.of([peers[rank].host_id for rank in group.ranks], group.ranks.index(own_facts.rank))
-                wired = self._switchboard.connect_all(self._round, self._settings, group)
+                connections = self._connector.connect_all(self._round, self._settings, group)
             try:
-                encrypted = self._switchboard is not None and self._switchboard.rendezvous.encrypted
-                config = _config(self._settings, topology, group, host, wired.segment_fd, encrypted=encrypted)
+                encrypted = self._connector is not None and self._connector.rendezvous.encrypted
+                config = _config(self._settings, topology, group, host, connections.segment_fd, encrypted=encrypted)
                 config.ranks_on_host = ranks_on_host  # of the job, whichever of its ranks the group has
             except BaseException:
-                wired.close()
+                connections.close()
                 raise
-            engine = Engine(config, wired.peers)
+            engine = Engine(config, connections.peers)
             engine.loss_is_expected = self._settings.elastic
             self._started = [other for other in self._started if other() is not None] + [weakref.ref(engine)]
         # Its thread ends with the engine, and is waited for, so that nothing of an engine outlives its shutdown.

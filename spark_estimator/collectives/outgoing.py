@@ -27,7 +27,7 @@ class _GoneError(Exception):
     """No process listens at the peer's address, at which it listened before it was started: its process has ended."""
 
 
-def dial(
+def connect_to_higher_ranks(
     rendezvous: Rendezvous,
     round_: int,
     group: RankGroup,

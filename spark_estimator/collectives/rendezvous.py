@@ -1,7 +1,7 @@
 """The knowledge with which a process becomes a rank: its number, its peers, their addresses, and the key of the job.
 
 It is a value. The launcher opens one `Endpoint` for each rank, gathers the facts, and gives each process its own
-`Rendezvous`: a launcher over the worker's stdin, tests directly. What it holds is used by ``wiring``.
+`Rendezvous`: a launcher over the worker's stdin, tests directly. What it holds is used by ``connector``.
 """
 
 from __future__ import annotations

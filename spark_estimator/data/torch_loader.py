@@ -11,8 +11,8 @@ import numpy
 import torch
 
 from spark_estimator.collectives import context
-from spark_estimator.collectives.foreign.launchers import warn_of_all_rows
 from spark_estimator.collectives.objects import broadcast_object
+from spark_estimator.collectives.other_launchers.launchers import warn_of_all_rows
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field, widths_of

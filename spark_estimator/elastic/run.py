@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from spark_estimator.collectives import context, launcher_link, rendezvous
-from spark_estimator.collectives.foreign import join as foreign
+from spark_estimator.collectives.other_launchers import join as other_launchers
 from spark_estimator.elastic.state import State
 from spark_estimator.errors import (
     HorovodInternalError,
@@ -97,7 +97,7 @@ def rejoin() -> None:
     context.shutdown()
     if link is not None and former is not None:
         link.next_round(former)
-    ranks = foreign.joined_ranks()
+    ranks = other_launchers.joined_ranks()
     if ranks is None:
         context.init()
     else:

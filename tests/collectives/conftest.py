@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spark_estimator.collectives.connection import RankGroup
+from spark_estimator.collectives.connector import Connector
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.membership import EngineStarter
 from spark_estimator.collectives.rendezvous import local_rendezvous
 from spark_estimator.collectives.segments import create_segment
-from spark_estimator.collectives.wiring import Switchboard
 from spark_estimator.env import Settings
 
 SETTINGS = Settings(start_timeout_seconds=30)
@@ -35,7 +35,7 @@ def two_engines() -> Iterator[list[Engine]]:
         endpoint.tcp.detach()
         assert endpoint.local is not None
         endpoint.local.detach()
-        boards.append(Switchboard(rendezvous, create_segment))
+        boards.append(Connector(rendezvous, create_segment))
     with ThreadPoolExecutor(2) as pool:
         starters = [EngineStarter(board, SETTINGS, contextlib.nullcontext()) for board in boards]
         engines = list(pool.map(lambda starter: starter.start(RankGroup.job(2)), starters))

@@ -1,4 +1,4 @@
-"""Wiring up to the engine's door: ranks as threads of this process, each with its own switchboard."""
+"""Connecting ranks, up to the engine: ranks as threads of this process, each with its own connector."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from spark_estimator.collectives import wiring
+from spark_estimator.collectives import connector
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, tune
+from spark_estimator.collectives.connector import Connections, Connector
 from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
-from spark_estimator.collectives.wiring import Switchboard, Wired
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
 from spark_estimator.security.authentication import RefusedError, connect
@@ -33,17 +33,17 @@ def memory(_size: int) -> int:
 
 
 @contextmanager
-def switchboards(
+def connectors(
     n: int,
     change: Callable[[Rendezvous], Rendezvous] = lambda rendezvous: rendezvous,
     make_segment: Callable[[int], int] = memory,
-) -> Iterator[list[Switchboard]]:
+) -> Iterator[list[Connector]]:
     job = local_rendezvous(n)
     for _, endpoint in job:
         endpoint.tcp.detach()
         assert endpoint.local is not None
         endpoint.local.detach()
-    boards = [Switchboard(change(rendezvous), make_segment) for rendezvous, _ in job]
+    boards = [Connector(change(rendezvous), make_segment) for rendezvous, _ in job]
     try:
         yield boards
     finally:
@@ -51,13 +51,13 @@ def switchboards(
             board.close()
 
 
-def connect_all(boards: Sequence[Switchboard], settings: Settings = PATIENT, round_: int = 1) -> list[Wired]:
+def connect_all(boards: Sequence[Connector], settings: Settings = PATIENT, round_: int = 1) -> list[Connections]:
     with ThreadPoolExecutor(len(boards)) as pool:
         futures = [pool.submit(board.connect_all, round_, settings) for board in boards]
         return [future.result(60) for future in futures]
 
 
-def connect_group(boards: Sequence[Switchboard], round_: int, group: RankGroup) -> list[Wired]:
+def connect_group(boards: Sequence[Connector], round_: int, group: RankGroup) -> list[Connections]:
     with ThreadPoolExecutor(len(group.ranks)) as pool:
         futures = [pool.submit(boards[rank].connect_all, round_, PATIENT, group) for rank in group.ranks]
         return [future.result(60) for future in futures]
@@ -76,40 +76,40 @@ def is_tcp(fd: int) -> bool:
         return sock.family != socket.AF_UNIX
 
 
-def check(wired: Sequence[Wired], *, tcp: bool, shared: bool) -> None:
-    for rank, member in enumerate(wired):
-        assert [peer.rank for peer in member.peers] == [other for other in range(len(wired)) if other != rank]
+def check(connections: Sequence[Connections], *, tcp: bool, shared: bool) -> None:
+    for rank, member in enumerate(connections):
+        assert [peer.rank for peer in member.peers] == [other for other in range(len(connections)) if other != rank]
         for peer in member.peers:
-            other = next(back for back in wired[peer.rank].peers if back.rank == rank)
+            other = next(back for back in connections[peer.rank].peers if back.rank == rank)
             assert talks(peer.control_fd, other.control_fd)
             assert talks(peer.data_fd, other.data_fd)
             assert is_tcp(peer.control_fd) is is_tcp(peer.data_fd) is tcp
             assert peer.name
             if shared:
-                assert os.path.sameopenfile(peer.segment_fd, wired[peer.rank].segment_fd)
+                assert os.path.sameopenfile(peer.segment_fd, connections[peer.rank].segment_fd)
             else:
                 assert peer.segment_fd == -1
             for fd in (peer.control_fd, peer.data_fd, *([peer.segment_fd] if shared else [])):
                 assert not os.get_inheritable(fd)
-    for member in wired:
+    for member in connections:
         member.close()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_every_rank_is_connected_with_every_other(n: int) -> None:
-    with switchboards(n) as boards:
+    with connectors(n) as boards:
         check(connect_all(boards), tcp=False, shared=True)
 
 
 def test_without_shared_memory_all_is_tcp() -> None:
-    with switchboards(3) as boards:
-        wired = connect_all(boards, dataclasses.replace(PATIENT, shared_memory=False))
-        assert all(member.segment_fd == -1 for member in wired)
-        check(wired, tcp=True, shared=False)
+    with connectors(3) as boards:
+        connections = connect_all(boards, dataclasses.replace(PATIENT, shared_memory=False))
+        assert all(member.segment_fd == -1 for member in connections)
+        check(connections, tcp=True, shared=False)
 
 
 def test_one_rank_without_shared_memory() -> None:
-    with switchboards(2) as boards, ThreadPoolExecutor(2) as pool:
+    with connectors(2) as boards, ThreadPoolExecutor(2) as pool:
         futures = [
             pool.submit(board.connect_all, 1, dataclasses.replace(PATIENT, shared_memory=shared))
             for board, shared in zip(boards, (True, False), strict=True)
@@ -122,7 +122,7 @@ def test_other_hosts_are_reached_by_tcp() -> None:
         peers = tuple(dataclasses.replace(peer, host_id=f"host {peer.rank}") for peer in rendezvous.peers)
         return dataclasses.replace(rendezvous, peers=peers)
 
-    with switchboards(3, apart) as boards:
+    with connectors(3, apart) as boards:
         check(connect_all(boards), tcp=True, shared=False)
 
 
@@ -131,7 +131,7 @@ def test_a_unix_socket_that_cannot_be_reached_ends_in_tcp() -> None:
         peers = tuple(dataclasses.replace(peer, local_name="spark_estimator/nobody") for peer in rendezvous.peers)
         return dataclasses.replace(rendezvous, peers=peers)
 
-    with switchboards(2, elsewhere) as boards:
+    with connectors(2, elsewhere) as boards:
         check(connect_all(boards), tcp=True, shared=False)
 
 
@@ -139,13 +139,13 @@ def test_without_memory_to_share_there_is_a_warning_and_no_segment(caplog: pytes
     def none_left(_size: int) -> int:
         raise HorovodInternalError("memfd_create: Cannot allocate memory")
 
-    with switchboards(2, make_segment=none_left) as boards:
+    with connectors(2, make_segment=none_left) as boards:
         check(connect_all(boards), tcp=False, shared=False)
     assert "has no shared memory" in caplog.text
 
 
 def test_rounds_follow_one_another() -> None:
-    with switchboards(2) as boards:
+    with connectors(2) as boards:
         for round_ in range(1, 5):
             check(connect_all(boards, round_=round_), tcp=False, shared=True)
         with pytest.raises(ValueError, match="round 4 is over"):
@@ -153,7 +153,7 @@ def test_rounds_follow_one_another() -> None:
 
 
 def test_a_faster_rank_is_kept_waiting_for_its_round() -> None:
-    with switchboards(2) as boards, ThreadPoolExecutor(2) as pool:
+    with connectors(2) as boards, ThreadPoolExecutor(2) as pool:
         check(connect_all(boards), tcp=False, shared=True)
         first = pool.submit(boards[0].connect_all, 2, PATIENT)
         while len(boards[1]._sockets) < 2:
@@ -162,7 +162,7 @@ def test_a_faster_rank_is_kept_waiting_for_its_round() -> None:
         check([first.result(60), second.result(60)], tcp=False, shared=True)
 
 
-def knock(board: Switchboard, connection: Connection, *, tag: bytes | None = None) -> None:
+def knock(board: Connector, connection: Connection, *, tag: bytes | None = None) -> None:
     """Connects with the right key for `connection`."""
     facts = board.rendezvous.peers[board.rendezvous.rank]
     with socket.create_connection((facts.address, facts.port), timeout=60) as sock:
@@ -182,7 +182,7 @@ def knock(board: Switchboard, connection: Connection, *, tag: bytes | None = Non
     ],
 )
 def test_who_holds_the_key_must_also_come_at_the_right_time_and_place(connection: Connection, why: str) -> None:
-    with switchboards(2) as boards:
+    with connectors(2) as boards:
         for round_ in (1, 2):
             for member in connect_all(boards, round_=round_):
                 member.close()
@@ -198,25 +198,25 @@ def test_groups_connect_beside_the_job_and_in_any_overlap() -> None:
         sizes.append(local_size)
         return memory(local_size)
 
-    with switchboards(4, make_segment=sized) as boards:
+    with connectors(4, make_segment=sized) as boards:
         check(connect_all(boards), tcp=False, shared=True)
         assert sizes == [4] * 4
         sizes.clear()
         for number, ranks in enumerate([(1, 3), (0, 1, 3), (2,), (1, 3)], 1):
-            wired = connect_group(boards, 1, RankGroup(number, ranks))
-            assert [(member.rank, member.size) for member in wired] == [
+            connections = connect_group(boards, 1, RankGroup(number, ranks))
+            assert [(member.rank, member.size) for member in connections] == [
                 (rank, len(ranks)) for rank in range(len(ranks))
             ]
-            for member in wired:
+            for member in connections:
                 assert [peer.global_rank for peer in member.peers] == [r for r in ranks if r != ranks[member.rank]]
-            check(wired, tcp=False, shared=len(ranks) > 1)
+            check(connections, tcp=False, shared=len(ranks) > 1)
         assert sorted(sizes) == [2, 2, 2, 2, 3, 3, 3]
         check(connect_all(boards, round_=2), tcp=False, shared=True)
         check(connect_group(boards, 2, RankGroup(1, (0, 2))), tcp=False, shared=True)
 
 
 def test_two_groups_without_a_common_rank_connect_at_once() -> None:
-    with switchboards(4) as boards:
+    with connectors(4) as boards:
         check(connect_all(boards), tcp=False, shared=True)
         with ThreadPoolExecutor(2) as pool:
             futures = [
@@ -228,7 +228,7 @@ def test_two_groups_without_a_common_rank_connect_at_once() -> None:
 
 @pytest.mark.parametrize("stage", [(1, 0), (1, 1), (1, 2)])
 def test_a_group_that_is_over_cannot_be_joined(stage: tuple[int, int]) -> None:
-    with switchboards(2) as boards:
+    with connectors(2) as boards:
         for member in [*connect_all(boards), *connect_group(boards, 1, RankGroup(2, (0, 1)))]:
             member.close()
         with pytest.raises(RefusedError):
@@ -238,19 +238,19 @@ def test_a_group_that_is_over_cannot_be_joined(stage: tuple[int, int]) -> None:
 
 
 def test_another_jobs_context_is_refused() -> None:
-    with switchboards(2) as boards, pytest.raises(RefusedError):
+    with connectors(2) as boards, pytest.raises(RefusedError):
         knock(boards[1], Connection(1, 0, 1, CONTROL), tag=bytes(16))
 
 
 def test_a_context_of_another_form_is_refused() -> None:
-    with switchboards(2) as boards:
+    with connectors(2) as boards:
         facts = boards[1].rendezvous.peers[1]
         with socket.create_connection((facts.address, facts.port), timeout=60) as sock, pytest.raises(RefusedError):
             connect(sock, boards[1].rendezvous.key, b"driver log")
 
 
 def test_a_missing_rank_is_named_by_those_that_wait_for_it() -> None:
-    with switchboards(3) as boards, ThreadPoolExecutor(2) as pool:
+    with connectors(3) as boards, ThreadPoolExecutor(2) as pool:
         # Rank 1 listens (the kernel accepts for it), but neither answers nor calls connect_all.
         boards[1]._handshake_server.before_fork()
         futures = [pool.submit(boards[rank].connect_all, 1, IMPATIENT) for rank in (0, 2)]
@@ -266,28 +266,28 @@ def test_a_missing_rank_is_named_by_those_that_wait_for_it() -> None:
 
 
 def test_a_rank_that_has_died_is_named_at_once() -> None:
-    with switchboards(3) as boards:
+    with connectors(3) as boards:
         boards[1].close()
         with pytest.raises(PeerLostError, match=r"rank 1 \(host .*its process has ended"):
             boards[0].connect_all(1, Settings(start_timeout_seconds=1000))
 
 
 def test_a_rank_that_answers_but_does_not_call_is_named() -> None:
-    with switchboards(2) as boards, pytest.raises(PeerLostError, match=r"rank 0 \(host .*did not connect within 1 sec"):
+    with connectors(2) as boards, pytest.raises(PeerLostError, match=r"rank 0 \(host .*did not connect within 1 sec"):
         boards[1].connect_all(1, IMPATIENT)
 
 
 def test_a_rank_with_another_key_is_named_at_once() -> None:
     keys = iter([bytes(32), bytes(range(32))])
     with (
-        switchboards(2, lambda rendezvous: dataclasses.replace(rendezvous, key=next(keys))) as boards,
+        connectors(2, lambda rendezvous: dataclasses.replace(rendezvous, key=next(keys))) as boards,
         pytest.raises(AuthenticationError, match=r"rank 1 \(host"),
     ):
         boards[0].connect_all(1, Settings(start_timeout_seconds=100))
 
 
 def test_a_rank_that_has_given_up_a_round_refuses_it() -> None:
-    with switchboards(2) as boards:
+    with connectors(2) as boards:
         with pytest.raises(PeerLostError):
             boards[1].connect_all(1, IMPATIENT)
         with pytest.raises(PeerLostError, match=r"rank 1 .*serves another job, rank or round"):
@@ -300,7 +300,7 @@ def test_a_descriptor_that_was_not_inherited_is_told() -> None:
     rendezvous, endpoint = local_rendezvous(1)[0]
     endpoint.close()
     with pytest.raises(HorovodInternalError, match="did not inherit its listening socket"):
-        Switchboard(dataclasses.replace(rendezvous, listen_fd=999_999))
+        Connector(dataclasses.replace(rendezvous, listen_fd=999_999))
 
 
 def open_descriptors() -> set[str]:
@@ -335,19 +335,19 @@ def failing_at(call: int, function: Callable[..., object]) -> Callable[..., obje
 
 @pytest.mark.parametrize("call", [1, *(pytest.param(call, marks=pytest.mark.slow) for call in (2, 4))])
 def test_a_peer_that_cannot_be_set_up_leaves_nothing_of_the_others(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with switchboards(3) as boards, ThreadPoolExecutor(2) as pool:
+    with connectors(3) as boards, ThreadPoolExecutor(2) as pool:
         before = open_descriptors()
         others = [pool.submit(board.connect_all, 1, PATIENT) for board in boards[1:]]
         with monkeypatch.context() as patch:
             this_thread = threading.get_ident()
-            tunes = failing_at(call, wiring.tune)
+            tunes = failing_at(call, connector.tune)
             patch.setattr(
-                wiring, "tune", lambda *args: (tunes if threading.get_ident() == this_thread else tune)(*args)
+                connector, "tune", lambda *args: (tunes if threading.get_ident() == this_thread else tune)(*args)
             )
             with pytest.raises(OSError, match="no buffer space"):
                 boards[0].connect_all(1, PATIENT)
-            wired = [future.result(60) for future in others]
-        for member in wired:
+            connections = [future.result(60) for future in others]
+        for member in connections:
             # The connection with the rank that failed is at its end, and all of its descriptors are closed.
             with socket.socket(fileno=os.dup(member.peers[0].control_fd)) as sock:
                 assert sock.recv(1) == b""
@@ -360,13 +360,13 @@ def test_whatever_fails_of_a_set_up_leaves_nothing_open(failing: str, monkeypatc
     def fail(*_args: object) -> int:
         raise OSError(errno.EMFILE, "too many")
 
-    with switchboards(3) as boards, ThreadPoolExecutor(2) as pool:
+    with connectors(3) as boards, ThreadPoolExecutor(2) as pool:
         before = open_descriptors()
         others = [pool.submit(board.connect_all, 1, IMPATIENT) for board in boards[:2]]
         if failing == "memfd":
             boards[2]._make_segment = fail
         else:
-            monkeypatch.setattr(wiring, "peer_credentials", fail)
+            monkeypatch.setattr(connector, "peer_credentials", fail)
         with pytest.raises(OSError, match="too many"):
             boards[2].connect_all(1, PATIENT)
         for future in others:
@@ -377,7 +377,7 @@ def test_whatever_fails_of_a_set_up_leaves_nothing_open(failing: str, monkeypatc
 
 def test_a_peer_that_has_died_leaves_nothing_of_the_others_open() -> None:
     before = open_descriptors()
-    with switchboards(3) as boards:
+    with connectors(3) as boards:
         boards[2].close()
         with pytest.raises(PeerLostError, match="its process has ended"):
             boards[0].connect_all(1, PATIENT)
@@ -390,7 +390,7 @@ def test_nothing_is_left_open() -> None:
 
     before = descriptors()
     for _ in range(5):
-        with switchboards(3) as boards:
+        with connectors(3) as boards:
             check(connect_all(boards), tcp=False, shared=True)
             with pytest.raises(PeerLostError):
                 boards[2].connect_all(2, Settings(start_timeout_seconds=0.1))

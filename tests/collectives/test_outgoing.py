@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup
-from spark_estimator.collectives.dialing import dial
+from spark_estimator.collectives.outgoing import connect_to_higher_ranks
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, PeerLostError
@@ -49,7 +49,7 @@ def dialled(job: Job, rank: int, *, seconds: float = 20, shared_memory: bool = T
         assert session is None
         connections[connection] = sock
 
-    dial(job[rank][0], 1, RankGroup.job(3), TAG, settings, deadline, keep)
+    connect_to_higher_ranks(job[rank][0], 1, RankGroup.job(3), TAG, settings, deadline, keep)
     return connections
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from spark_estimator.collectives.foreign.notices import Notice, NoticeBoard
+from spark_estimator.collectives.other_launchers.notices import Notice, NoticeBoard
 from spark_estimator.errors import ForeignLauncherError
 
 _MOST_BYTES = 1 << 16

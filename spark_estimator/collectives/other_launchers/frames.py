@@ -1,4 +1,4 @@
-"""Frames between a desk and its visitors: four bytes of length, HMAC-SHA256 of the content, and the content as JSON."""
+"""Frames between server and clients: four bytes of length, HMAC-SHA256 of the content, and the content as JSON."""
 
 from __future__ import annotations
 

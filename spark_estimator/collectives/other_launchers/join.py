@@ -11,13 +11,13 @@ from typing import Any
 
 from spark_estimator import __version__
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.foreign.addresses import listen, own_addresses
-from spark_estimator.collectives.foreign.claims import Claims
-from spark_estimator.collectives.foreign.desk import Desk, Visitor, visit
-from spark_estimator.collectives.foreign.files import FileBoard, host_folder, key_in, own_folder
-from spark_estimator.collectives.foreign.launchers import ForeignJob, foreign_job
-from spark_estimator.collectives.foreign.notices import AgreedBoard, Notice, NoticeBoard, file_name, first_key
-from spark_estimator.collectives.foreign.watch import Watch
+from spark_estimator.collectives.other_launchers.addresses import listen, own_addresses
+from spark_estimator.collectives.other_launchers.files import FileBoard, host_folder, key_in, own_folder
+from spark_estimator.collectives.other_launchers.launchers import ForeignJob, foreign_job
+from spark_estimator.collectives.other_launchers.notices import AgreedBoard, Notice, NoticeBoard, file_name, first_key
+from spark_estimator.collectives.other_launchers.rank_locks import RankLocks
+from spark_estimator.collectives.other_launchers.rendezvous_server import JobTerms, RendezvousServer, join_server
+from spark_estimator.collectives.other_launchers.watch import Watch
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, JOB_KEY_VARIABLE, JOINED_VARIABLE, Settings
 from spark_estimator.errors import ForeignLauncherError
@@ -30,8 +30,8 @@ _HOME = "~/.spark_estimator/jobs"
 _KEY_FILE = "~/.spark_estimator/job_key"
 # The launcher's numbers of the ranks with which this process has joined, in the order of the job's own numbers.
 _joined: tuple[int, ...] | None = None
-# This process's claim to its rank, until it ends.
-_claims: Claims | None = None
+# This process's lock of its rank, until it ends.
+_claims: RankLocks | None = None
 # All ranks look for the notice in the same place, unless their variables differ.
 _SAME_PLACE_SECONDS = 1.0
 
@@ -107,21 +107,21 @@ def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: in
     encrypted = settings.encryption == Policy.REQUIRE.value and not job.one_host
     if encrypted:
         libcrypto_path()  # so that this rank is named
-    visitor = Visitor(len(members), __version__, encrypted)
+    terms = JobTerms(len(members), __version__, encrypted)
     board = _board(job, settings, members)
-    claims = _own_claims(job, members)
+    locks = _own_claims(job, members)
     try:
-        watch = Watch(job, claims, members[0], whole=len(members) == job.size)
+        watch = Watch(job, locks, members[0], whole=len(members) == job.size)
         if rank > 0:
             find = _finder(board, job, settings, members)
-            return visit(find, board.where, rank, visitor, settings.start_timeout_seconds, job.one_host, watch)
-        return _gathered(job, board, visitor, settings, watch)
+            return join_server(find, board.where, rank, terms, settings.start_timeout_seconds, job.one_host, watch)
+        return _gathered(job, board, terms, settings, watch)
     except BaseException:
-        claims.release()
+        locks.release()
         raise
 
 
-def _gathered(job: ForeignJob, board: NoticeBoard, visitor: Visitor, settings: Settings, watch: Watch) -> Rendezvous:
+def _gathered(job: ForeignJob, board: NoticeBoard, terms: JobTerms, settings: Settings, watch: Watch) -> Rendezvous:
     """Rank 0's side."""
     listeners = listen(_addresses(job, board), board.ports)
     if not listeners:
@@ -132,24 +132,24 @@ def _gathered(job: ForeignJob, board: NoticeBoard, visitor: Visitor, settings: S
         for sock in listeners:
             sock.close()
         raise
-    desk = Desk(listeners, key, visitor, job.process, board.where)
+    server = RendezvousServer(listeners, key, terms, job.process, board.where)
     try:
-        check = watch.gathering(board, visitor)
-        return desk.gather(settings.start_timeout_seconds, "127.0.0.1" if job.one_host else "", check)
+        check = watch.gathering(board, terms)
+        return server.gather(settings.start_timeout_seconds, "127.0.0.1" if job.one_host else "", check)
     finally:
-        desk.close()
+        server.close()
         board.close()
 
 
-def _own_claims(job: ForeignJob, members: tuple[int, ...]) -> Claims:
-    """The claims to the ranks of this job, kept until this process ends."""
+def _own_claims(job: ForeignJob, members: tuple[int, ...]) -> RankLocks:
+    """The locks to the ranks of this job, kept until this process ends."""
     global _claims
     if _claims is not None:
         _claims.release()
     folder = None
     with suppress(ForeignLauncherError):  # not private: then only these checks are missing
         folder = own_folder(host_folder()) if job.identity else None
-    _claims = Claims(folder, f"{job.identity} ranks {members if len(members) < job.size else 'all'}")
+    _claims = RankLocks(folder, f"{job.identity} ranks {members if len(members) < job.size else 'all'}")
     return _claims
 
 
@@ -175,7 +175,7 @@ def _finder(
 
 
 def _addresses(job: ForeignJob, board: NoticeBoard) -> list[list[str]]:
-    """The addresses of the desk: each entry is tried before the next."""
+    """The addresses of the server: each entry is tried before the next."""
     if job.one_host:
         return [["127.0.0.1"]]
     return [[board.address], own_addresses()] if board.address else [own_addresses()]

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from spark_estimator.collectives.foreign.launchers import ForeignJob
+from spark_estimator.collectives.other_launchers.launchers import ForeignJob
 from spark_estimator.errors import PeerLostError
 
 # The launcher may still be about to start some of them.
@@ -37,7 +37,7 @@ _NAMES = (
 _SLURM = "slurmstepd"
 
 
-class Siblings:
+class LocalProcesses:
     """The processes of a job on this host, as children of the launcher's process.
 
     Args:

@@ -1,4 +1,4 @@
-"""How ranks get the address and key of rank 0's desk: the interface, and the case of a key that the user sets."""
+"""How ranks get the address and key of rank 0's server: the interface, and the case of a key that the user sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_KEY_CHARACTERS = 32
 
 @dataclass(frozen=True)
 class Notice:
-    """The possible addresses of rank 0's desk.
+    """The possible addresses of rank 0's server.
 
     Attributes:
         places: addresses and ports, the likeliest first; at some of them another program may listen.
@@ -36,8 +36,8 @@ class NoticeBoard(abc.ABC):
 
     Attributes:
         where: the board, for messages.
-        ports: at which rank 0's desk may listen, in this order; 0 is any.
-        address: at which rank 0's desk listens; '': at all addresses of its host that others can reach.
+        ports: at which rank 0's server may listen, in this order; 0 is any.
+        address: at which rank 0's server listens; '': at all addresses of its host that others can reach.
     """
 
     where: str
@@ -46,7 +46,7 @@ class NoticeBoard(abc.ABC):
 
     @abc.abstractmethod
     def publish(self, places: Sequence[tuple[str, int]]) -> bytes:
-        """Rank 0: makes it known that the desk listens at `places`.
+        """Rank 0: makes it known that the server listens at `places`.
 
         Returns:
             The key of the challenge there.
@@ -77,7 +77,7 @@ class AgreedBoard(NoticeBoard):
     """
 
     def __init__(self, master: str, key: bytes) -> None:
-        digest = hmac.digest(key, b"ports of rank 0's desk", "sha512")
+        digest = hmac.digest(key, b"ports of rank 0's server", "sha512")
         span = _LAST_PORT - _FIRST_PORT
         numbers = [int.from_bytes(digest[2 * index : 2 * index + 2], "big") for index in range(_PORTS)]
         self.ports = tuple(_FIRST_PORT + number % span for number in numbers)
@@ -91,7 +91,7 @@ class AgreedBoard(NoticeBoard):
         return self._key
 
     def rival(self) -> Notice | None:
-        """A rank 0 that has a port before this one's, where the visitors look first."""
+        """A rank 0 that has a port before this one's, where the clients look first."""
         notice = self.find()
         index = self.ports.index(self._own_port) if self._own_port in self.ports else 0
         return None if notice is None or index == 0 else Notice(notice.places[:index], self._key)
@@ -105,7 +105,7 @@ class AgreedBoard(NoticeBoard):
 
 
 def first_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> bytes:
-    """The key of one job's desk, from the one that the user keeps for all jobs.
+    """The key of one job's server, from the one that the user keeps for all jobs.
 
     Args:
         secret: the user's key.
@@ -120,7 +120,7 @@ def first_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> byt
             f"{source} has {len(secret)} characters, and needs at least {LEAST_KEY_CHARACTERS}. Make one with "
             "`openssl rand -hex 32`."
         )
-    return hmac.digest(secret.encode(), b"spark_estimator desk\x01" + identity.encode(), "sha256")
+    return hmac.digest(secret.encode(), b"spark_estimator rendezvous server\x01" + identity.encode(), "sha256")
 
 
 def file_name(identity: str) -> str:

@@ -19,11 +19,11 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FLOCK = struct.Struct("@hhqqi")
 
 
-class Claims:
+class RankLocks:
     """The ranks of a job that processes on this host have.
 
     Args:
-        folder: the user's own folder on this host; None: no process claims anything.
+        folder: the user's own folder on this host; None: no process locks anything.
         identity: of the job, as all of its processes have it.
     """
 
@@ -35,8 +35,8 @@ class Claims:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_LINK
                 self._descriptor = os.open(os.path.join(folder, _FILE), flags, 0o600)
 
-    def claim(self, rank: int) -> bool:
-        """Claims a rank until this process ends, or `release`; False if another process has claimed it."""
+    def acquire(self, rank: int) -> bool:
+        """Locks a rank until this process ends, or `release`; False if another process has locked it."""
         if self._descriptor >= 0:
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._byte(rank))
@@ -47,7 +47,7 @@ class Claims:
         return True
 
     def holder(self, rank: int) -> int:
-        """The number of the other process that has claimed a rank; 0 if there is none."""
+        """The number of the other process that has locked a rank; 0 if there is none."""
         if self._descriptor >= 0:
             question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte(rank), 1, 0)
             with suppress(OSError):
@@ -56,7 +56,7 @@ class Claims:
         return 0
 
     def release(self) -> None:
-        """Gives up the claim. Idempotent."""
+        """Releases the lock. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1

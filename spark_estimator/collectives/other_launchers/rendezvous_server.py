@@ -1,9 +1,9 @@
-"""Rank 0's desk: a server to which every other rank sends its facts, and which answers with those of all ranks.
+"""The rendezvous server of rank 0: every other rank sends its facts, and gets those of all ranks.
 
 Every connection begins with the usual challenge (``security.authentication``), by the key of the notice. Then there is
-a frame each way (`frames`). The desk's frame repeats the nonce of each visitor, so a recorded one is of no use. The
-job's key is made of the notice's key and of the desk's frame, so it is fresh also where the user's own key serves many
-jobs. No key is sent on these connections.
+a frame each way (`frames`). The server's frame repeats the nonce of each client, so a recorded one is of no use. The
+job's key is made of the notice's key and of the server's frame, so it is fresh also where the user's own key serves
+many jobs. No key is sent on these connections.
 
 What shows that a job cannot come together is an error at once, on all ranks: rank 0 answers those that come within two
 seconds after it. A rank that is only missing is waited for until the time-out.
@@ -25,27 +25,27 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
-from spark_estimator.collectives.foreign.frames import FRAME_SECONDS, encoded, receive, send
-from spark_estimator.collectives.foreign.notices import Notice
+from spark_estimator.collectives.other_launchers.frames import FRAME_SECONDS, encoded, receive, send
+from spark_estimator.collectives.other_launchers.notices import Notice
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
 from spark_estimator.errors import AuthenticationError, ForeignLauncherError, PeerLostError
 from spark_estimator.security.authentication import connect
 from spark_estimator.security.encryption import Session
 from spark_estimator.security.handshake_server import HandshakeServer
 
-_CONTEXT = b"spark_estimator desk"
+_CONTEXT = b"spark_estimator rendezvous server"
 _DIAL_SECONDS = 2.0
-# Rank 0 reports which ranks are missing. Its answer must come before the visitor itself gives up.
+# Rank 0 reports which ranks are missing. Its answer must come before the client itself gives up.
 _ANSWER_SECONDS = 5.0
-_VISITOR, _DESK = b"visitor", b"desk"
+_CLIENT, _SERVER = b"client", b"server"
 # Rank 0 answers ranks that start later than the one that was wrong, or ended.
 _LATE_SECONDS = 2.0
 _CHECK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Visitor:
-    """What a rank sends to the desk.
+class JobTerms:
+    """What a rank sends to the server.
 
     Attributes:
         size: of the job, as the launcher's variables give it.
@@ -59,13 +59,13 @@ class Visitor:
 
 
 class Waiting(Protocol):
-    """The checks of a visitor while it waits. Each raises an error if the job cannot come together."""
+    """The checks of a client while it waits. Each raises an error if the job cannot come together."""
 
     def check(self) -> None:
         """Called all the time."""
 
     def unanswered(self, *, noticed: bool) -> None:
-        """Called while no desk has answered; `noticed`: whether there is a notice of one."""
+        """Called while no server has answered; `noticed`: whether there is a notice of one."""
 
 
 class _Interval:
@@ -80,25 +80,25 @@ class _Interval:
             self._next = time.monotonic() + _CHECK_SECONDS
 
 
-class Desk:
+class RendezvousServer:
     """Rank 0's side.
 
     Args:
-        listeners: the desk's ports; it takes ownership of them.
+        listeners: the server's ports; it takes ownership of them.
         key: of the notice.
-        visitor: rank 0's own facts.
+        terms: what rank 0 expects of the job.
         job: the job and this process's part in it, for messages.
         where: the notice, for messages.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket], key: bytes, visitor: Visitor, job: str, where: str) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], key: bytes, terms: JobTerms, job: str, where: str) -> None:
         self._key = key
-        self._visitor = visitor
+        self._terms = terms
         self._job = job
         self._where = where
         self._arrived: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._visitors: dict[int, tuple[socket.socket, PeerFacts, str]] = {}
-        self._server = HandshakeServer(listeners, key, self._admit, name="rank 0's desk")
+        self._server = HandshakeServer(listeners, key, self._admit, name="rank 0's server")
 
     def gather(self, seconds: float, own_address: str, check: Callable[[], None] | None = None) -> Rendezvous:
         """Waits for all other ranks, and sends each the list of all.
@@ -116,10 +116,10 @@ class Desk:
         deadline = time.monotonic() + seconds
         interval = _Interval()
         try:
-            while len(self._visitors) < self._visitor.size - 1:
+            while len(self._visitors) < self._terms.size - 1:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    missing = [rank for rank in range(1, self._visitor.size) if rank not in self._visitors]
+                    missing = [rank for rank in range(1, self._terms.size) if rank not in self._visitors]
                     raise PeerLostError(
                         f"init(): {_named(missing)} of {self._job} did not come within {seconds:g} s "
                         "(HOROVOD_START_TIMEOUT). Check that as many processes were started, and that each calls "
@@ -150,41 +150,41 @@ class Desk:
 
     def _take(self, sock: socket.socket) -> None:
         try:
-            frame = receive(sock, self._key, _VISITOR, time.monotonic() + FRAME_SECONDS)
+            frame = receive(sock, self._key, _CLIENT, time.monotonic() + FRAME_SECONDS)
             facts, nonce = PeerFacts(**frame["facts"]), str(frame["nonce"])
-            theirs = Visitor(int(frame["size"]), str(frame["version"]), bool(frame["encrypted"]))
+            theirs = JobTerms(int(frame["size"]), str(frame["version"]), bool(frame["encrypted"]))
         except (OSError, ValueError, KeyError, TypeError):
             sock.close()  # it connects again, or is reported as missing
             return
         former = self._visitors.get(facts.rank)
         problem = ""
-        if theirs.size != self._visitor.size:
+        if theirs.size != self._terms.size:
             problem = f"was started as one of {theirs.size}"
         elif facts.rank == 0:
             problem = "has the same number as another process"
-        elif not 0 < facts.rank < self._visitor.size:
-            problem = f"isn't one of ranks 1 to {self._visitor.size - 1}"
-        elif theirs.version != self._visitor.version:
-            problem = f"has spark_estimator {theirs.version}, and rank 0 has {self._visitor.version}"
-        elif theirs.encrypted != self._visitor.encrypted:
+        elif not 0 < facts.rank < self._terms.size:
+            problem = f"isn't one of ranks 1 to {self._terms.size - 1}"
+        elif theirs.version != self._terms.version:
+            problem = f"has spark_estimator {theirs.version}, and rank 0 has {self._terms.version}"
+        elif theirs.encrypted != self._terms.encrypted:
             problem = "has another SPARK_ESTIMATOR_ENCRYPTION than rank 0"
         elif former is not None:
             problem = f"has the same number as {former[1].named()}"
-        self._visitors[facts.rank if former is None else self._visitor.size + facts.rank] = sock, facts, nonce
+        self._visitors[facts.rank if former is None else self._terms.size + facts.rank] = sock, facts, nonce
         if problem:
             raise ForeignLauncherError(f"init(): {facts.named()} {problem}; rank 0 is {self._job}.")
 
     def _answer_late_ranks(self, answer: dict[str, Any], seconds: float) -> None:
         came = {facts.rank for _, facts, _ in self._visitors.values()} - {0}
         deadline = time.monotonic() + seconds
-        while len(came) < self._visitor.size - 1 and (remaining := deadline - time.monotonic()) > 0:
+        while len(came) < self._terms.size - 1 and (remaining := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty, OSError, ValueError, KeyError, TypeError):
                 with self._arrived.get(timeout=remaining) as sock:
-                    came.add(int(receive(sock, self._key, _VISITOR, time.monotonic() + FRAME_SECONDS)["facts"]["rank"]))
-                    send(sock, self._key, _DESK, answer)
+                    came.add(int(receive(sock, self._key, _CLIENT, time.monotonic() + FRAME_SECONDS)["facts"]["rank"]))
+                    send(sock, self._key, _SERVER, answer)
 
     def _look_for_losses(self) -> None:
-        """A visitor sends nothing while it waits: if its socket is readable, the connection has ended."""
+        """A client sends nothing while it waits: if its socket is readable, the connection has ended."""
         poll = select.poll()
         for sock, _, _ in self._visitors.values():
             poll.register(sock, select.POLLIN)
@@ -206,7 +206,7 @@ class Desk:
             "job_id": new_job_id(),
             "nonce": secrets.token_hex(32),
             "nonces": {str(rank): nonce for rank, (_, _, nonce) in self._visitors.items()},
-            "encrypted": self._visitor.encrypted,
+            "encrypted": self._terms.encrypted,
             "peers": [asdict(peer) for peer in facts],
         }
         self._send_all(roster)
@@ -214,42 +214,42 @@ class Desk:
 
     def _send_all(self, message: dict[str, Any]) -> None:
         for sock, _, _ in self._visitors.values():
-            with contextlib.suppress(OSError):  # the wiring that follows names a lost rank
-                send(sock, self._key, _DESK, message)
+            with contextlib.suppress(OSError):  # the connecting that follows names a lost rank
+                send(sock, self._key, _SERVER, message)
 
 
-def visit(
+def join_server(
     find: Callable[[], Notice | None],
     where: str,
     rank: int,
-    visitor: Visitor,
+    terms: JobTerms,
     seconds: float,
     one_host: bool,
     waiting: Waiting | None = None,
 ) -> Rendezvous:
-    """The side of every rank but 0: looks for the desk until it answers, and waits there for the list of all ranks.
+    """The side of every rank but 0: looks for the server until it answers, and waits there for the list of all ranks.
 
     Args:
         find: gives the present notice.
         where: of that, for messages.
         rank: this process's.
-        visitor: its other facts.
+        terms: what it expects of the job.
         seconds: how long to wait.
         one_host: whether all ranks are on this host.
         waiting: what to check meanwhile, every half second.
 
     Raises:
         PeerLostError: rank 0 did not start in time, or ended, or another rank is missing.
-        ForeignLauncherError: as for `Desk.gather`.
+        ForeignLauncherError: as for `RendezvousServer.gather`.
     """
     deadline = time.monotonic() + seconds
     interval = _Interval()
     while True:
         notice = find()
-        sock = None if notice is None else dialed(notice, deadline)
+        sock = None if notice is None else connect_to_server(notice, deadline)
         if notice is not None and sock is not None:
             with sock:
-                return at_desk(sock, notice.key, rank, visitor, deadline, one_host=one_host, waiting=waiting)
+                return exchange_with_server(sock, notice.key, rank, terms, deadline, one_host=one_host, waiting=waiting)
         if waiting is not None:
             interval.run(partial(waiting.unanswered, noticed=notice is not None))
         if time.monotonic() > deadline:
@@ -262,17 +262,17 @@ def visit(
         time.sleep(0.02)
 
 
-def dialed(notice: Notice, deadline: float) -> socket.socket | None:
-    """A connection with the desk of a notice; None if there is no desk at any of its places."""
+def connect_to_server(notice: Notice, deadline: float) -> socket.socket | None:
+    """A connection with the server of a notice; None if there is no server at any of its places."""
     for place in notice.places:
-        sock = _dialed(place, notice.key, deadline)
+        sock = _connect_to(place, notice.key, deadline)
         if sock is not None:
             return sock
     return None
 
 
-def _dialed(place: tuple[str, int], key: bytes, deadline: float) -> socket.socket | None:
-    """A connection with the desk; None if it isn't there."""
+def _connect_to(place: tuple[str, int], key: bytes, deadline: float) -> socket.socket | None:
+    """A connection with the server; None if it isn't there."""
     limit = max(0.1, min(_DIAL_SECONDS, deadline - time.monotonic()))
     try:
         sock = socket.create_connection(place, timeout=limit)
@@ -286,29 +286,29 @@ def _dialed(place: tuple[str, int], key: bytes, deadline: float) -> socket.socke
     return sock
 
 
-def at_desk(
+def exchange_with_server(
     sock: socket.socket,
     key: bytes,
     rank: int,
-    visitor: Visitor,
+    terms: JobTerms,
     deadline: float,
     *,
     one_host: bool,
     waiting: Waiting | None = None,
 ) -> Rendezvous:
-    """The visit itself, on a connection that `dialed` made. Raises what `visit` raises."""
+    """The exchange itself, on a connection that `connect_to_server` made. Raises what `join_server` raises."""
     endpoint = Endpoint.open("127.0.0.1" if one_host else str(sock.getsockname()[0]))
     nonce = secrets.token_hex(32)
     try:
         facts = endpoint.facts(rank)
-        send(sock, key, _VISITOR, {"facts": asdict(facts), "nonce": nonce, **asdict(visitor)})
+        send(sock, key, _CLIENT, {"facts": asdict(facts), "nonce": nonce, **asdict(terms)})
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         while not poll.poll(_CHECK_SECONDS * 1000) and time.monotonic() < deadline + _ANSWER_SECONDS:
             if waiting is not None:
                 waiting.check()
         try:
-            answer = receive(sock, key, _DESK, deadline + _ANSWER_SECONDS)
+            answer = receive(sock, key, _SERVER, deadline + _ANSWER_SECONDS)
         except (OSError, EOFError, ValueError) as error:
             text = f"init(): rank 0 ended before all ranks had come; {facts.named()} was there."
             raise PeerLostError(text) from error

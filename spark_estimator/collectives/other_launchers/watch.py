@@ -6,11 +6,15 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from spark_estimator.collectives.foreign.claims import Claims
-from spark_estimator.collectives.foreign.desk import Visitor, at_desk, dialed
-from spark_estimator.collectives.foreign.launchers import ForeignJob
-from spark_estimator.collectives.foreign.notices import NoticeBoard
-from spark_estimator.collectives.foreign.siblings import Siblings
+from spark_estimator.collectives.other_launchers.launchers import ForeignJob
+from spark_estimator.collectives.other_launchers.local_processes import LocalProcesses
+from spark_estimator.collectives.other_launchers.notices import NoticeBoard
+from spark_estimator.collectives.other_launchers.rank_locks import RankLocks
+from spark_estimator.collectives.other_launchers.rendezvous_server import (
+    JobTerms,
+    connect_to_server,
+    exchange_with_server,
+)
 from spark_estimator.errors import ForeignLauncherError
 
 # Processes of an earlier job may still be about to end, and rank 0 about to leave its notice.
@@ -38,29 +42,29 @@ class Watch:
 
     Args:
         job: of this process.
-        claims: to the ranks on this host.
-        first: the launcher's number of the rank at whose desk all meet.
+        locks: to the ranks on this host.
+        first: the launcher's number of the rank at whose server all meet.
         whole: whether all processes of the launcher are to be in the job.
     """
 
-    def __init__(self, job: ForeignJob, claims: Claims, first: int, *, whole: bool) -> None:
+    def __init__(self, job: ForeignJob, locks: RankLocks, first: int, *, whole: bool) -> None:
         self._job = job
-        self._claims = claims
+        self._claims = locks
         self._first = first
-        self._siblings = Siblings(job) if whole else None
-        self._claimed = claims.claim(job.rank or 0)
+        self._local_processes = LocalProcesses(job) if whole else None
+        self._claimed = locks.acquire(job.rank or 0)
         self._holders: dict[int, _Holder] = {}
 
     def check(self) -> None:
         """Raises PeerLostError if processes of this host have ended."""
-        if self._siblings is not None:
-            self._siblings.check()
+        if self._local_processes is not None:
+            self._local_processes.check()
 
     def unanswered(self, *, noticed: bool) -> None:
-        """Called while no desk has answered. Raises ForeignLauncherError if the ranks show that none will.
+        """Called while no server has answered. Raises ForeignLauncherError if the ranks show that none will.
 
         Args:
-            noticed: whether there is a notice of a desk.
+            noticed: whether there is a notice of a server.
         """
         self.check()
         self._check_own_rank()
@@ -72,12 +76,12 @@ class Watch:
                 f"a different rank. {self._advice()}"
             )
 
-    def gathering(self, board: NoticeBoard, visitor: Visitor) -> Callable[[], None]:
-        """The check of the rank that has the desk: also whether another process has the same rank.
+    def gathering(self, board: NoticeBoard, terms: JobTerms) -> Callable[[], None]:
+        """The check of the rank that has the server: also whether another process has the same rank.
 
         Args:
             board: with its notice.
-            visitor: what it brings.
+            terms: what it expects of the job.
         """
 
         def check() -> None:
@@ -85,21 +89,21 @@ class Watch:
             self._check_own_rank()
             rival = board.rival()
             deadline = time.monotonic() + _VISIT_SECONDS
-            sock = None if rival is None else dialed(rival, deadline)
+            sock = None if rival is None else connect_to_server(rival, deadline)
             if rival is not None and sock is not None:
                 with sock:  # the other process raises an error, and answers with its text
-                    at_desk(sock, rival.key, 0, visitor, deadline, one_host=True)
+                    exchange_with_server(sock, rival.key, 0, terms, deadline, one_host=True)
 
         return check
 
     def _check_own_rank(self) -> None:
         rank = self._job.rank or 0
-        second = -1 - rank  # what a process claims that finds its rank claimed, so that the first notices it
-        self._claimed = self._claimed or self._claims.claim(rank)
+        second = -1 - rank  # what a process locks that finds its rank locked, so that the first notices it
+        self._claimed = self._claimed or self._claims.acquire(rank)
         if self._claimed:
             process = self._held(second)
         else:
-            self._claims.claim(second)
+            self._claims.acquire(second)
             process = self._holds(rank, _CERTAIN_SECONDS)
         if process:
             raise ForeignLauncherError(

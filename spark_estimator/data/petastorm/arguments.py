@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spark_estimator.collectives import context
-from spark_estimator.collectives.foreign.launchers import warn_of_all_rows
+from spark_estimator.collectives.other_launchers.launchers import warn_of_all_rows
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.petastorm.dataset import DatasetFiles
 from spark_estimator.data.petastorm.unischema import Unischema, UnischemaField

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator.collectives.foreign.launchers import foreign_job
+from spark_estimator.collectives.other_launchers.launchers import foreign_job
 from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, Settings
 from spark_estimator.errors import JobTimeoutError, StartTimeoutError
 from spark_estimator.launch.job.failures import STOPPED, FailureReport, first_failure

@@ -6,7 +6,7 @@ import os
 import socket
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.foreign.addresses import address_of
+from spark_estimator.collectives.other_launchers.addresses import address_of
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.errors import EncryptionUnavailableError
 from spark_estimator.log import logger

@@ -1,10 +1,10 @@
-"""Where rank 0's desk listens."""
+"""Where rank 0's server listens."""
 
 from __future__ import annotations
 
 import socket
 
-from spark_estimator.collectives.foreign.addresses import listen, own_addresses
+from spark_estimator.collectives.other_launchers.addresses import listen, own_addresses
 
 
 def test_this_hosts_addresses_can_be_listened_at() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.foreign.files import FileBoard, host_folder, key_in
+from spark_estimator.collectives.other_launchers.files import FileBoard, host_folder, key_in
 from spark_estimator.errors import ForeignLauncherError
 
 PLACES = [("127.0.0.1", 4711)]
@@ -22,15 +22,15 @@ def own(parent: Path) -> Path:
 
 
 def test_the_others_find_what_rank_0_published_until_it_is_removed(tmp_path: Path) -> None:
-    desk, other = FileBoard(str(tmp_path), "job", None), FileBoard(str(tmp_path), "job", None)
+    server, other = FileBoard(str(tmp_path), "job", None), FileBoard(str(tmp_path), "job", None)
     assert other.find() is None
-    key = desk.publish(PLACES)
+    key = server.publish(PLACES)
     notice = other.find()
     assert notice is not None and (notice.places, notice.key) == (tuple(PLACES), key)
     assert key.hex() not in repr(notice)
     other.close()  # not its own
     assert other.find() == notice
-    desk.close()
+    server.close()
     assert other.find() is None and list(own(tmp_path).iterdir()) == []
 
 
@@ -53,8 +53,8 @@ def test_a_key_that_the_ranks_have_is_not_written(tmp_path: Path) -> None:
 
 def test_what_an_earlier_job_left_is_replaced(tmp_path: Path) -> None:
     former = FileBoard(str(tmp_path), "job", None).publish([("127.0.0.1", 1)])
-    desk = FileBoard(str(tmp_path), "job", None)
-    assert desk.publish(PLACES) != former
+    server = FileBoard(str(tmp_path), "job", None)
+    assert server.publish(PLACES) != former
     notice = FileBoard(str(tmp_path), "job", None).find()
     assert notice is not None and notice.places == tuple(PLACES)
 
@@ -100,8 +100,8 @@ def test_a_planted_file_is_not_read_and_rank_0_replaces_it(tmp_path: Path, kind:
     board = FileBoard(str(tmp_path), "job", None)
     plant(own(tmp_path) / "job.json", kind)
     assert board.find() is None
-    desk = FileBoard(str(tmp_path), "job", None)
-    key = desk.publish(PLACES)
+    server = FileBoard(str(tmp_path), "job", None)
+    key = server.publish(PLACES)
     notice = board.find()
     assert notice is not None and notice.key == key != KEY
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.foreign.join import _board, ranks_of, rendezvous
-from spark_estimator.collectives.foreign.launchers import foreign_job, launcher_variables
+from spark_estimator.collectives.other_launchers.join import _board, ranks_of, rendezvous
+from spark_estimator.collectives.other_launchers.launchers import foreign_job, launcher_variables
 from spark_estimator.env import Settings
 from spark_estimator.errors import ForeignLauncherError
 
@@ -175,7 +175,7 @@ def test_two_jobs_at_once_stay_apart(script: list[str]) -> None:
 
 
 def own_address() -> str:
-    from spark_estimator.collectives.foreign.addresses import own_addresses
+    from spark_estimator.collectives.other_launchers.addresses import own_addresses
 
     address = own_addresses()[0]
     if address == "127.0.0.1":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.foreign.launchers import ForeignJob, foreign_job
+from spark_estimator.collectives.other_launchers.launchers import ForeignJob, foreign_job
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_port_of_mpiexec_identifies_a_job_of_several_hosts(tmp_path: Path) -
     proxy = tmp_path / "hydra_pmi_proxy"
     proxy.symlink_to(shutil.which("bash") or "")
     show = (
-        "from spark_estimator.collectives.foreign.launchers import foreign_job\n"
+        "from spark_estimator.collectives.other_launchers.launchers import foreign_job\n"
         "print(foreign_job({'PMI_SIZE': '2', 'PMI_RANK': '0', 'MPI_LOCALNRANKS': '1'}).identity)"
     )
     rank = f"sh -c '{sys.executable} -c \"$SHOW\"; true'; true"

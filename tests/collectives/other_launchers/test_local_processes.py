@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-# Starts ranks, and lets the first check its siblings until they raise, or all have been there for a second.
+# Starts ranks, and lets the first check the others on its host until they raise, or all have been there for a second.
 LAUNCHER = """
 import json, os, subprocess, sys
 more = json.loads(sys.argv[1])
@@ -27,14 +27,14 @@ sys.exit(status)
 """
 CHECKER = """
 import time
-from spark_estimator.collectives.foreign.launchers import foreign_job
-from spark_estimator.collectives.foreign import siblings as module
+from spark_estimator.collectives.other_launchers.launchers import foreign_job
+from spark_estimator.collectives.other_launchers import local_processes as module
 module._CERTAIN_SECONDS = 0.5
-siblings = module.Siblings(foreign_job())
+processes = module.LocalProcesses(foreign_job())
 end = time.monotonic() + 1
 try:
     while time.monotonic() < end:
-        siblings.check()
+        processes.check()
         time.sleep(0.1)
     print("all are there")
 except Exception as error:

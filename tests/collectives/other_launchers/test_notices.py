@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_estimator.collectives.foreign.notices import AgreedBoard, file_name, first_key
+from spark_estimator.collectives.other_launchers.notices import AgreedBoard, file_name, first_key
 
 SECRET = "0123456789abcdef" * 4
 

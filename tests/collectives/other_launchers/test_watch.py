@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.foreign import watch as module
-from spark_estimator.collectives.foreign.claims import Claims
-from spark_estimator.collectives.foreign.launchers import ForeignJob
-from spark_estimator.collectives.foreign.watch import Watch
+from spark_estimator.collectives.other_launchers import watch as module
+from spark_estimator.collectives.other_launchers.launchers import ForeignJob
+from spark_estimator.collectives.other_launchers.rank_locks import RankLocks
+from spark_estimator.collectives.other_launchers.watch import Watch
 from spark_estimator.errors import ForeignLauncherError
 
 RANK_1 = ForeignJob("a launcher", "WORLD_SIZE", 3, 1)
 
 
-class Others(Claims):
-    """Claims of other processes, as a table of ranks and processes."""
+class Others(RankLocks):
+    """RankLocks of other processes, as a table of ranks and processes."""
 
     def __init__(self, folder: Path, processes: dict[int, int]) -> None:
         super().__init__(str(folder), "job")
         self.processes = processes
 
-    def claim(self, rank: int) -> bool:
+    def acquire(self, rank: int) -> bool:
         return rank not in self.processes
 
     def holder(self, rank: int) -> int:

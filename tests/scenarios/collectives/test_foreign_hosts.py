@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import Network, UnavailableError, remote_shell
-from tests.collectives.foreign.test_join import KEY, SCRIPT, lines, started
+from tests.collectives.other_launchers.test_join import KEY, SCRIPT, lines, started
 from tests.scenarios.collectives.test_encrypted import capture
 
 EXPECTED = [[0, 4, 0, 2, 0, 2, 10], [1, 4, 1, 2, 0, 2, 10], [2, 4, 0, 2, 1, 2, 10], [3, 4, 1, 2, 1, 2, 10]]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.collectives import rendezvous as module
+from spark_estimator.collectives.connector import Connector
 from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
-from spark_estimator.collectives.wiring import Switchboard
 from spark_estimator.env import Settings
 from tests.ranks import Ranks, RanksFailedError
 
@@ -49,7 +49,7 @@ def test_no_exception_shows_it() -> None:
         lambda: Rendezvous.from_json(text.replace(rendezvous.key.hex(), rendezvous.key.hex() + "zz")),
         lambda: Rendezvous.from_json(text.replace(rendezvous.key.hex(), rendezvous.key.hex() + "00")),
         lambda: dataclasses.replace(rendezvous, key=rendezvous.key + b"x"),
-        lambda: Switchboard(dataclasses.replace(rendezvous, listen_fd=999_999)),
+        lambda: Connector(dataclasses.replace(rendezvous, listen_fd=999_999)),
     ]
     for number, attempt in enumerate(broken):
         with pytest.raises((ValueError, RuntimeError)) as raised:
@@ -97,7 +97,7 @@ def look_around(rank: int) -> list[str]:
         repr(context.settings()),
         repr(vars(context.engine())),
     ]
-    texts += [str(received.peers), repr(context._membership), repr(context._switchboard)]
+    texts += [str(received.peers), repr(context._membership), repr(context._connector)]
     texts += [
         pathlib.Path("/proc/self", name).read_bytes().decode(errors="replace")
         for name in ("environ", "cmdline", "comm")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.launchers.slurm import Slurm
 from benchmarks.namespaces import Network, UnavailableError
-from tests.collectives.foreign.test_join import SCRIPT, expected, lines, started
+from tests.collectives.other_launchers.test_join import SCRIPT, expected, lines, started
 from tests.scenarios.collectives.test_foreign_hosts import EXPECTED
 
 pytestmark = pytest.mark.slow

@@ -216,9 +216,9 @@ class _Jobs:
         self.placement = SparkPlacement(terms)
         address = address_for_executors(spark, "an elastic job")
         assert address is not None
-        self._switchboard = TaskServer(address, job)
+        self._server = TaskServer(address, job)
         self._until_closed = contextlib.ExitStack()
-        apart = large_payload_apart(spark, self._switchboard.job)
+        apart = large_payload_apart(spark, self._server.job)
         self._sent_job, self._payload = self._until_closed.enter_context(apart)
         if terms.most > terms.size and not on_demand(Configuration(spark)):
             self.placement.limit = terms.size
@@ -247,13 +247,13 @@ class _Jobs:
         self._all_started |= started == self._terms.size
         size = self._terms.size
         begun = range(size if self._all_started else min(self._started, size))
-        self._attempt.look_at_the_clock(self._switchboard.job.function, size, begun)
+        self._attempt.look_at_the_clock(self._server.job.function, size, begun)
         if self._all_started:
             self._turn.end()
             return
         seconds = time.monotonic() - self._began
         late = self._start_timeout is not None and seconds >= self._start_timeout.total_seconds()
-        function = self._switchboard.job.function
+        function = self._server.job.function
         if late:
             assert self._start_timeout is not None
             raise StartTimeoutError(
@@ -289,7 +289,7 @@ class _Jobs:
                 self._payload,
             )
             self._tasks.append(task)
-        self._switchboard.expect(task)
+        self._server.expect(task)
         return task
 
     def is_used(self, host: str) -> bool:
@@ -323,7 +323,7 @@ class _Jobs:
         error: Exception | None = None
         if over.error is not None:
             text = str(over.error)
-            function = self._switchboard.job.function
+            function = self._server.job.function
             error = spark_errors.cancelled(text, function)
             # A lost executor is one process less, whenever it is lost.
             if error is None and not connected and spark_errors.lost_executor(text) is None:
@@ -341,7 +341,7 @@ class _Jobs:
         """Ends the remaining Spark jobs."""
         self._over.set()
         self._turn.end()
-        self._switchboard.close()
+        self._server.close()
         with self._lock:
             tasks = list(self._tasks)
         deadline = time.monotonic() + _CLEAN_UP.total_seconds()
