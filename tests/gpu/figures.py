@@ -107,12 +107,22 @@ def small_ones(way: str) -> list[Line]:
         submits.append(submitted - at)
         waits.append(time.perf_counter() - submitted)
     whole = seconds_of(lambda: hvd.allreduce_(tensors[0], name="small 0"), 200)
+    for _ in range(2):  # the first round loads the kernel
+        torch.cuda.synchronize()
+        at = time.perf_counter()
+        for tensor in tensors:
+            tensor.add_(1)
+        launch = (time.perf_counter() - at) * 1e6 / _SMALL
     return [
         at_most(f"CPU time of submitting, of {_SMALL} in a row", statistics.median(costs), 10, "us"),
         Line(
             f"by the clock {statistics.median(walls):.1f} us; a single one {statistics.median(submits) * 1e6:.1f} us, "
             f"and {statistics.median(waits) * 1e6:.0f} us to synchronize it; allreduce_ of 1 KB to its end on the "
             f"GPU {whole * 1e6:.0f} us"
+        ),
+        Line(
+            f"PyTorch needs {launch:.1f} us to launch a kernel here (tensor.add_(1)): submitting costs "
+            f"{statistics.median(walls) / launch:.1f} times that"
         ),
     ]
 
