@@ -29,19 +29,30 @@ def as_terminal_text(section: str) -> str:
     text = re.sub(r"^\([\w-]+\)=\n|^#+ ", "", section, flags=re.MULTILINE)
     text = re.sub(r"```text\n(.*?)\n```", lambda block: textwrap.indent(block[1], "    "), text, flags=re.DOTALL)
     text = re.sub(r"\{\w+\}`([^`]+)`", r"\1", text)
-    text = re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", _as_reference, text)
-    return text.replace("**", "").strip()
+    text = re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", _as_reference, text).replace("**", "")
+    # Emphasis marks quoted output; in indented output a * is itself.
+    return re.sub(r"^(?! {4}).*(?:\n(?! {4}).*)*", _with_quotes, text, flags=re.MULTILINE).strip()
+
+
+def _with_quotes(lines: re.Match[str]) -> str:
+    return re.sub(r"(?<![*\w])\*(?=\S)([^*]+)\*(?![*\w])", r'"\1"', lines[0])
 
 
 def _as_reference(link: re.Match[str]) -> str:
     """A link as text: sections of this page by their name, other pages by their path or address."""
     text, target = link.groups()
     if target.startswith("#"):
-        return text
+        code = next((code for code, part in sections().items() if _anchor(part) == target[1:]), "")
+        return f"{text} (explain {code})" if code else text
     place = target.removeprefix("../")
     if errors.DOCUMENTATION_URL:
         place = f"{errors.DOCUMENTATION_URL}/{place.removeprefix('docs/').replace('.md', '.html')}"
     return f"{text} ({place})" if text else place
+
+
+def _anchor(section: str) -> str:
+    heading = re.search(r"^#+ (.+)$", section, re.MULTILINE)
+    return "" if heading is None else heading[1].lower().replace(" ", "-")
 
 
 def _similar(word: str, known: dict[str, str]) -> list[str]:

@@ -17,6 +17,7 @@ from spark_estimator.errors import JavaNotFoundError, without_links
 ROOT = Path(spark_estimator.__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}

@@ -33,7 +33,12 @@ def test_the_command_prints_cause_and_remedy(name: str, capsys: pytest.CaptureFi
 def test_links_lead_to_the_published_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "DOCUMENTATION_URL", "https://docs.example")
     text = explain.as_terminal_text("See [](../docs/how-to/ssh-hosts.md) and [Stalls](#stalls).")
-    assert text == "See https://docs.example/how-to/ssh-hosts.html and Stalls."
+    assert text == "See https://docs.example/how-to/ssh-hosts.html and Stalls (explain STALL)."
+
+
+def test_quoted_output_has_quotes() -> None:
+    text = explain.as_terminal_text("ends with *given\nup* or **fails**: 2 * 3\n\n```text\n*a*\n```")
+    assert text == 'ends with "given\nup" or fails: 2 * 3\n\n    *a*'
 
 
 def test_no_marks_of_markdown_are_left() -> None:

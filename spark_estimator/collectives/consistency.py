@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 
 from spark_estimator._native import DType, Op, ReduceOp
@@ -54,7 +55,9 @@ def check_identical(
         ) from error
     ours, first = of_rank[0], engine.ranks[0]
     rank, theirs = next((engine.ranks[at], theirs) for at, theirs in enumerate(of_rank) if theirs != ours)
-    raise MismatchError(f"The ranks disagree about {subject}. {_difference(ours, first, theirs, rank)}")
+    raise MismatchError(
+        f"The ranks disagree about {subject}. {_difference(ours, first, theirs, rank)} Make them alike on all ranks."
+    )
 
 
 def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) -> bool:
@@ -81,9 +84,11 @@ def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) 
 
 
 def _difference(ours: Sequence[str], first: int, theirs: Sequence[str], rank: int) -> str:
-    for line, other_line in zip(ours, theirs, strict=False):
-        if line != other_line:
-            return f"Rank {first} has: {line}. Rank {rank} has: {other_line}."
-    longer, who = (ours, first) if len(ours) > len(theirs) else (theirs, rank)
-    extra = longer[min(len(ours), len(theirs))]
-    return f"Only rank {who} has: {extra}. (Rank {first} has {len(ours)} such lines, rank {rank} {len(theirs)}.)"
+    totals = f"(In all, rank {first} has {len(ours)}, and rank {rank} has {len(theirs)}.)"
+    for who, lines, others in ((first, ours, theirs), (rank, theirs, ours)):
+        if len(lines) > len(others) and not Counter(others) - Counter(lines):
+            extra = next(iter(Counter(lines) - Counter(others)))
+            return f"Only rank {who} has: {extra}. {totals}"
+    line, other_line = next(pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1])
+    values = f"Rank {first} has: {line}. Rank {rank} has: {other_line}."
+    return values if len(ours) == len(theirs) else f"{values} {totals}"

@@ -47,9 +47,9 @@ def broadcast_object(
     length = ctypes.c_int64(-1 if problem else len(payload))
     _broadcast("length", name, ctypes.addressof(length), 1, DType.INT64, root_rank, process_set, length)
     if length.value < 0:
-        what = f"its object of type {type(obj).__qualname__}" if is_root else "its object"
+        why = f" It has the type {type(obj).__qualname__}: {problem}" if problem else ""
         raise HorovodInternalError(
-            f"{_label('broadcast_object', name)}: root rank {root_rank} cannot pickle {what}."
+            f"{_label('broadcast_object', name)}: the object of the root, rank {root_rank}, cannot be pickled.{why}"
         ) from problem
     buffer = ctypes.create_string_buffer(payload, length.value)
     _broadcast("data", name, ctypes.addressof(buffer), length.value, DType.UINT8, root_rank, process_set, buffer)

@@ -20,6 +20,11 @@ def where(kind: str) -> str:
     return f"{kind} on rank {context.rank()}" if context.is_initialized() else kind
 
 
+def op_text(op: object) -> str:
+    """A reduction as users write it, such as ``hvd.Min``; anything else as Python shows it."""
+    return f"hvd.{op.name.title()}" if isinstance(op, ReduceOp) else repr(op)
+
+
 def request_name(kind: str, name: str | None) -> tuple[str, bool]:
     """The name that matches the ranks' requests, and whether it is the kind of requests without a name.
 
@@ -64,7 +69,7 @@ def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> Redu
     """
     if average is not None:
         if op is not None:
-            raise ValueError(f"Pass either op ({op!r}) or the deprecated average ({average!r}), not both.")
+            raise ValueError(f"Pass either op={op_text(op)} or the deprecated average={average!r}, not both.")
         # A reduction or a name, passed in this position, would count as True.
         operation: object = average
         if isinstance(operation, (str, ReduceOp)) or operation not in (True, False):

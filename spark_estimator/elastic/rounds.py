@@ -335,8 +335,10 @@ class RoundPlanner:
             if now - self._gathering_since < self.terms.timeout.total_seconds():
                 return None
             starting = sum(known.phase is Phase.STARTING for known in newcomers)
+            at_work = [f"rank {self._processes[process].rank}" for process in self._members(Phase.RUNNING)]
+            late = ", ".join([*at_work, *([f"{starting} new processes"] if starting else [])])
             seconds = self.terms.timeout.total_seconds()
-            return Fail(f"{needed}; {starting} new processes didn't join within {seconds:g} seconds")
+            return Fail(f"{needed}; {late} didn't join round {self.round + 1} within {seconds:g} seconds")
         if members and self._wants_newcomers():
             return None
         if members and self.room_may_grow:

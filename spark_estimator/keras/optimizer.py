@@ -16,6 +16,7 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set, registered
+from spark_estimator.collectives.reductions import op_text
 from spark_estimator.keras import optimizers, wrapping
 from spark_estimator.keras.compression import checked_compression
 from spark_estimator.keras.exchange import KerasExchange
@@ -195,7 +196,7 @@ def _checked_op(op: int) -> ReduceOp:
             return ReduceOp(op)
     except ValueError:
         pass
-    raise ValueError(f"DistributedOptimizer: op={op!r}: must be hvd.Average or hvd.Sum in Keras.")
+    raise ValueError(f"DistributedOptimizer: op={op_text(op)} must be hvd.Average or hvd.Sum in Keras.")
 
 
 def _check_predivide(factor: Any, op: ReduceOp) -> None:

@@ -138,5 +138,5 @@ def checked_root(root_rank: object, process_set: ProcessSet | None, kind: str) -
     root = whole_number(root_rank)
     ranks = context.engine(process_set).ranks
     if root is None or root not in ranks:
-        raise both(ValueError(f"{where(kind)}: root_rank={root_rank!r} is not one of the ranks {list(ranks)}."))
+        raise both(ValueError(f"{where(kind)}: root_rank={root_rank!r} must be one of the ranks {list(ranks)}."))
     return root

@@ -16,7 +16,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.compression.casts import is_int8
 from spark_estimator.collectives.compression.int8 import key_of
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.collectives.reductions import Adasum, Average, Sum, where
+from spark_estimator.collectives.reductions import Adasum, Average, Sum, op_text, where
 from spark_estimator.tensorflow.compression import Compression, checked_compressor
 from spark_estimator.tensorflow.nodes import checked_tensor
 from spark_estimator.tensorflow.questions import size_of
@@ -164,7 +164,7 @@ def exchange_of(
     except ValueError:
         operation = ReduceOp.MIN
     if isinstance(op, bool) or operation not in (Average, Sum, Adasum):
-        raise ValueError(f"{where(kind)}: op={op!r}: must be hvd.Average, hvd.Sum or hvd.Adasum.")
+        raise ValueError(f"{where(kind)}: op={op_text(op)} must be hvd.Average, hvd.Sum or hvd.Adasum.")
     factor = gradient_predivide_factor
     if not isinstance(factor, numbers.Real) or not 0 < float(factor) < math.inf:
         raise ValueError(f"{where(kind)}: gradient_predivide_factor={factor!r} must be a number greater than 0.")

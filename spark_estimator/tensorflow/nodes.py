@@ -162,7 +162,7 @@ def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
 def group(tensors: Any, kind: str) -> list[Any]:
     """The members of a group. Raises ValueError when there are none, or they are no list."""
     if not isinstance(tensors, (list, tuple)):
-        raise ValueError(f"{where(kind)}: a list of tensors is needed, not a {type(tensors).__name__}.")
+        raise ValueError(f"{where(kind)}: a list of tensors is needed, not {tensors!r:.100}.")
     if not tensors:
         raise ValueError(f"{where(kind)}: at least one tensor is needed, and the list is empty.")
     return list(tensors)

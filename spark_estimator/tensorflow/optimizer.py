@@ -140,8 +140,7 @@ def DistributedOptimizer(
 def _of_keras(optimizer: Any, **arguments: Any) -> Any:
     if not hasattr(optimizer, "apply_gradients") and not hasattr(optimizer, "apply"):
         raise ValueError(
-            f"{where(_KIND)}: an optimizer of tf.compat.v1.train or of Keras is needed, not a "
-            f"{type(optimizer).__name__}."
+            f"{where(_KIND)}: an optimizer of tf.compat.v1.train or of Keras is needed, not {optimizer!r:.100}."
         )
     from spark_estimator.keras import DistributedOptimizer as of_keras
 

@@ -108,7 +108,7 @@ def variable_of(value: Any, kind: str) -> Any:
     """The ``tf.Variable`` of a variable of TensorFlow or Keras. Raises ValueError for what is none."""
     inner = value if hasattr(value, "read_value") else getattr(value, "value", None)
     if not hasattr(inner, "read_value") or not hasattr(inner, "assign"):
-        raise ValueError(f"{where(kind)}: a variable is needed, not a {type(value).__name__}.")
+        raise ValueError(f"{where(kind)}: a variable is needed, not {value!r:.100}.")
     return inner
 
 

@@ -89,7 +89,7 @@ def DistributedGradientTape(
     """
     kind = "DistributedGradientTape"
     if not isinstance(gradtape, tf.GradientTape):
-        raise ValueError(f"{where(kind)}: a tf.GradientTape is needed, not a {type(gradtape).__name__}.")
+        raise ValueError(f"{where(kind)}: a tf.GradientTape is needed, not {gradtape!r:.100}.")
     exchange = exchange_of(
         kind,
         compression,

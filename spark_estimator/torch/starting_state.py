@@ -36,7 +36,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: i
             them holds nothing that can be sent: it is complex, sparse, on device 'meta'. Nothing was sent.
         MismatchError: the ranks' parameters differ in name, shape or type; the first difference is named.
     """
-    root = _checked_root(root_rank)
+    root = _checked_root(root_rank, "broadcast_parameters")
     tensors = [(name, value) for name, value in _pairs(params) if isinstance(value, torch.Tensor)]
     for name, tensor in tensors:
         check_parameter(name, tensor, "broadcast_parameters")
@@ -110,7 +110,7 @@ def broadcast_optimizer_state(
             f"{where('broadcast_optimizer_state')}: the state of torch.optim.LBFGS cannot be broadcast: it depends on "
             "this rank's earlier evaluations. Broadcast the parameters, and create a new LBFGS on all ranks."
         )
-    root = _checked_root(root_rank)
+    root = _checked_root(root_rank, "broadcast_optimizer_state")
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for number, group in enumerate(optimizer.param_groups):
         for position, param in enumerate(group["params"]):
@@ -206,10 +206,10 @@ def _with_tensors(value: Any, tensors: list[torch.Tensor], param: torch.Tensor |
     return value
 
 
-def _checked_root(root_rank: object) -> int:
+def _checked_root(root_rank: object, kind: str) -> int:
     root = whole_number(root_rank)
     if root is None or root not in range(context.size()):
-        raise ValueError(f"root_rank={root_rank!r} is not one of the ranks 0 to {context.size() - 1}.")
+        raise ValueError(f"{where(kind)}: root_rank={root_rank!r} must be one of the ranks 0 to {context.size() - 1}.")
     return root
 
 

@@ -23,8 +23,13 @@ def test_differences_are_named_by_all_ranks() -> None:
                 messages.append(without_links(str(error)))
         return messages
 
-    different, extra = "Rank 0 has: b0. Rank 2 has: b1.", "Only rank 0 has: c. (Rank 0 has 3 such lines, rank 2 2.)"
-    expected = [f"The ranks disagree about the gradients. {text}" for text in (different, extra)]
+    different, extra = (
+        "Rank 0 has: b0. Rank 2 has: b1.",
+        "Only rank 0 has: c. (In all, rank 0 has 3, and rank 2 has 2.)",
+    )
+    expected = [
+        f"The ranks disagree about the gradients. {text} Make them alike on all ranks." for text in (different, extra)
+    ]
     assert run_ranks(3, check) == [expected] * 3
 
 
@@ -40,8 +45,10 @@ def test_a_rank_alone_always_agrees() -> None:
     ("ours", "theirs", "text"),
     [
         (["a", "b"], ["a", "c"], "Rank 4 has: b. Rank 7 has: c."),
-        (["a"], ["a", "c"], "Only rank 7 has: c. (Rank 4 has 1 such lines, rank 7 2.)"),
-        ([], ["c"], "Only rank 7 has: c. (Rank 4 has 0 such lines, rank 7 1.)"),
+        (["b"], ["a", "b"], "Only rank 7 has: a. (In all, rank 4 has 1, and rank 7 has 2.)"),
+        (["b"], ["a", "c"], "Rank 4 has: b. Rank 7 has: a. (In all, rank 4 has 1, and rank 7 has 2.)"),
+        (["a"], ["a", "c"], "Only rank 7 has: c. (In all, rank 4 has 1, and rank 7 has 2.)"),
+        ([], ["c"], "Only rank 7 has: c. (In all, rank 4 has 0, and rank 7 has 1.)"),
     ],
 )
 def test_the_first_difference_is_shown(ours: list[str], theirs: list[str], text: str) -> None:

@@ -226,7 +226,7 @@ def test_without_the_newcomer_there_are_too_few() -> None:
     job.ready(1)
     job.now += 9
     (failed,) = job.decide()
-    assert isinstance(failed, Fail) and "1 new processes didn't join within 9 seconds" in failed.why
+    assert isinstance(failed, Fail) and "1 new processes didn't join round 2 within 9 seconds" in failed.why
 
 
 def test_newcomers_that_die_one_after_another_are_not_started_without_end() -> None:

@@ -33,6 +33,7 @@ def test_local_variables_and_variables_without_a_gradient(two_ranks: RankPool) -
     assert two_ranks.run(values) == [[[1.5, 2.0], [1.5, 4.0], [3.0, 4.0]]] * 2
 
 
+@pytest.mark.slow
 def test_a_rank_outside_of_the_set_keeps_its_gradients(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import keras

@@ -10,7 +10,7 @@ from tests.tensorflow.rank_pool import RankPool
 
 
 @pytest.mark.parametrize("kind", ["eager", "function", "function under a tape", "session"])
-@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 def test_by_horovods_definition(ranks_of: Any, size: int, kind: str) -> None:
     def check(rank: int, size: int, kind: str) -> list[str]:
         import numpy

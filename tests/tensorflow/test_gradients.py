@@ -69,7 +69,7 @@ def test_a_tape_s_gradients_go_as_one_on_one_host_and_in_buckets_between_hosts(t
     ("arguments", "text"),
     [
         ({"op": ReduceOp.MAX}, "must be hvd"),
-        ({"op": True}, "op=True: must be hvd"),
+        ({"op": True}, "op=True must be hvd"),
         ({"gradient_predivide_factor": 0}, "greater than 0"),
         ({"gradient_predivide_factor": 2.0, "op": ReduceOp.SUM}, r"requires op=hvd\.Average"),
         ({"groups": [[FIRST], [FIRST]]}, "a variable twice"),

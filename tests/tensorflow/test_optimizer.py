@@ -75,5 +75,5 @@ def test_arguments_that_are_refused() -> None:
         hvd.DistributedOptimizer(plain, op=hvd.Adasum, average_aggregated_gradients=True)
     with pytest.raises(ValueError, match="backward_passes_per_step=0"):
         hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
-    with pytest.raises(ValueError, match="or of Keras is needed, not a int"):
+    with pytest.raises(ValueError, match="or of Keras is needed, not "):
         hvd.DistributedOptimizer(1)

@@ -80,7 +80,7 @@ def test_groups(job_of_one: None, op: str) -> None:
     with pytest.raises(ValueError, match="at least one tensor is needed, and the list is empty"):
         function([])
     for thing in (torch.ones(2, 2), None, {"a": torch.ones(2)}, iter([torch.ones(2)])):
-        with pytest.raises(ValueError, match="on rank 0: a list of tensors is needed, not a"):
+        with pytest.raises(ValueError, match="on rank 0: a list of tensors is needed, not "):
             function(thing)
     with pytest.raises(ValueError, match=r"a torch\.Tensor is needed, not NoneType"):
         function([torch.ones(2), None])

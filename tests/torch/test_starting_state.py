@@ -34,7 +34,7 @@ def test_parameters_and_buffers_in_every_accepted_form(two_ranks: RankPool) -> N
             hvd.broadcast_parameters(form(model), root_rank=1)
             for ours, theirs in zip(model.parameters(), root.parameters(), strict=True):
                 assert torch.equal(ours, theirs)
-        with pytest.raises(ValueError, match=r"generator; wrap an iterator .* in list"):
+        with pytest.raises(ValueError, match=r"not <generator .*; wrap an iterator .* in list"):
             hvd.broadcast_parameters(model.named_parameters(), 0)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="root_rank=2"):
             hvd.broadcast_parameters(model.state_dict(), 2)

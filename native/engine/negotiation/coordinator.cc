@@ -174,7 +174,9 @@ Coordinator::Ready Coordinator::Conclude(const Meeting& meeting) const {
   if (agreed_so_far && !ready.error.empty()) {
     ready.error += " (as one has whose HOROVOD_GPU_OPERATIONS is copy, or whose PyTorch has no CUDA)";
   }
-  differ("tensor counts", [](const Signature& s) { return std::to_string(s.parts.size()) + " tensors"; });
+  differ("tensor counts", [](const Signature& s) {
+    return std::to_string(s.parts.size()) + (s.parts.size() == 1 ? " tensor" : " tensors");
+  });
   if (first.op == SE_ALLREDUCE || first.op == SE_REDUCESCATTER) {
     differ("reduce ops", [](const Signature& s) { return ReduceOpName(s.reduce_op); });
     differ("prescale factors", [](const Signature& s) { return NumberText(s.prescale); });

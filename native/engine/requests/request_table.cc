@@ -21,7 +21,8 @@ Status RequestTable::Enqueue(const RequestPtr& request, bool wants_handle) {
     if (wants_handle) GiveHandle(request);
     if (request->unnamed != nullptr && request->number <= request->unnamed->failed_through) {
       // The sentence may be about a younger one that failed with it.
-      request->outcome = Status(SE_MISMATCH, request->unnamed->failure + " (name '" + FullName(*request) + "')");
+      request->outcome = Status(
+          SE_MISMATCH, LabelOf(*request) + " failed before this rank submitted it: " + request->unnamed->failure);
       request->done = true;
     } else {
       submitted_.push_back(request);

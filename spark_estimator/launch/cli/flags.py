@@ -113,6 +113,8 @@ def terms_of(options: argparse.Namespace) -> Terms | None:
                 )
         return None
     size, most = options.num_proc, options.max_np
+    if options.min_np is not None and not 1 <= options.min_np <= size:
+        raise ValueError(f"--min-np {options.min_np} must be from 1 to {size}, the ranks of -np.")
     if most is not None and most < size:
         raise ValueError(f"--max-np {most} is less than the {size} ranks of -np.")
     if most is None and script is not None:

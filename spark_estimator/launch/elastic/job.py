@@ -329,10 +329,10 @@ class ElasticJob:
         ranks = ", ".join(_named(self._processes[number]) for number in late)
         seconds = f"{self._terms.timeout.total_seconds():g} s"
         self._report(
-            f"round {self._planner.round + 1} waits for {ranks}, which called no collective since others left round "
-            f"{self._planner.round}, {LATE.total_seconds():g} s ago. "
+            f"round {self._planner.round + 1} waits for {ranks}, which called no collective since other ranks were "
+            f"lost or left, {LATE.total_seconds():g} s ago. "
             + (
-                f"It is stopped if it does not join the next round within {seconds}."
+                f"It is stopped {seconds} after the first rank began to wait."
                 if self._planner.gathers
                 else "No other rank waits for it, so the job has no limit for this."
             )
@@ -351,8 +351,9 @@ class ElasticJob:
         )
         whys = [ready.why for ready in waiting if ready is not None and ready.why]
         self._report(
-            f"round {self._planner.round} starts with {len(peers)} ranks, processes "
-            f"{', '.join(str(peer.pid) for peer in peers)}" + (f"; the last one ended with: {whys[0]}" if whys else "")
+            f"round {self._planner.round} starts with {len(peers)} ranks, pids "
+            f"{', '.join(str(peer.pid) for peer in peers)}"
+            + (f"; round {self._planner.round - 1} ended with: {whys[0]}" if whys else "")
         )
         for rank, number in enumerate(numbers):
             self._processes[number].become(rank)
@@ -408,8 +409,9 @@ def _known_as(process: Process, facts: PeerFacts, rank: int) -> PeerFacts:
 
 
 def _named(process: Process) -> str:
-    host = process.host if process.facts is None else process.facts.host
-    return f"rank {process.rank} (host {host}, pid {process.worker.pid})"
+    facts = process.facts
+    host, pid = (process.host, process.worker.pid) if facts is None else (facts.host, facts.pid or process.worker.pid)
+    return f"rank {process.rank} (host {host}, pid {pid})"
 
 
 def _shortened(message: str) -> str:

@@ -315,7 +315,7 @@ def reducescatter_of(
 def group(tensors: object, kind: str) -> list[torch.Tensor]:
     """The members of a group. Raises ValueError when there are none, or they are no list."""
     if not isinstance(tensors, (list, tuple)):
-        raise ValueError(f"{where(kind)}: a list of tensors is needed, not a {type(tensors).__name__}.")
+        raise ValueError(f"{where(kind)}: a list of tensors is needed, not {tensors!r:.100}.")
     if not tensors:
         raise ValueError(f"{where(kind)}: at least one tensor is needed, and the list is empty.")
     return list(tensors)

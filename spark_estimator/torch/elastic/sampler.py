@@ -32,6 +32,8 @@ class ElasticSampler(Sampler[int]):
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        if not isinstance(dataset, Sized):
+            raise TypeError(f"ElasticSampler needs a data set with a length, not {dataset!r:.100}.")
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed

@@ -15,6 +15,7 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet, registered
+from spark_estimator.collectives.reductions import op_text
 from spark_estimator.torch.collectives.memory import check_parameter, where
 from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.compression.compressors import UNCHOSEN, BucketCompression, checked_compression
@@ -37,7 +38,7 @@ def checked_op(op: int) -> ReduceOp:
             return ReduceOp(op)
     except ValueError:
         pass
-    raise ValueError(f"{where('DistributedOptimizer')}: op={op!r}: must be hvd.Average, hvd.Sum or hvd.Adasum.")
+    raise ValueError(f"{where('DistributedOptimizer')}: op={op_text(op)} must be hvd.Average, hvd.Sum or hvd.Adasum.")
 
 
 def ranks_of(process_set: ProcessSet | None) -> int:

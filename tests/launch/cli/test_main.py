@@ -175,7 +175,7 @@ def test_settings_reach_the_command() -> None:
         (["-np", "2", "--hostfile", "/no/such/file", "true"], "/no/such/file can't be read: No such file"),
         (["-np", "4", "-H", "localhost:2", "true"], "localhost:2 offers 2 slots, but 4 ranks were requested"),
         (["-np", "2", "-H", "localhost:x", "true"], "must have the form host:slots"),
-        (["-np", "2", "--min-np", "3", "true"], "min_size=3"),
+        (["-np", "2", "--min-np", "3", "true"], "--min-np 3 must be from 1 to 2"),
         (["-np", "2", "--max-np", "1", "true"], "--max-np 1 is less than the 2 ranks of -np"),
         (["-np", "2", "--reset-limit", "1", "true"], "--reset-limit needs an elastic job: set --min-np"),
         (["-np", "2", "--elastic-timeout", "0", "true"], "must be at least 1"),

@@ -182,7 +182,7 @@ def test_survivors_keep_their_processes_and_their_order(
 ) -> None:
     result = run(tmp_path, marker, [Fault("kill", 0)])
     log = capfd.readouterr().err
-    assert f"round 2 starts with 2 ranks, processes {result['pids'][0]}, {result['pids'][1]}" in log
+    assert f"round 2 starts with 2 ranks, pids {result['pids'][0]}, {result['pids'][1]}" in log
     assert "lost rank 0 (host " in log and "signal 9 (SIGKILL)" in log
 
 

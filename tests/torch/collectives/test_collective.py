@@ -15,7 +15,7 @@ from tests.torch.rank_pool import RankPool
 def test_members_of_a_group() -> None:
     tensors = (torch.ones(1), torch.ones(2))
     assert collective.group(tensors, "grouped_allreduce") == list(tensors)
-    with pytest.raises(ValueError, match=r"grouped_allreduce.*: a list of tensors is needed, not a Tensor"):
+    with pytest.raises(ValueError, match=r"grouped_allreduce.*: a list of tensors is needed, not tensor"):
         collective.group(torch.ones(2, 2), "grouped_allreduce")
     with pytest.raises(ValueError, match="at least one tensor is needed, and the list is empty"):
         collective.group([], "grouped_allreduce")

@@ -143,7 +143,7 @@ void SaysWhatDiffers() {
   CHECK_CONTAINS(ErrorOf(good, bad), "prescale factors: rank 0 has 1; rank 1 has 0.25");
   Signature list = good;
   list.parts = {Part{SE_FLOAT32, {5}}, Part{SE_FLOAT32, {7}}};
-  CHECK_CONTAINS(ErrorOf(good, list), "tensor counts: rank 0 has 1 tensors; rank 1 has 2 tensors");
+  CHECK_CONTAINS(ErrorOf(good, list), "tensor counts: rank 0 has 1 tensor; rank 1 has 2 tensors");
   Signature other_list = list;
   other_list.parts[1] = Part{SE_INT32, {8}};
   CHECK_CONTAINS(ErrorOf(list, other_list),

@@ -93,7 +93,7 @@ void AnUnnamedRequestMayHaveFailedBeforeItsSubmission() {
   for (const RequestPtr& request : {first, second, third}) CHECK(fixture.Enqueue(request).ok());
   CHECK(first->done && second->done && !third->done);
   CHECK_EQ(second->outcome.code(), SE_MISMATCH);
-  CHECK_CONTAINS(second->outcome.message(), "given up (name 'kind.1')");
+  CHECK_CONTAINS(second->outcome.message(), "'kind.1' failed before this rank submitted it: given up");
   CHECK_EQ(fixture.table.submitted().size(), 1u);
   fixture.table.FailUnnamed("kind", 2, "given up, too");  // submitted, and not taken by the driving thread
   CHECK(third->done && fixture.table.submitted().empty());
