@@ -75,7 +75,7 @@ def test_average_still_works_with_a_warning(average: bool, op: int) -> None:
 @pytest.mark.parametrize(
     ("average", "op", "text"),
     [
-        (True, Sum, "either op .* or the deprecated average"),
+        (True, Sum, "either op=hvd.Sum or the deprecated average"),
         ("x", None, "average='x' must be True or False"),
         (Sum, None, "average=.*SUM.* must be True or False"),
         (None, 17, r"op=17 must be hvd\.Average"),
