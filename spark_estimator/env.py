@@ -520,7 +520,8 @@ def misspelled_variables(environ: Mapping[str, str] | None = None) -> dict[str, 
         environ: where to look; default: the process's environment.
     """
     environ = os.environ if environ is None else environ
-    close = {name: difflib.get_close_matches(name, _known_variables(), 1, 0.9) for name in unread_variables(environ)}
+    known = _known_variables()
+    close = {name: difflib.get_close_matches(name, known, 1, 0.9) for name in unread_variables(environ)}
     return {name: matches[0] for name, matches in close.items() if matches}
 
 

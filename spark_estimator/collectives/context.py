@@ -113,8 +113,8 @@ def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Member
     if topology.rank == 0:
         for name, setting in misspelled_variables().items():
             _log.warning("%s is set, but nothing reads it. Is %s meant?", name, setting)
-    if topology.rank == 0 and requests_autotune():
-        _log.warning("HOROVOD_AUTOTUNE has no effect: %s.", WITHOUT_EFFECT["HOROVOD_AUTOTUNE"])
+        if requests_autotune():
+            _log.warning("HOROVOD_AUTOTUNE has no effect: %s.", WITHOUT_EFFECT["HOROVOD_AUTOTUNE"])
     if rendezvous is not None and (_connector is None or _connector.rendezvous != rendezvous):
         if _connector is not None:
             _connector.close()

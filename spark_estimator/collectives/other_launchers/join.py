@@ -31,7 +31,7 @@ _KEY_FILE = "~/.spark_estimator/job_key"
 # The launcher's numbers of the ranks with which this process has joined, in the order of the job's own numbers.
 _joined: tuple[int, ...] | None = None
 # This process's lock of its rank, until it ends.
-_claims: RankLocks | None = None
+_locks: RankLocks | None = None
 # All ranks look for the notice in the same place, unless their variables differ.
 _SAME_PLACE_SECONDS = 1.0
 
@@ -109,7 +109,7 @@ def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: in
         libcrypto_path()  # so that this rank is named
     terms = JobTerms(len(members), __version__, encrypted)
     board = _board(job, settings, members)
-    locks = _own_claims(job, members)
+    locks = _own_locks(job, members)
     try:
         watch = Watch(job, locks, members[0], whole=len(members) == job.size)
         if rank > 0:
@@ -141,16 +141,16 @@ def _gathered(job: ForeignJob, board: NoticeBoard, terms: JobTerms, settings: Se
         board.close()
 
 
-def _own_claims(job: ForeignJob, members: tuple[int, ...]) -> RankLocks:
+def _own_locks(job: ForeignJob, members: tuple[int, ...]) -> RankLocks:
     """The locks to the ranks of this job, kept until this process ends."""
-    global _claims
-    if _claims is not None:
-        _claims.release()
+    global _locks
+    if _locks is not None:
+        _locks.release()
     folder = None
     with suppress(ForeignLauncherError):  # not private: then only these checks are missing
         folder = own_folder(host_folder()) if job.identity else None
-    _claims = RankLocks(folder, f"{job.identity} ranks {members if len(members) < job.size else 'all'}")
-    return _claims
+    _locks = RankLocks(folder, f"{job.identity} ranks {members if len(members) < job.size else 'all'}")
+    return _locks
 
 
 def _finder(

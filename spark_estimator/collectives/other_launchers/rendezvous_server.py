@@ -97,7 +97,7 @@ class RendezvousServer:
         self._job = job
         self._where = where
         self._arrived: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        self._visitors: dict[int, tuple[socket.socket, PeerFacts, str]] = {}
+        self._clients: dict[int, tuple[socket.socket, PeerFacts, str]] = {}
         self._server = HandshakeServer(listeners, key, self._admit, name="rank 0's server")
 
     def gather(self, seconds: float, own_address: str, check: Callable[[], None] | None = None) -> Rendezvous:
@@ -116,10 +116,10 @@ class RendezvousServer:
         deadline = time.monotonic() + seconds
         interval = _Interval()
         try:
-            while len(self._visitors) < self._terms.size - 1:
+            while len(self._clients) < self._terms.size - 1:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    missing = [rank for rank in range(1, self._terms.size) if rank not in self._visitors]
+                    missing = [rank for rank in range(1, self._terms.size) if rank not in self._clients]
                     raise PeerLostError(
                         f"init(): {_named(missing)} of {self._job} did not come within {seconds:g} s "
                         "(HOROVOD_START_TIMEOUT). Check that as many processes were started, and that each calls "
@@ -142,8 +142,8 @@ class RendezvousServer:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._arrived.get_nowait().close()
-        while self._visitors:
-            self._visitors.popitem()[1][0].close()
+        while self._clients:
+            self._clients.popitem()[1][0].close()
 
     def _admit(self, sock: socket.socket, _context: bytes, _origin: str, _session: Session | None) -> None:
         self._arrived.put(sock)
@@ -156,7 +156,7 @@ class RendezvousServer:
         except (OSError, ValueError, KeyError, TypeError):
             sock.close()  # it connects again, or is reported as missing
             return
-        former = self._visitors.get(facts.rank)
+        former = self._clients.get(facts.rank)
         problem = ""
         if theirs.size != self._terms.size:
             problem = f"was started as one of {theirs.size}"
@@ -170,12 +170,12 @@ class RendezvousServer:
             problem = "has another SPARK_ESTIMATOR_ENCRYPTION than rank 0"
         elif former is not None:
             problem = f"has the same number as {former[1].named()}"
-        self._visitors[facts.rank if former is None else self._terms.size + facts.rank] = sock, facts, nonce
+        self._clients[facts.rank if former is None else self._terms.size + facts.rank] = sock, facts, nonce
         if problem:
             raise ForeignLauncherError(f"init(): {facts.named()} {problem}; rank 0 is {self._job}.")
 
     def _answer_late_ranks(self, answer: dict[str, Any], seconds: float) -> None:
-        came = {facts.rank for _, facts, _ in self._visitors.values()} - {0}
+        came = {facts.rank for _, facts, _ in self._clients.values()} - {0}
         deadline = time.monotonic() + seconds
         while len(came) < self._terms.size - 1 and (remaining := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty, OSError, ValueError, KeyError, TypeError):
@@ -186,26 +186,26 @@ class RendezvousServer:
     def _look_for_losses(self) -> None:
         """A client sends nothing while it waits: if its socket is readable, the connection has ended."""
         poll = select.poll()
-        for sock, _, _ in self._visitors.values():
+        for sock, _, _ in self._clients.values():
             poll.register(sock, select.POLLIN)
-        ended = {descriptor for descriptor, _ in poll.poll(0)} if self._visitors else set()
-        for sock, facts, _ in self._visitors.values():
+        ended = {descriptor for descriptor, _ in poll.poll(0)} if self._clients else set()
+        for sock, facts, _ in self._clients.values():
             if sock.fileno() in ended:
                 raise PeerLostError(f"init(): {facts.named()} ended before all ranks of {self._job} had come.")
 
     def _finish(self, own_address: str) -> Rendezvous:
         if not own_address:
             came = [
-                (facts.host_id != host_id(), str(sock.getsockname()[0])) for sock, facts, _ in self._visitors.values()
+                (facts.host_id != host_id(), str(sock.getsockname()[0])) for sock, facts, _ in self._clients.values()
             ]
             own_address = max(came, key=lambda each: (each[0], came.count(each)))[1]
         endpoint = Endpoint.open(own_address)
-        facts = [endpoint.facts(0)] + [self._visitors[rank][1] for rank in sorted(self._visitors)]
+        facts = [endpoint.facts(0)] + [self._clients[rank][1] for rank in sorted(self._clients)]
         roster = {
             "kind": "roster",
             "job_id": new_job_id(),
             "nonce": secrets.token_hex(32),
-            "nonces": {str(rank): nonce for rank, (_, _, nonce) in self._visitors.items()},
+            "nonces": {str(rank): nonce for rank, (_, _, nonce) in self._clients.items()},
             "encrypted": self._terms.encrypted,
             "peers": [asdict(peer) for peer in facts],
         }
@@ -213,7 +213,7 @@ class RendezvousServer:
         return _rendezvous(roster, self._key, 0, endpoint)
 
     def _send_all(self, message: dict[str, Any]) -> None:
-        for sock, _, _ in self._visitors.values():
+        for sock, _, _ in self._clients.values():
             with contextlib.suppress(OSError):  # the connecting that follows names a lost rank
                 send(sock, self._key, _SERVER, message)
 

@@ -49,10 +49,10 @@ class Watch:
 
     def __init__(self, job: ForeignJob, locks: RankLocks, first: int, *, whole: bool) -> None:
         self._job = job
-        self._claims = locks
+        self._locks = locks
         self._first = first
         self._local_processes = LocalProcesses(job) if whole else None
-        self._claimed = locks.acquire(job.rank or 0)
+        self._has_lock = locks.acquire(job.rank or 0)
         self._holders: dict[int, _Holder] = {}
 
     def check(self) -> None:
@@ -69,7 +69,7 @@ class Watch:
         self.check()
         self._check_own_rank()
         process = self._holds(self._first, _NO_NOTICE_SECONDS)
-        if self._claimed and process and not noticed:
+        if self._has_lock and process and not noticed:
             raise ForeignLauncherError(
                 f"init(): this process is {self._job.process}, but rank {self._first} (process {process} on this host) "
                 "does not wait for it: its job is complete. Give all processes the same number of processes, and each "
@@ -99,11 +99,11 @@ class Watch:
     def _check_own_rank(self) -> None:
         rank = self._job.rank or 0
         second = -1 - rank  # what a process locks that finds its rank locked, so that the first notices it
-        self._claimed = self._claimed or self._claims.acquire(rank)
-        if self._claimed:
+        self._has_lock = self._has_lock or self._locks.acquire(rank)
+        if self._has_lock:
             process = self._held(second)
         else:
-            self._claims.acquire(second)
+            self._locks.acquire(second)
             process = self._holds(rank, _CERTAIN_SECONDS)
         if process:
             raise ForeignLauncherError(
@@ -118,13 +118,13 @@ class Watch:
 
     def _held(self, rank: int) -> int:
         """The process that has had a rank for a second, some seconds ago; 0 if there is none."""
-        process = self._claims.holder(rank)
+        process = self._locks.holder(rank)
         holder = self._look(rank) if process else self._holders.get(rank, _NO_HOLDER)
         waited = time.monotonic() - holder.first
         return holder.process if holder.last - holder.first > _SEEN_SECONDS and waited > _FIRST_GIVES_UP_SECONDS else 0
 
     def _look(self, rank: int) -> _Holder:
-        process, before, now = self._claims.holder(rank), self._holders.get(rank, _NO_HOLDER), time.monotonic()
+        process, before, now = self._locks.holder(rank), self._holders.get(rank, _NO_HOLDER), time.monotonic()
         self._holders[rank] = _Holder(process, before.first if process == before.process else now, now)
         return self._holders[rank]
 

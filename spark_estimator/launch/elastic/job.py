@@ -30,7 +30,7 @@ from spark_estimator.launch.elastic.placement import FAILURES, Placement
 from spark_estimator.launch.elastic.process import MakeWorker, Process
 from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, error_of, first_failure
 from spark_estimator.launch.job.hosts import Host
-from spark_estimator.launch.job.monitor import Ended, FrameReceived, JobMonitor, Offered
+from spark_estimator.launch.job.monitor import Begun, Ended, FrameReceived, JobMonitor, Offered
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.observe.status_line import StatusLine
 from spark_estimator.observe.training_records import TakeRecord
@@ -225,6 +225,7 @@ class ElasticJob:
                 process.worker.stop(f"because it sent invalid data: {error}", at_once=True)
                 return
             ready = process.ready
+            process.pid = ready.facts.pid
             self._planner.ready(
                 event.process,
                 now,
@@ -233,6 +234,10 @@ class ElasticJob:
                 commits=ready.commits,
                 keeps_ranks=ready.keeps_ranks,
             )
+        elif isinstance(event, Begun):
+            for process in self._processes.values():
+                if process.rank == event.rank != _NO_RANK:
+                    process.pid = event.pid
         elif isinstance(event, Ended):
             self._note_end(event, now)
         elif isinstance(event, Offered):
@@ -409,9 +414,8 @@ def _known_as(process: Process, facts: PeerFacts, rank: int) -> PeerFacts:
 
 
 def _named(process: Process) -> str:
-    facts = process.facts
-    host, pid = (process.host, process.worker.pid) if facts is None else (facts.host, facts.pid or process.worker.pid)
-    return f"rank {process.rank} (host {host}, pid {pid})"
+    host = process.host if process.facts is None else process.facts.host
+    return f"rank {process.rank} (host {host}, pid {process.pid or process.worker.pid})"
 
 
 def _shortened(message: str) -> str:

@@ -30,6 +30,7 @@ class Process:
     Attributes:
         facts: where it listens, once `started` is set; None when it could not be started.
         ready: its last request for the next round; None while it is in one.
+        pid: of the rank itself, which may be a child of the process that was started for it; 0 while it is unknown.
     """
 
     def __init__(self, number: int, rank: int, host: str, make: MakeWorker, watch: JobMonitor) -> None:
@@ -38,6 +39,7 @@ class Process:
         self.host = host
         self.facts: PeerFacts | None = None
         self.ready: Ready | None = None
+        self.pid = 0
         self.started = threading.Event()
         self._events = watch.events
         self._rendezvous_set = threading.Event()

@@ -17,7 +17,7 @@ sys.stdin.read()
 """
 
 
-def test_a_rank_is_claimed_by_one_process_until_it_ends(tmp_path: Path) -> None:
+def test_a_rank_is_locked_by_one_process_until_it_ends(tmp_path: Path) -> None:
     pipe = subprocess.PIPE
     other = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdin=pipe, stdout=pipe, text=True)
     with other:
@@ -34,7 +34,7 @@ def test_a_rank_is_claimed_by_one_process_until_it_ends(tmp_path: Path) -> None:
     assert here.acquire(1), "without the file there is nothing that could be locked twice"
 
 
-def test_without_a_folder_nothing_is_claimed(tmp_path: Path) -> None:
+def test_without_a_folder_nothing_is_locked(tmp_path: Path) -> None:
     for folder in (None, str(tmp_path / "missing")):
         locks = RankLocks(folder, "job")
         assert locks.acquire(0) and locks.holder(0) == 0

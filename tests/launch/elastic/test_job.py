@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -331,13 +332,17 @@ def test_a_rank_that_does_not_notice_a_loss_is_named(
         if context.rank() == 1:
             os._exit(3)
         time.sleep(3)  # without a collective
-        return context.rank()
+        return os.getpid()
 
     for module in (rounds, job):
-        monkeypatch.setattr(module, "LATE", timedelta(seconds=1))
-    assert run_elastic_local(validate_alone, Terms(2, 1), JobOptions(environment={clusters.MARKER: marker})) == [0]
+        monkeypatch.setattr(module, "LATE", timedelta(milliseconds=200))
+    [pid] = run_elastic_local(validate_alone, Terms(2, 1), JobOptions(environment={clusters.MARKER: marker}))
     printed = capfd.readouterr().err
-    assert printed.count("round 2 waits for rank 0 (host ") == 1 and "No other rank waits for it" in printed, printed
+    assert (
+        re.search(rf"round 2 waits for rank 0 \(host [^ ]+, pid {pid}\)", printed)
+        and printed.count("round 2 waits") == 1
+    )
+    assert "No other rank waits for it" in printed, printed
 
 
 def test_no_secret_is_in_the_environment_or_the_arguments_of_a_round(marker: str) -> None:
