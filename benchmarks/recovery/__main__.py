@@ -1,7 +1,8 @@
-"""Kills ranks of a `TorchEstimator`'s training at random moments, and times what that costs.
+"""Kills ranks of an estimator's training at random moments, and times what that costs.
 
-``python -m benchmarks.recovery [--np 3] [--kills 20] [--step-ms 100] [--every SECONDS] [--seed N]`` trains a small
-model with dropout and batch normalization, whose steps wait as long as ``step-ms``, as they do for an accelerator.
+``python -m benchmarks.recovery [--framework torch] [--np 3] [--kills 20] [--step-ms 100] [--every SECONDS] [--seed N]``
+trains a small model with dropout and batch normalization, whose steps wait as long as ``step-ms``, as they do for an
+accelerator; of PyTorch, or of Keras with one of its backends.
 Ranks run on this machine, without Spark. Three trainings follow each other, by the same code of the estimator's ranks:
 
 - *undisturbed*: no kills;
@@ -26,6 +27,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -40,6 +42,7 @@ from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
 
+FRAMEWORKS = ("torch", "keras-tensorflow", "keras-jax", "keras-torch")
 WIDTH, BATCH = 8, 8
 # Columns of the file in which ranks count: process id, batches of this process, batches of all.
 _PID, _BATCHES, _ALL = range(3)
@@ -55,34 +58,25 @@ def counts(folder: str, ranks: int) -> Any:
 
 def rank_main(options: dict[str, Any], way: str) -> Any:
     """On every rank. Returns rank 0's history and parameters."""
-    import torch
-    from torch import nn
-
-    import spark_estimator.torch as hvd
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
     from spark_estimator.data.preparation import Preparation
-    from spark_estimator.estimators.torch.losses import TorchParts
-    from spark_estimator.estimators.torch.training import train
     from spark_estimator.estimators.train_spec import TrainSpec
     from spark_estimator.store import Store
 
     folder = f"{options['folder']}/{way}"
 
-    class Counting(nn.MSELoss):
-        """Counts the batches, and waits as for an accelerator."""
+    def counted() -> None:
+        """Counts a batch, and waits as for an accelerator."""
+        from spark_estimator.collectives import context
 
-        def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-            if torch.is_grad_enabled():
-                row = counts(folder, hvd.size())[hvd.rank()]
-                row[_PID], row[_BATCHES], row[_ALL] = os.getpid(), row[_BATCHES] + 1, row[_ALL] + 1
-                time.sleep(options["step_ms"] / 1000)
-            return super().forward(output, label)
+        row = counts(folder, context.size())[context.rank()]
+        row[_PID], row[_BATCHES], row[_ALL] = os.getpid(), row[_BATCHES] + 1, row[_ALL] + 1
+        time.sleep(options["step_ms"] / 1000)
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(WIDTH, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 1))
-    result = train(
+    framework, backend = options["framework"].partition("-")[::2]
+    made = in_torch(counted) if framework == "torch" else in_keras(counted, backend)
+    result = made.train(
         TrainSpec(
             inputs=(Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)),),
             labels=(Field(("y",), ("c1",), (1,), "float32", ()),),
@@ -106,10 +100,76 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
             large=1 << 40,
             source=FileRows(files_at(f"{options['folder']}/rows.parquet"), Preparation(("x", "y"))),
             held_source=None,
-            framework=TorchParts(net, torch.optim.Adam(net.parameters(), 1e-3), [Counting()], [1.0], [[]]),
+            framework=made.parts,
         )
     )
-    return None if result is None else (json.dumps(result.history), result.state)
+    return None if result is None else (json.dumps(result.history), made.parameters(result.state))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model to train.
+
+    Attributes:
+        parts: of the `TrainSpec`.
+        train: of the estimator's ranks.
+        parameters: of a result's state, as what can be compared.
+    """
+
+    parts: Any
+    train: Callable[[Any], Any]
+    parameters: Callable[[bytes], Any]
+
+
+def in_torch(counted: Callable[[], None]) -> Made:
+    """A model of PyTorch, each of whose steps calls `counted`."""
+    import torch
+    from torch import nn
+
+    from spark_estimator.estimators.torch.losses import TorchParts
+    from spark_estimator.estimators.torch.training import train
+
+    class Counting(nn.MSELoss):
+        """Counts the batches of training."""
+
+        def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            if torch.is_grad_enabled():
+                counted()
+            return super().forward(output, label)
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 1))
+    parts = TorchParts(net, torch.optim.Adam(net.parameters(), 1e-3), [Counting()], [1.0], [[]])
+    return Made(parts, train, lambda state: state)
+
+
+def in_keras(counted: Callable[[], None], backend: str) -> Made:
+    """A model of Keras, each of whose steps calls `counted`."""
+    os.environ |= {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    import keras
+
+    from spark_estimator import KerasEstimator
+    from spark_estimator.estimators.keras.objects import loaded
+    from spark_estimator.estimators.keras.start import train
+
+    class Counting(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+        """Counts the batches of training."""
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            counted()
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    hidden = [layers.Dense(64), layers.BatchNormalization(), layers.Dropout(0.2)]
+    model = keras.Sequential([layers.Input((WIDTH,)), *hidden, layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(1e-3), "mse")
+    parts = KerasEstimator(model=model, label_cols=["y"], callbacks=[Counting()])._training().framework
+
+    def parameters(state: bytes) -> list[bytes]:
+        return [value.tobytes() for value in loaded(state, {}).get_weights()]
+
+    return Made(parts, train, parameters)
 
 
 @dataclass
@@ -185,6 +245,7 @@ def timed(way: str, options: dict[str, Any], kills: int, every: float | None, se
 def main() -> int:
     """Returns 0 when the numbers of all trainings are those of the undisturbed one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", default="torch", choices=FRAMEWORKS, help="whose estimator trains (torch)")
     parser.add_argument("--np", type=positive, default=3, help="ranks (3)")
     parser.add_argument("--kills", type=positive, default=20, help="the most kills of each way (20)")
     parser.add_argument("--step-ms", type=float, default=100, help="each step waits so long (100)")

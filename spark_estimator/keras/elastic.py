@@ -64,9 +64,14 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
         PeerLostError: a rank is lost, and the job is not elastic (``horovodrun --min-np`` starts one).
     """
 
+    return run_fn(with_engine_errors(func), rejoin)
+
+
+def with_engine_errors(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
+    """A function that raises the engine's errors, which TensorFlow and JAX convert to their own in their graphs."""
+
     @functools.wraps(func)
     def as_it_was_raised(*args: Any, **kwargs: Any) -> ValueT:
-        # TensorFlow and JAX convert the engine's errors inside of their graphs to their own errors.
         exchange.failures.clear()
         try:
             return func(*args, **kwargs)
@@ -84,7 +89,7 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
         finally:
             exchange.failures.clear()
 
-    return run_fn(as_it_was_raised, rejoin)
+    return as_it_was_raised
 
 
 class KerasState(ObjectState):

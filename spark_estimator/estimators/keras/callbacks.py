@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
+import sys
 import tempfile
+from collections import deque
 from collections.abc import Sequence
+from datetime import date, timedelta
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy
@@ -20,6 +26,8 @@ from spark_estimator.keras.callbacks import HorovodCallback, LearningRateSchedul
 from spark_estimator.keras.importing import keras_of
 from spark_estimator.keras.optimizers import rate_of
 
+_COPIED_BYTES = 1 << 20
+_SIMPLE = (bool, int, float, complex, str, bytes, date, timedelta, numpy.generic, numpy.ufunc)
 _log = log.logger(__name__)
 
 
@@ -56,6 +64,7 @@ class KerasCallbacks:
     """Calls them, on every rank alike; ``checkpoint_callback`` on rank 0 alone.
 
     Attributes:
+        saves_best: there is a ``checkpoint_callback``.
         want_to_stop: some rank's callback has set ``model.stop_training``.
     """
 
@@ -63,13 +72,16 @@ class KerasCallbacks:
         custom = opened(parts.custom_objects)
         callbacks = opened(parts.callbacks, custom)
         _begin_at_rate_of(model.optimizer, callbacks)
-        self._saves: Any = opened(parts.checkpoint_callback, custom) if context.rank() == 0 else None
+        checkpoint_callback = opened(parts.checkpoint_callback, custom)
+        self.saves_best = checkpoint_callback is not None
+        self._saves: Any = checkpoint_callback if context.rank() == 0 else None
         if self._saves is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="checkpoint_")
             name = "model.weights.h5" if self._saves.save_weights_only else "model.keras"
             self._saves.filepath = str(Path(self._folder.name) / name)
             callbacks = [*callbacks, self._saves]
         self._last = _Last()
+        self._on_all = list(callbacks) if self._saves is None else list(callbacks[:-1])
         callbacks = [*callbacks, self._last]
         self._model = model
         self._model.stop_training = False
@@ -129,10 +141,57 @@ class KerasCallbacks:
             Path(self._saves.filepath).write_bytes(state["file"].tobytes())
         self._saves.best = state["best"]
 
+    def attributes(self) -> list[dict[str, Any]]:
+        """[callbacks of all ranks] copies of their attributes, of values of which `_copied` makes copies."""
+        result = []
+        for callback in self._on_all:
+            kept = {}
+            for name, value in vars(callback).items():
+                with contextlib.suppress(TypeError):
+                    kept[name] = _copied(value)
+            result.append(kept)
+        return result
+
+    def take_attributes(self, attributes: Sequence[dict[str, Any]]) -> None:
+        """Restores what `attributes` returned, on this rank or on another."""
+        for callback, values in zip(self._on_all, attributes, strict=True):
+            for name, value in values.items():
+                setattr(callback, name, _copied(value))
+        self._model.stop_training = False
+
     def give_back(self) -> None:
         """On rank 0: gives the model the weights that `checkpoint_callback` has kept, if there are any."""
         if self._saves is not None and Path(self._saves.filepath).exists():
             self._model.load_weights(self._saves.filepath)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a value that means the same in another process. Large arrays are not copied: callbacks replace them.
+
+    Raises:
+        TypeError: it may not: it is no number, string, array or function of a module, and no collection of these.
+    """
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # keeps its class
+        for key, item in value.items():
+            copied[key] = _copied(item)
+        return copied
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(map(_copied, value))
+    if type(value) is deque:
+        return deque(map(_copied, value), value.maxlen)
+    if isinstance(value, numpy.ndarray) and value.dtype.kind != "O":
+        return value.copy() if value.nbytes <= _COPIED_BYTES else value
+    if value is None or isinstance(value, _SIMPLE) or _is_of_a_module(value):
+        return value
+    raise TypeError(f"{type(value).__name__} is not kept")
+
+
+def _is_of_a_module(value: Any) -> bool:
+    """Whether a function is found by its name, such as ``keras.ops.less``, with which callbacks compare epochs."""
+    if not isinstance(value, FunctionType):
+        return False
+    return getattr(sys.modules.get(value.__module__), value.__name__, None) is value
 
 
 def _number(value: Any) -> tuple[float] | None:

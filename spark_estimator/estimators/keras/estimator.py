@@ -101,7 +101,8 @@ class _KerasTraining:
         parts, self.labels, output_kinds, self.custom = parts_of(value)
         self.framework: Any = parts
         self.output_kinds: Sequence[OutputKind] = output_kinds
-        self.recovers = False
+        # Keras 2's optimizers do not show what passes have gathered.
+        self.recovers = parts.backend != "tf_keras" or value("backward_passes_per_step") == 1
         self.state_bytes = len(parts.model)
         self.trial: Trial = KerasTrial(parts, value("model"), self.custom)
         self.train: Callable[[TrainSpec], TrainResult | None] = keras_start.train

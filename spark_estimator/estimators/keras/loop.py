@@ -7,6 +7,7 @@ rows.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, as_labels
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.compiled import compile_step
-from spark_estimator.estimators.keras.objects import Recipe, assign, loaded, opened, values_of
+from spark_estimator.estimators.keras.objects import Recipe, assign, layers_of, loaded, opened, values_of
 from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.keras.sums import Sums, metrics_variables_of
@@ -30,7 +31,7 @@ from spark_estimator.estimators.rank_run import meter_of
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.keras.importing import is_keras_2, keras_of
 from spark_estimator.keras.optimizer import DistributedOptimizer
-from spark_estimator.keras.optimizers import innermost, variables_of
+from spark_estimator.keras.optimizers import innermost, iterations_of, variables_of
 from spark_estimator.keras.starting_state import broadcast_variables
 from spark_estimator.keras.wrapping import exchange_of, multiply_rate
 
@@ -39,7 +40,7 @@ class Loop:
     """The model of this rank and its steps.
 
     Attributes:
-        model: compiled, with weights and optimizer that all ranks have alike.
+        model: compiled; all ranks have the same weights and optimizer after `broadcast`.
         meter: counts the steps, for the display at the driver.
 
     Args:
@@ -73,7 +74,6 @@ class Loop:
         )
         recipe.compile(self.model)
         recipe.restore(self.model)
-        broadcast_variables([*self.model.weights, *variables_of(self.model.optimizer)])
         # Builds what the losses and metrics count with: a checkpoint holds it, and ranks have as much of it.
         inputs, labels, weights = self._arrays(batch)
         if is_keras_2(self.model):
@@ -90,6 +90,29 @@ class Loop:
         self._exchange = exchange
         self._sums = Sums(self.model)
         self._within: dict[str, Any] | None = None
+        self._marks: list[int] = []  # when the epoch began
+
+    def broadcast(self, root: int = 0) -> None:
+        """Gives all ranks the weights and the optimizer of one. A collective."""
+        broadcast_variables([*self.model.weights, *variables_of(self.model.optimizer)], root)
+
+    @property
+    def stepped(self) -> list[Any]:
+        """The variables that a step changes, but for seeds and metrics."""
+        return [*self.model.trainable_weights, *variables_of(self.model.optimizer), *self._statistics]
+
+    @property
+    def _statistics(self) -> list[Any]:
+        """Weights that change without a gradient, such as those of batch normalization; not those of frozen layers."""
+        name = "_non_trainable_weights" if is_keras_2(self.model) else "_non_trainable_variables"
+        candidates = {id(variable) for layer in layers_of(self.model) for variable in getattr(layer, name, [])}
+        return [variable for variable in self.model.non_trainable_weights if id(variable) in candidates]
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether passes wait for their step."""
+        passes = self._exchange.accumulates
+        return passes > 1 and iterations_of(self.model.optimizer) % passes != 0
 
     @property
     def _seeds(self) -> list[Any]:
@@ -120,15 +143,60 @@ class Loop:
         """
         state: dict[str, Any] = {"gathered": values_of(self._gathered)}
         if within:
-            state |= {
-                "seeds": values_of(self._seeds),
-                "weights": values_of(self.model.non_trainable_weights),
-                "sums": self._sums.state(),
-                "chance": rng_state(),
-            }
+            state |= {"weights": values_of(self.model.non_trainable_weights)} | self._here()
         elif not state["gathered"]:
             return []
         return list(allgather_object(state, name="estimator.checkpoint"))
+
+    def rank_state(self, most_bytes: int) -> dict[str, Any]:
+        """What this rank alone has, for `resume`.
+
+        Args:
+            most_bytes: of statistics, such as those of batch normalization; the largest are left out.
+        """
+        if self._within is not None:  # no step was done since `take` or `resume`
+            return self._within
+        statistics = values_of(self._statistics)
+        by_size = sorted(range(len(statistics)), key=lambda place: statistics[place].nbytes)
+        totals = itertools.accumulate(statistics[place].nbytes for place in by_size)
+        kept = {place: statistics[place] for place, total in zip(by_size, totals, strict=True) if total <= most_bytes}
+        gathered = values_of(self._gathered) if self.is_gathering else []
+        return {"gathered": gathered, "statistics": kept} | self._here()
+
+    def resume(self, rank_state: dict[str, Any] | None, *, within: bool) -> None:
+        """Continues where `rank_state` was made, with weights and optimizer of then.
+
+        Args:
+            rank_state: None: it was lost.
+            within: as of `take`.
+        """
+        state = rank_state or {"gathered": []}
+        self._take_gathered(state)
+        self._take_statistics(state)
+        self._within = (rank_state or self._within) if within else None
+
+    def _here(self) -> dict[str, Any]:
+        return {
+            "seeds": values_of(self._seeds),
+            "sums": self._sums.state(),
+            "chance": rng_state(),
+            "marks": self._marks,
+        }
+
+    def _take_gathered(self, state: dict[str, Any]) -> None:
+        if state["gathered"]:
+            assign(self._gathered, state["gathered"])
+        else:
+            for variable in self._gathered:
+                variable.assign(numpy.zeros(tuple(variable.shape)))
+
+    def _take_statistics(self, state: dict[str, Any]) -> None:
+        """Those of `rank_state`, or all weights without gradients, of a checkpoint."""
+        if "weights" in state:
+            assign(self.model.non_trainable_weights, state["weights"])
+        statistics = self._statistics
+        for place, value in state.get("statistics", {}).items():
+            statistics[place].assign(value)
 
     def take(self, kept: Checkpoint, *, within: bool) -> None:
         """Restores a checkpoint.
@@ -140,11 +208,10 @@ class Loop:
         assign(variables_of(self.model.optimizer), kept.state["optimizer"])
         if len(kept.ranks) == context.size():
             state = kept.ranks[context.rank()]
-            assign(self._gathered, state["gathered"])
+            self._take_gathered(state)
             self._within = state if within else None
         else:
-            for variable in self._gathered:
-                variable.assign(numpy.zeros(tuple(variable.shape)))
+            self._take_gathered({"gathered": []})
 
     def train(
         self,
@@ -153,24 +220,17 @@ class Loop:
         first: int,
         callbacks: KerasCallbacks,
         save: Callable[[int, int], None],
+        commit: Callable[[int], None] | None = None,
     ) -> dict[str, float]:
         """One epoch. Returns losses and metrics over all rows.
 
         Args:
             first: batches that are done already, before the checkpoint that was taken.
             save: (batches done, rows of all ranks in them) writes a checkpoint.
+            commit: called with the number of batches done after each step: what follows repeats nothing of these.
         """
         spec = self._spec
-        self._draw(epoch)
-        before = self._marks()
-        self._sums.begin()
-        if self._within is not None:
-            assign(self._seeds, self._within["seeds"])
-            assign(self.model.non_trainable_weights, self._within["weights"])
-            self._sums.take(self._within["sums"])
-            set_rng_state(self._within["chance"])
-            before = [None] * len(before)
-            self._within = None
+        self._enter(epoch)
         order = (self._seed, epoch) if spec.shuffle else None
         plan = rows.plan(spec.batch_size, spec.train_steps)
         schedule = schedule_of(spec)
@@ -181,10 +241,12 @@ class Loop:
                 logs = self._step(batch)
                 callbacks.on_batch_end("train", done - 1, logs)
                 self.meter.step_done(batch.rows, logs.get("loss"))
+                if commit is not None and not self.is_gathering:
+                    commit(done)
                 if schedule is not None and schedule.is_due() and done < plan.steps:
                     save(done, plan.done(done))
                     schedule.made()
-        self._even_out(before)
+        self._even_out()
         return self._sums.averages()
 
     def evaluate(self, rows: EpochRows, callbacks: KerasCallbacks) -> dict[str, float]:
@@ -236,6 +298,20 @@ class Loop:
         weights = rest[len(spec.labels)].reshape(-1) if spec.weight is not None else None
         return as_inputs(self.model, inputs, spec.inputs), labels, weights
 
+    def _enter(self, epoch: int) -> None:
+        """Begins an epoch, or continues one."""
+        self._draw(epoch)
+        self._marks = self._checksums()
+        self._sums.begin()
+        within, self._within = self._within, None
+        if within is None:
+            return
+        assign(self._seeds, within["seeds"])
+        self._take_statistics(within)
+        self._sums.take(within["sums"])
+        set_rng_state(within["chance"])
+        self._marks = within.get("marks") or [-1] * len(self._marks)  # earlier checkpoints have none
+
     def _draw(self, epoch: int) -> None:
         """Seeds an epoch's random numbers from seed, epoch and rank alone; earlier draws have no effect."""
         source = numpy.random.SeedSequence([self._seed, epoch, context.rank()])
@@ -243,18 +319,18 @@ class Loop:
         for variable, drawn in zip(self._seeds, source.spawn(len(self._seeds)), strict=True):
             variable.assign(numpy.array([drawn.generate_state(1)[0] >> 1, 0], numpy.uint32).astype(_dtype(variable)))
 
-    def _marks(self) -> list[Any]:
-        """[weights that are not trained] checksums that show whether an epoch has changed them."""
+    def _checksums(self) -> list[int]:
+        """[weights that are not trained] numbers that show whether an epoch has changed them."""
         return [zlib.crc32(value.tobytes()) for value in values_of(self.model.non_trainable_weights)]
 
-    def _even_out(self, before: list[Any]) -> None:
+    def _even_out(self) -> None:
         """Averages, over the ranks, the weights that an epoch has changed without training: batch normalization's sums.
 
         Then validation, the checkpoint and the returned model use the same numbers. A collective.
         """
-        if context.size() == 1 or not before:
+        if context.size() == 1 or not self._marks:
             return
-        differs = [mark != other for mark, other in zip(self._marks(), before, strict=True)]
+        differs = [mark != other for mark, other in zip(self._checksums(), self._marks, strict=True)]
         changed = arrays.allreduce(numpy.array(differs, numpy.uint8), ReduceOp.MAX, "estimator.changed")
         variables = [v for v, yes in zip(self.model.non_trainable_weights, changed, strict=True) if yes]
         floating = [variable for variable in variables if "float" in str(_dtype(variable))]

@@ -260,7 +260,7 @@ def custom_objects_of(model: Any, *others: Any) -> dict[str, Any]:
     """
     keras = keras_of(model)
     result: dict[str, Any] = dict(keras.saving.get_custom_objects())
-    holders = [*_layers(model), *others]
+    holders = [*layers_of(model), *others]
     for holder in holders:
         for item in (type(holder), holder, *getattr(holder, "__dict__", {}).values()):
             if isinstance(item, (type, types.FunctionType)) and _is_users(item):
@@ -268,7 +268,8 @@ def custom_objects_of(model: Any, *others: Any) -> dict[str, Any]:
     return result
 
 
-def _layers(model: Any) -> list[Any]:
+def layers_of(model: Any) -> list[Any]:
+    """A model and all layers within it."""
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else [model]
 
 

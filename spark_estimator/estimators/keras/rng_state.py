@@ -1,7 +1,8 @@
-"""The state of a process' random number generators outside of Keras' layers: NumPy's, and PyTorch's on its backend."""
+"""The state of a process' random number generators outside of Keras' layers: Python's, NumPy's and PyTorch's."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy
@@ -12,7 +13,11 @@ from spark_estimator.keras.importing import backend
 def rng_state() -> dict[str, Any]:
     """For a checkpoint within an epoch. On PyTorch, Keras' dropout without a seed draws from PyTorch's generator."""
     _, keys, place, has_gauss, gauss = numpy.random.get_state()
-    result: dict[str, Any] = {"numpy": [keys, place, has_gauss, gauss]}
+    _, words, second = random.getstate()
+    result: dict[str, Any] = {
+        "numpy": [keys, place, has_gauss, gauss],
+        "python": [numpy.array(words, numpy.uint32), second],
+    }
     if backend() == "torch":
         import torch
 
@@ -26,6 +31,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """Restores what `rng_state` returned."""
     keys, place, has_gauss, gauss = state["numpy"]
     numpy.random.set_state(("MT19937", keys, int(place), int(has_gauss), float(gauss)))
+    if "python" in state:  # earlier checkpoints have none
+        words, second = state["python"]
+        random.setstate((3, tuple(words.tolist()), second))
     if backend() == "torch" and "torch" in state:
         import torch
 

@@ -24,7 +24,6 @@ Other trainings restart from the checkpoint: see `FrameworkTraining.recovers` an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,11 +31,9 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.data.rank.spool import Spool
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
-from spark_estimator.estimators.persistence.run_lease import Fence
-from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, record_epoch
-from spark_estimator.estimators.rows.row_source import rank_rows
+from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows
+from spark_estimator.estimators.recovering_process import RecoveringProcess
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.torch.elastic.state import TorchState
@@ -152,7 +149,7 @@ def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | N
         steps=0,
         begun=None,
     )
-    process = _Process(spec)
+    process = RecoveringProcess(spec)
 
     @hvd.elastic.run(mode="step")
     def rounds(state: RecoverableState) -> TrainResult | None:
@@ -169,39 +166,3 @@ def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | N
 
     result: TrainResult | None = rounds(state)
     return result
-
-
-class _Process:
-    """What one process does once, however often the job loses ranks."""
-
-    def __init__(self, spec: TrainSpec) -> None:
-        self._spec = spec
-        self._rows: tuple[Spool, Spool] | None = None
-        self._has_joined = False
-
-    def joins(self, history: Sequence[dict[str, Any]], *, first: bool) -> None:
-        """A round begins.
-
-        Args:
-            first: no rank has committed yet.
-
-        Raises:
-            SupersededError: another attempt or driver has the run.
-            DataError: the store cannot be written.
-        """
-        is_new, self._has_joined = not self._has_joined, True
-        if first or not is_new:
-            return
-        if self._spec.tracking is not None:
-            self._spec.tracking.sample_system(hvd.rank())
-        fence = Fence.of(self._spec)
-        if hvd.rank() == 0 and fence is not None:
-            fence.take()
-        for entry in history:  # the lost rank 0 may not have sent the last one
-            record_epoch(self._spec, entry)
-
-    def read(self, spec: TrainSpec) -> tuple[Spool, Spool]:
-        """As `rank_rows`, which it calls once."""
-        if self._rows is None:
-            self._rows = rank_rows(spec)
-        return self._rows

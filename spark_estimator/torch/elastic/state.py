@@ -10,9 +10,10 @@ import torch
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
+from spark_estimator.elastic.resumption import resumption
 from spark_estimator.elastic.state import ObjectState
 from spark_estimator.torch.elastic.sampler import ElasticSampler
-from spark_estimator.torch.elastic.steps import StepKeeper, resumption
+from spark_estimator.torch.elastic.steps import StepKeeper
 from spark_estimator.torch.local_steps import LocalStepsMethods
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters

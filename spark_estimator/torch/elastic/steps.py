@@ -32,7 +32,6 @@ What fails how
 
 from __future__ import annotations
 
-import enum
 import itertools
 import random
 import struct
@@ -43,8 +42,9 @@ from typing import Any
 import numpy
 import torch
 
-from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.collectives import context
+from spark_estimator.elastic.peer_copies import PeerCopies
+from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption
 from spark_estimator.log import logger
 
 _MOST_BUFFER_BYTES = 16 << 20
@@ -52,84 +52,6 @@ _GENERATORS = 5
 #: A full copy is kept at each commit whose number is a multiple of this.
 FULL_COPY_COMMITS = 100
 _log = logger(__name__)
-
-
-class RecoveryState(enum.Enum):
-    """A rank: COMMITTED to AGREED in ``optimizer.step()``, and back in ``commit()``; LOST until `synced`."""
-
-    FRESH = "no round has begun on this process"
-    COMMITTED = "parameters and attributes are those of the last commit"
-    AGREED = "parameters are those of the next commit, or are about to be"
-    LOST = "a rank was lost while this one was COMMITTED"
-    LOST_AGREED = "a rank was lost while this one was AGREED"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a rank sends to the others when a round begins.
-
-    Attributes:
-        state: of its step.
-        step: of its last commit.
-        rank, size: of the round before; -1: none.
-        full: the step of its full copy; -1: none.
-    """
-
-    state: RecoveryState
-    step: int
-    rank: int
-    size: int
-    full: int
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether parameters and attributes belong together here."""
-        return self.state in (RecoveryState.COMMITTED, RecoveryState.LOST)
-
-
-@dataclass(frozen=True)
-class Resumption:
-    """The step at which the job continues; the same on all ranks.
-
-    Attributes:
-        root: the rank whose parameters and attributes count.
-        step: of the commit.
-        from_full: it is a full copy, to which all return.
-        spread: not all ranks have that step, so that the root sends it.
-    """
-
-    root: int
-    step: int
-    from_full: bool
-    spread: bool
-
-
-def resumption(facts: Sequence[Facts]) -> Resumption:
-    """The step at which to continue.
-
-    Args:
-        facts: [ranks] of the new round.
-    """
-    whole = [rank for rank, each in enumerate(facts) if each.is_whole]
-    if whole:
-        step = max(facts[rank].step for rank in whole)
-        root = next(rank for rank in whole if facts[rank].step == step)
-        spread = any(not each.is_whole or each.step != step for each in facts)
-        return Resumption(root, step, from_full=False, spread=spread)
-    full = max(each.full for each in facts)
-    if full < 0:  # the job begins
-        return Resumption(0, 0, from_full=False, spread=True)
-    return Resumption(next(rank for rank, each in enumerate(facts) if each.full == full), full, True, spread=True)
-
-
-def ring_target(rank: int, size: int, host_ranks: int) -> int:
-    """The rank that keeps what `rank` alone has: one on the next host, where hosts have as many ranks as each other.
-
-    Args:
-        host_ranks: the most ranks of a host; the same on all ranks.
-    """
-    shift = host_ranks if host_ranks < size else 1
-    return (rank + shift) % size
 
 
 @dataclass
@@ -148,9 +70,7 @@ class StepKeeper:
     full: int = -1
     _committed: bytes = b""  # at the last commit
     _interrupted: bytes = b""  # where the step in progress was interrupted
-    _kept: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    _place: tuple[int, int] = (-1, -1)  # rank and size of this round
-    _host_ranks: int = 1
+    _peers: PeerCopies = field(default_factory=PeerCopies)
     _warned: bool = False
 
     def agree(self, *_: Any) -> None:
@@ -161,10 +81,8 @@ class StepKeeper:
         """
         if self.state is not RecoveryState.COMMITTED:
             return  # a second step() before the commit, or outside of the training
-        if self._place[1] > 1:
-            self._kept = {key: value for key, value in self._kept.items() if key[1] == self.step}
-            self._exchange(self.step + 1)
-            arrays.allgather(numpy.array([self.step], numpy.int64), "elastic.step.agreement")
+        if self._peers.size > 1:
+            self._peers.agree(self._packed(), self.step)
         self.state = RecoveryState.AGREED
 
     def committed(self) -> bool:
@@ -173,8 +91,7 @@ class StepKeeper:
             return True
         self.step += 1
         if self.state is RecoveryState.COMMITTED:  # no step was taken: the copies are those of this commit, too
-            of_last = {key: value for key, value in self._kept.items() if key[1] == self.step - 1}
-            self._kept = {(source, self.step): value for (source, _), value in of_last.items()}
+            self._peers.carry_over(self.step)
         self.state = RecoveryState.COMMITTED
         self._committed = self._packed()
         due = self.step % FULL_COPY_COMMITS == 0
@@ -194,7 +111,7 @@ class StepKeeper:
 
     def facts(self) -> Facts:
         """Of this rank."""
-        return Facts(self.state, self.step, *self._place, self.full)
+        return Facts(self.state, self.step, self._peers.rank, self._peers.size, self.full)
 
     def receives(self, at: Resumption) -> None:
         """The root is about to send its step: a failure meanwhile leaves a rank that lacks it with parts of both."""
@@ -209,46 +126,19 @@ class StepKeeper:
         Args:
             facts: [ranks] of the new round.
         """
-        rank, size = context.rank(), context.size()
-        known = {each.size for each in facts if each.rank >= 0}
-        stayed = known == {size} and all(each.rank in (-1, new) for new, each in enumerate(facts))
-        missing = [new for new, each in enumerate(facts) if each.rank < 0] if stayed and not at.from_full else []
-        if missing:
-            mine = {new: self._kept[new, at.step] for new in missing if (new, at.step) in self._kept}
-            copies: dict[int, bytes] = {}
-            for each in allgather_object(mine, name="elastic.step.missing"):
-                copies.update(each)
-            if rank in copies:
-                self._unpack(copies[rank])
-            elif rank in missing and at.step:
-                _log.warning("rank %d starts with random number generators of its own: their copy was lost, too", rank)
-        mine_before = facts[rank]
+        copy = self._peers.recovered(facts, at)
+        if copy is not None:
+            self._unpack(copy)
+        mine_before = facts[context.rank()]
         if mine_before.rank >= 0 and not at.from_full:
             if mine_before.step == at.step - 1:
                 self._unpack(self._interrupted)
             elif mine_before.step == at.step:  # buffers may be the root's
                 self._unpack(self._committed)
-        self.state, self.step, self._place = RecoveryState.COMMITTED, at.step, (rank, size)
+        self.state, self.step = RecoveryState.COMMITTED, at.step
         self.full = at.step
         self._committed, self._interrupted = self._packed(), b""
-        self._kept.clear()
-        host_ranks = arrays.allgather(numpy.array([context.local_size()], numpy.int64), "elastic.step.hosts")
-        self._host_ranks = int(host_ranks.max())
-        if size > 1:
-            self._exchange(self.step)
-
-    def _exchange(self, step: int) -> None:
-        """Sends the state that only this rank has to the next rank of the ring, and keeps what it receives.
-
-        A collective.
-        """
-        rank, size = self._place
-        content = numpy.frombuffer(self._packed(), numpy.uint8)
-        splits = [0] * size
-        splits[ring_target(rank, size, self._host_ranks)] = len(content)
-        received, counts = arrays.alltoall(content, splits, "elastic.step.copies")
-        source = next(other for other, count in enumerate(counts) if count)
-        self._kept[source, step] = received.tobytes()
+        self._peers.begin(self._committed, self.step)
 
     def _packed(self) -> bytes:
         return pack([*_generators(), *(_bytes_of(buffer) for buffer in self._buffers())])

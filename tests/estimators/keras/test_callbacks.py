@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,3 +85,40 @@ def test_without_a_callback_that_saves_there_is_no_state() -> None:
     assert callbacks.state() == {}
     callbacks.take({})
     callbacks.give_back()
+
+
+class Stateful(keras.callbacks.Callback):  # type: ignore[misc]
+    """Has attributes of many kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 1
+        self.recent: Any = deque([1, 2], maxlen=3)
+        self.sums = defaultdict(int, a=1)
+        self.small, self.large = numpy.zeros(2), numpy.zeros(1 << 18)
+        self.compare = keras.ops.less
+        self.function = lambda: 1
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.lock = threading.Lock()
+
+
+def test_a_process_in_the_place_of_a_lost_one_continues_another_s_callbacks() -> None:
+    first, second = (callbacks_of(network(), callbacks=[Stateful()]) for _ in range(2))
+    (before,), (after,) = first._on_all, second._on_all
+    attributes = first.attributes()
+    before.count += 1
+    before.recent.append(3)
+    before.sums["b"] += 1
+    before.small += 1
+    before.compare = None
+    lock, function = after.lock, after.function
+    for callbacks, callback in ((second, after), (first, before)):
+        callbacks.take_attributes(attributes)
+        assert (callback.count, callback.recent, callback.sums) == (1, deque([1, 2]), {"a": 1})
+        assert callback.recent.maxlen == 3 and callback.sums["absent"] == 0
+        assert not callback.small.any() and callback.compare is keras.ops.less
+    assert "lock" not in attributes[0] and "function" not in attributes[0] and "_model" not in attributes[0]
+    assert after.lock is lock and after.function is function
+    assert attributes[0]["large"] is before.large, "not copied"
+    assert after.recent is not before.recent

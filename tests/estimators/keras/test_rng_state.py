@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy
 import pytest
 
@@ -13,8 +15,13 @@ from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
 
 def test_random_numbers_continue() -> None:
     numpy.random.seed(3)
+    random.seed(3)
     numpy.random.standard_normal()  # so that a second number is kept
+    random.gauss(0, 1)
     state = rng_state()
-    drawn = numpy.random.standard_normal(3)
+    drawn, python = numpy.random.standard_normal(3), random.gauss(0, 1)
     set_rng_state(state)
     assert numpy.array_equal(numpy.random.standard_normal(3), drawn)
+    assert random.gauss(0, 1) == python
+    del state["python"]  # as in a checkpoint of an earlier version
+    set_rng_state(state)

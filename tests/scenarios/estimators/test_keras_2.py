@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +64,37 @@ def test_fit_transform_and_load(spark: SparkSession, tmp_path: Path) -> None:
     assert isinstance(loaded.getModel(), tf_keras.Model)
     predicted = [row["y__output"] for row in loaded.transform(df.limit(5)).collect()]
     assert predicted == pytest.approx(model.predict(rows[:5], verbose=0).reshape(-1).tolist(), abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_lost_rank_is_replaced(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    marker = str(tmp_path / "killed")
+
+    class Mortal(tf_keras.callbacks.Callback):  # type: ignore[misc]
+        """Kills its process once on rank 1, in the second epoch."""
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            rank, is_second = os.environ["HOROVOD_RANK"], int(self.model.optimizer.iterations) == 5
+            if rank == "1" and is_second and marker and not Path(marker).exists():
+                Path(marker).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    rows = numpy.random.RandomState(1).rand(120, 2)
+    df = spark.createDataFrame([([float(a), float(b)], float(a + b)) for a, b in rows], "x array<double>, y double")
+    df.repartition(2).write.parquet(str(tmp_path / "rows"))
+    files = spark.read.parquet(str(tmp_path / "rows"))
+    tf_keras.utils.set_random_seed(1)
+    settings = {"model": network(), "optimizer": tf_keras.optimizers.Adam(0.05), "loss": "mse", "metrics": ["mae"]}
+    settings |= {"num_proc": 2, "feature_cols": ["x"], "label_cols": ["y"], "batch_size": 16, "epochs": 4}
+    settings |= {"random_seed": 3, "verbose": 0, "callbacks": [Mortal()]}
+    with pytest.warns(UserWarning, match="max_restarts=1 without store"):
+        fitted = KerasEstimator(**settings, max_restarts=1).fit(files)
+    assert Path(marker).exists() and "spark_estimator: lost rank 1 (host " in capfd.readouterr().err
+    undisturbed = KerasEstimator(**settings).fit(files)
+    assert fitted.getHistory() == undisturbed.getHistory()
+    for weight, other in zip(fitted.getModel().get_weights(), undisturbed.getModel().get_weights(), strict=True):
+        assert numpy.array_equal(weight, other)
 
 
 def test_files_and_refusals(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recovery within a step: where a job continues, and a training with kills beside an undisturbed one, bit for bit."""
+"""Recovery within a step: what a rank keeps, and a training with kills beside an undisturbed one, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,49 +17,8 @@ from torch import nn
 from spark_estimator.elastic import ObjectState, run_fn
 from spark_estimator.torch.elastic import steps
 from spark_estimator.torch.elastic.state import TorchState
-from spark_estimator.torch.elastic.steps import (
-    Facts,
-    RecoveryState,
-    Resumption,
-    StepKeeper,
-    pack,
-    resumption,
-    ring_target,
-    unpack,
-)
+from spark_estimator.torch.elastic.steps import StepKeeper, pack, unpack
 from tests.elastic.horovodrun import horovodrun
-
-NEW = Facts(RecoveryState.FRESH, 0, -1, -1, -1)
-
-
-def at(state: RecoveryState, step: int, rank: int = 0, full: int = 0) -> Facts:
-    return Facts(state, step, rank, 3, full)
-
-
-LOST, AGREED = RecoveryState.LOST, RecoveryState.LOST_AGREED
-
-
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        ([NEW, NEW], Resumption(0, 0, from_full=False, spread=True)),
-        ([at(LOST, 7), at(LOST, 7)], Resumption(0, 7, from_full=False, spread=False)),
-        ([NEW, at(LOST, 7), at(LOST, 7)], Resumption(1, 7, from_full=False, spread=True)),
-        ([at(LOST, 7), at(LOST, 8)], Resumption(1, 8, from_full=False, spread=True)),
-        ([at(AGREED, 7), at(LOST, 7)], Resumption(1, 7, from_full=False, spread=True)),
-        ([at(AGREED, 207, full=100), at(AGREED, 207, full=200)], Resumption(1, 200, from_full=True, spread=True)),
-    ],
-)
-def test_the_last_whole_step_counts(facts: list[Facts], expected: Resumption) -> None:
-    assert resumption(facts) == expected
-
-
-@pytest.mark.parametrize(("size", "host_ranks"), [(2, 2), (5, 1), (8, 4), (3, 2), (4, 4)])
-def test_each_rank_keeps_one_other_s_copy_and_where_it_can_another_host_s(size: int, host_ranks: int) -> None:
-    targets = [ring_target(rank, size, host_ranks) for rank in range(size)]
-    assert sorted(targets) == list(range(size)) and all(rank != target for rank, target in enumerate(targets))
-    if host_ranks < size and size % host_ranks == 0:
-        assert all(rank // host_ranks != target // host_ranks for rank, target in enumerate(targets))
 
 
 def test_what_is_refused() -> None:

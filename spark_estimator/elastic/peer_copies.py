@@ -1,0 +1,104 @@
+"""Keeps what each rank alone has, such as its random number generators, in the memory of a rank of the next host.
+
+Order of events in a step: each rank sends its content to the next rank of the ring, and then all exchange one number,
+the *agreement*. A rank that has passed the agreement knows that the content of every rank is in another one's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy
+
+from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.elastic.resumption import Facts, Resumption
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+
+
+def ring_target(rank: int, size: int, host_ranks: int) -> int:
+    """The rank that keeps what `rank` alone has: one on the next host, where hosts have as many ranks as each other.
+
+    Args:
+        host_ranks: the most ranks of a host; the same on all ranks.
+    """
+    shift = host_ranks if host_ranks < size else 1
+    return (rank + shift) % size
+
+
+class PeerCopies:
+    """The copies that this rank keeps of another one, of the last commit and of the step in progress.
+
+    Attributes:
+        rank, size: of this process in its round; -1: none has begun.
+    """
+
+    def __init__(self) -> None:
+        self.rank = self.size = -1
+        self._host_ranks = 1
+        self._kept: dict[tuple[int, int], bytes] = {}  # by source and step
+
+    def agree(self, content: bytes, committed: int) -> None:
+        """Sends what only this rank has after the step that follows `committed`, and waits for the agreement.
+
+        A collective.
+
+        Raises:
+            HorovodInternalError: a rank was lost, so that this one has no agreement.
+        """
+        if self.size <= 1:
+            return
+        self._kept = {key: value for key, value in self._kept.items() if key[1] == committed}
+        self._send(content, committed + 1)
+        arrays.allgather(numpy.array([committed], numpy.int64), "elastic.step.agreement")
+
+    def carry_over(self, step: int) -> None:
+        """No step was taken before the commit with this number: the copies of the one before are its, too."""
+        of_last = {key: value for key, value in self._kept.items() if key[1] == step - 1}
+        self._kept = {(source, step): value for (source, _), value in of_last.items()}
+
+    def recovered(self, facts: Sequence[Facts], at: Resumption) -> bytes | None:
+        """On a process in the place of a lost one, what only that had; None on others. A collective.
+
+        A warning reports that the copy was lost, too.
+
+        Args:
+            facts: [ranks] of the new round.
+        """
+        rank, size = context.rank(), context.size()
+        known = {each.size for each in facts if each.rank >= 0}
+        stayed = known == {size} and all(each.rank in (-1, new) for new, each in enumerate(facts))
+        missing = [new for new, each in enumerate(facts) if each.rank < 0] if stayed and not at.from_full else []
+        if not missing:
+            return None
+        mine = {new: self._kept[new, at.step] for new in missing if (new, at.step) in self._kept}
+        copies: dict[int, bytes] = {}
+        for each in allgather_object(mine, name="elastic.step.missing"):
+            copies.update(each)
+        if rank in missing and rank not in copies and at.step:
+            _log.warning("rank %d starts with random number generators of its own: their copy was lost, too", rank)
+        return copies.get(rank)
+
+    def begin(self, content: bytes, step: int) -> None:
+        """A round begins on all ranks, at a commit. A collective.
+
+        Args:
+            content: what only this rank has.
+            step: of the commit.
+        """
+        self.rank, self.size = context.rank(), context.size()
+        self._kept.clear()
+        host_ranks = arrays.allgather(numpy.array([context.local_size()], numpy.int64), "elastic.step.hosts")
+        self._host_ranks = int(host_ranks.max())
+        if self.size > 1:
+            self._send(content, step)
+
+    def _send(self, content: bytes, step: int) -> None:
+        """Sends this rank's content to the next rank of the ring, and keeps what it receives. A collective."""
+        splits = [0] * self.size
+        splits[ring_target(self.rank, self.size, self._host_ranks)] = len(content)
+        received, counts = arrays.alltoall(numpy.frombuffer(content, numpy.uint8), splits, "elastic.step.copies")
+        source = next(other for other, count in enumerate(counts) if count)
+        self._kept[source, step] = received.tobytes()

@@ -1,0 +1,49 @@
+"""What one process of a training that recovers within a step does once, however often the job loses ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spark_estimator.collectives import context
+from spark_estimator.data.rank.spool import Spool
+from spark_estimator.estimators.persistence.run_lease import Fence
+from spark_estimator.estimators.rank_run import record_epoch
+from spark_estimator.estimators.rows.row_source import rank_rows
+from spark_estimator.estimators.train_spec import TrainSpec
+
+
+class RecoveringProcess:
+    """One process: it reads its rows once, and joins a training that may have begun without it."""
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self._spec = spec
+        self._rows: tuple[Spool, Spool] | None = None
+        self._has_joined = False
+
+    def joins(self, history: Sequence[dict[str, Any]], *, first: bool) -> None:
+        """A round begins.
+
+        Args:
+            first: no rank has committed yet.
+
+        Raises:
+            SupersededError: another attempt or driver has the run.
+            DataError: the store cannot be written.
+        """
+        is_new, self._has_joined = not self._has_joined, True
+        if first or not is_new:
+            return
+        if self._spec.tracking is not None:
+            self._spec.tracking.sample_system(context.rank())
+        fence = Fence.of(self._spec)
+        if context.rank() == 0 and fence is not None:
+            fence.take()
+        for entry in history:  # the lost rank 0 may not have sent the last one
+            record_epoch(self._spec, entry)
+
+    def read(self, spec: TrainSpec) -> tuple[Spool, Spool]:
+        """As `rank_rows`, which it calls once."""
+        if self._rows is None:
+            self._rows = rank_rows(spec)
+        return self._rows
