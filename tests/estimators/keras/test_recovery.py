@@ -14,6 +14,7 @@ pytest.importorskip("keras")
 pytest.importorskip("pyspark")
 
 from spark_estimator.elastic.rounds import Terms
+from spark_estimator.errors import WorkerFailedError
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from tests.estimators import keras_ranks
@@ -69,16 +70,14 @@ def numbers(folder: str, kills: Kills, changed: dict[str, Any]) -> Any:
             self.reached("after an epoch", 0)
             logs["seen"] = self.seen
 
+    plateau = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=1, min_delta=1000.0)
+    counting = [plateau, hvd.callbacks.BroadcastGlobalVariablesCallback(0)]  # which a checkpoint does not have
     settings = {
         "optimizer": keras.optimizers.Adam(0.05),
         "metrics": ["mae"],
         "held_share": 0.2,
         "epochs": 4,
-        "callbacks": [
-            Killing(),
-            keras.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=1, min_delta=1000.0),
-            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        ],
+        "callbacks": [Killing(), *([] if "stored" in changed else counting)],
         "checkpoint_callback": hvd.callbacks.BestModelCheckpoint(monitor="val_loss"),
     }
     result = keras_ranks.trained(folder, keras_ranks.chancy(), **{**settings, **changed})
@@ -130,4 +129,22 @@ def test_kills_leave_the_numbers_of_an_undisturbed_training(folder: Path, passes
     history, variables = recovered(folder, kills, changed)
     assert [Path(folder, f"killed-{number}").exists() for number in range(len(kills))] == [True] * len(kills)
     assert json.loads(history) == json.loads(expected[0])
+    assert variables == expected[1]
+
+
+def without_counts(history: str) -> Any:
+    """A history but for the number of batches that a callback has seen, which begins again in another job."""
+    return [{**entry, "more": {**entry["more"], "seen": None}} for entry in json.loads(history)]
+
+
+def test_losses_around_a_resume_within_an_epoch(folder: Path) -> None:
+    expected = run_ranks(2, undisturbed, 200, args=(str(folder), {"stored": False}))[0]
+    stored = {"stored": True, "checkpoint_steps": 2}
+    first: Kills = [("before a step", 1, 1, 3)]
+    with pytest.raises(WorkerFailedError, match="was killed by signal 9"):
+        recovered(folder, first, stored, limit=0)
+    # Before the first commit of the job, and after it.
+    history, variables = recovered(folder, [*first, ("before a step", 1, 1, 2), ("after a step", 0, 1, 3)], stored)
+    assert [Path(folder, f"killed-{number}").exists() for number in range(3)] == [True] * 3
+    assert without_counts(history) == without_counts(expected[0])
     assert variables == expected[1]
