@@ -6,6 +6,7 @@ the *agreement*. A rank that has passed the agreement knows that the content of 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy
@@ -26,6 +27,13 @@ def ring_target(rank: int, size: int, host_ranks: int) -> int:
     """
     shift = host_ranks if host_ranks < size else 1
     return (rank + shift) % size
+
+
+def smallest_within(sizes: Sequence[int], most_bytes: int) -> set[int]:
+    """The places of the smallest of some sizes, in bytes, which have at most `most_bytes` together."""
+    by_size = sorted(range(len(sizes)), key=lambda place: sizes[place])
+    totals = itertools.accumulate(sizes[place] for place in by_size)
+    return {place for place, total in zip(by_size, totals, strict=True) if total <= most_bytes}
 
 
 class PeerCopies:
@@ -78,7 +86,12 @@ class PeerCopies:
         for each in allgather_object(mine, name="elastic.step.missing"):
             copies.update(each)
         if rank in missing and rank not in copies and at.step:
-            _log.warning("rank %d starts with random number generators of its own: their copy was lost, too", rank)
+            _log.warning(
+                "rank %d replaces a lost process, and the rank that had a copy of its random number generators and "
+                "statistics was lost, too. It starts with new ones: numbers differ from those of a training without a "
+                "loss. If they must not, start again from a checkpoint.",
+                rank,
+            )
         return copies.get(rank)
 
     def begin(self, content: bytes, step: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class RecoveryState(enum.Enum):
-    """A rank: COMMITTED to AGREED in ``optimizer.step()``, and back in ``commit()``; LOST until `synced`.
+    """A rank: COMMITTED to AGREED in ``optimizer.step()``, and back in ``commit()``; LOST until the next round.
 
     Ranks that keep copies of their variables are never AGREED: they return to the copies.
     """

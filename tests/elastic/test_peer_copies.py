@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from spark_estimator.elastic.peer_copies import PeerCopies, ring_target
+from spark_estimator.elastic.peer_copies import PeerCopies, ring_target, smallest_within
 from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption
 from tests.ranks import run_ranks
 
@@ -57,3 +57,8 @@ def test_a_new_process_gets_what_the_lost_one_had(caplog: pytest.LogCaptureFixtu
 
 def test_one_rank_has_no_peer() -> None:
     PeerCopies().agree(b"not sent", 0)
+
+
+def test_the_largest_are_left_out() -> None:
+    assert smallest_within([50, 10, 41, 0], 51) == {1, 2, 3}
+    assert smallest_within([], 0) == set()

@@ -7,7 +7,6 @@ rows.
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
+from spark_estimator.elastic.peer_copies import smallest_within
 from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, as_labels
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.compiled import compile_step
@@ -34,6 +34,9 @@ from spark_estimator.keras.optimizer import DistributedOptimizer
 from spark_estimator.keras.optimizers import innermost, iterations_of, variables_of
 from spark_estimator.keras.starting_state import broadcast_variables
 from spark_estimator.keras.wrapping import exchange_of, multiply_rate
+from spark_estimator.log import logger
+
+_log = logger(__name__)
 
 
 class Loop:
@@ -90,6 +93,7 @@ class Loop:
         self._exchange = exchange
         self._sums = Sums(self.model)
         self._within: dict[str, Any] | None = None
+        self._has_warned = False
         self._marks: list[int] = []  # when the epoch began
 
     def broadcast(self, root: int = 0) -> None:
@@ -157,9 +161,15 @@ class Loop:
         if self._within is not None:  # no step was done since `take` or `resume`
             return self._within
         statistics = values_of(self._statistics)
-        by_size = sorted(range(len(statistics)), key=lambda place: statistics[place].nbytes)
-        totals = itertools.accumulate(statistics[place].nbytes for place in by_size)
-        kept = {place: statistics[place] for place, total in zip(by_size, totals, strict=True) if total <= most_bytes}
+        places = smallest_within([value.nbytes for value in statistics], most_bytes)
+        if len(places) < len(statistics) and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%d of %d weights without gradients are not kept for other ranks, as at most %d bytes are. A rank that "
+                "replaces a lost one gets those of the rank that sends it the model.",
+                len(statistics) - len(places), len(statistics), most_bytes,
+            )  # fmt: skip
+        kept = {place: statistics[place] for place in places}
         gathered = values_of(self._gathered) if self.is_gathering else []
         return {"gathered": gathered, "statistics": kept} | self._here()
 

@@ -118,7 +118,12 @@ class _Commit:
 
 
 class KerasCommits(State):
-    """The commits of a training, of which all ranks continue at the last one; see the module."""
+    """The commits of a training, of which all ranks continue at the last one; see the module.
+
+    Attributes:
+        position: where the training is; None: it has not begun on any rank.
+        attributes: of the callbacks at that place, by `KerasCallbacks.attributes`; None as above.
+    """
 
     def __init__(self) -> None:
         super().__init__(broadcast_object, context.rank)

@@ -43,7 +43,7 @@ import numpy
 import torch
 
 from spark_estimator.collectives import context
-from spark_estimator.elastic.peer_copies import PeerCopies
+from spark_estimator.elastic.peer_copies import PeerCopies, smallest_within
 from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption
 from spark_estimator.log import logger
 
@@ -159,9 +159,7 @@ class StepKeeper:
         buffers = [buffer for model in self.models for _, buffer in model.named_buffers() if buffer.numel()]
         if sum(buffer.nbytes for buffer in buffers) <= _MOST_BUFFER_BYTES:
             return buffers
-        by_size = sorted(range(len(buffers)), key=lambda number: buffers[number].nbytes)
-        totals = itertools.accumulate(buffers[number].nbytes for number in by_size)
-        kept = {number for number, total in zip(by_size, totals, strict=True) if total <= _MOST_BUFFER_BYTES}
+        kept = smallest_within([buffer.nbytes for buffer in buffers], _MOST_BUFFER_BYTES)
         if not self._warned:
             largest = sum(buffer.nbytes for number, buffer in enumerate(buffers) if number not in kept)
             _log.warning(

@@ -76,7 +76,7 @@ def test_a_lost_rank_is_replaced(spark: SparkSession, tmp_path: Path, capfd: pyt
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             rank, is_second = os.environ["HOROVOD_RANK"], int(self.model.optimizer.iterations) == 5
-            if rank == "1" and is_second and marker and not Path(marker).exists():
+            if rank == "1" and is_second and not Path(marker).exists():
                 Path(marker).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
