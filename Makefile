@@ -165,7 +165,7 @@ test-native-sanitized: $(VENV)/.tools
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG' \
 	    -DSPARK_ESTIMATOR_BUILD_TESTS=ON -DSPARK_ESTIMATOR_SANITIZER=$$sanitizer; \
 	  selected="$(if $(LABELS),-L ^($(LABELS))$$)"; \
-	  targets="$(if $(LABELS),$$($(BIN)/ctest --test-dir build/$$sanitizer -N $$selected | sed -n 's/.*Test *#[0-9]*: \([a-z_]*_test\).*/\1/p'))"; \
+	  targets="$(if $(LABELS),$$($(BIN)/ctest --test-dir build/$$sanitizer -N $$selected | sed -n 's/.*Test *#[0-9]*: \([a-z0-9_]*_test\).*/\1/p'))"; \
 	  $(BIN)/cmake --build build/$$sanitizer $${targets:+--target $$targets}; \
 	  $(BIN)/ctest --test-dir build/$$sanitizer $$selected --output-on-failure --timeout $(TIMEOUT) || failed=1; \
 	done; exit $$failed

@@ -5,13 +5,26 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <system_error>
 
 namespace spark_estimator {
 namespace {
 
-// Several records at a time: fewer system calls, and still less than a core's cache.
-constexpr size_t kIncomingBytes = 4 * kMaxRecordBytes;
+// Records that are sent and received at a time: fewer system calls, and still less than a core's cache. Measured, for
+// allreduces of 1 to 102 MB without a limit by the network: with one record for each call, they need 10 to 20 % longer.
+constexpr size_t kSentRecords = 4;
+constexpr size_t kReceivedRecords = 8;
+
+// Makes room for several records. Only connections that move more than one at a time need it: a coordinator has a
+// control connection to each rank. Without memory they keep the room they have.
+void Grow(std::vector<uint8_t>* buffer, size_t records) {
+  if (buffer->size() >= records * kMaxRecordBytes) return;
+  try {
+    buffer->resize(records * kMaxRecordBytes);
+  } catch (const std::bad_alloc&) {
+  }
+}
 
 }  // namespace
 
@@ -21,35 +34,44 @@ Status SecureChannel::Make(const std::shared_ptr<const Libcrypto>& library, cons
   SE_RETURN_IF_ERROR(RecordSealer::Make(library, secrets.cipher, secrets.send, &made->sealer_, records_per_key));
   SE_RETURN_IF_ERROR(RecordOpener::Make(library, secrets.cipher, secrets.receive, &made->opener_, records_per_key));
   // Allocated here, so that a failure can be sent to the peers when there is no memory.
-  made->record_.resize(kMaxRecordBytes);
-  made->incoming_.resize(kIncomingBytes);
+  made->outgoing_.resize(kMaxRecordBytes);
+  made->incoming_.resize(kMaxRecordBytes);
   made->opened_.resize(kMaxPlaintextBytes);
   *channel = std::move(made);
   return Status::Ok();
 }
 
+bool SecureChannel::SealBatch(const uint8_t* data, size_t bytes) {
+  if (bytes > kMaxPlaintextBytes) Grow(&outgoing_, kSentRecords);
+  outgoing_plaintext_ = outgoing_begin_ = outgoing_end_ = 0;
+  while (outgoing_plaintext_ < bytes && outgoing_.size() - outgoing_end_ >= kMaxRecordBytes) {
+    const size_t part = std::min(bytes - outgoing_plaintext_, kMaxPlaintextBytes);
+    if (!sealer_.Seal(data + outgoing_plaintext_, part, outgoing_.data() + outgoing_end_)) return false;
+    outgoing_plaintext_ += part;
+    outgoing_end_ += kRecordHeaderBytes + part + kTagBytes;
+  }
+  return true;
+}
+
 ssize_t SecureChannel::Send(int fd, const uint8_t* data, size_t bytes) {
-  if (record_begin_ < record_end_ && record_plaintext_ > bytes) {
+  if (outgoing_begin_ < outgoing_end_ && outgoing_plaintext_ > bytes) {
     errno = EINVAL;  // the caller gave other data than before
     return -1;
   }
   size_t moved = 0;
   while (true) {
-    if (record_begin_ == record_end_) {
+    if (outgoing_begin_ == outgoing_end_) {
       if (moved == bytes) return static_cast<ssize_t>(moved);
-      record_plaintext_ = std::min(bytes - moved, kMaxPlaintextBytes);
-      if (!sealer_.Seal(data + moved, record_plaintext_, record_.data())) {
+      if (!SealBatch(data + moved, bytes - moved)) {
         errno = EBADMSG;
         return -1;
       }
-      record_begin_ = 0;
-      record_end_ = kRecordHeaderBytes + record_plaintext_ + kTagBytes;
     }
     const ssize_t n =
-        send(fd, record_.data() + record_begin_, record_end_ - record_begin_, MSG_DONTWAIT | MSG_NOSIGNAL);
+        send(fd, outgoing_.data() + outgoing_begin_, outgoing_end_ - outgoing_begin_, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n < 0) return moved > 0 ? static_cast<ssize_t>(moved) : -1;
-    record_begin_ += static_cast<size_t>(n);
-    if (record_begin_ == record_end_) moved += record_plaintext_;
+    outgoing_begin_ += static_cast<size_t>(n);
+    if (outgoing_begin_ == outgoing_end_) moved += outgoing_plaintext_;
   }
 }
 
@@ -88,6 +110,7 @@ ssize_t SecureChannel::TakeRecords(uint8_t* data, size_t bytes) {
 }
 
 ssize_t SecureChannel::Receive(int fd, uint8_t* data, size_t bytes) {
+  if (bytes > kMaxPlaintextBytes) Grow(&incoming_, kReceivedRecords);
   size_t moved = 0;
   while (true) {
     const ssize_t taken = TakeRecords(data + moved, bytes - moved);

@@ -36,15 +36,17 @@ class SecureChannel {
 
  private:
   SecureChannel() = default;
+  // Fills the outgoing buffer with records of the first of these bytes; false if the cipher failed.
+  bool SealBatch(const uint8_t* data, size_t bytes);
   // Gives data of the records that have arrived whole: the number of bytes, -1 (errno is EBADMSG) for a record that
   // fails its authentication.
   ssize_t TakeRecords(uint8_t* data, size_t bytes);
 
   RecordSealer sealer_;
-  std::vector<uint8_t> record_;  // outgoing, not all of it sent yet
-  size_t record_begin_ = 0;
-  size_t record_end_ = 0;
-  size_t record_plaintext_ = 0;  // bytes of data in it
+  std::vector<uint8_t> outgoing_;  // records that are not all sent yet
+  size_t outgoing_begin_ = 0;
+  size_t outgoing_end_ = 0;
+  size_t outgoing_plaintext_ = 0;  // bytes of data in them
 
   RecordOpener opener_;
   std::vector<uint8_t> incoming_;  // records as received
@@ -67,8 +69,8 @@ class StreamSocket {
 
   // As send() and recv() with MSG_DONTWAIT: how many bytes were moved, 0 from Receive at the end of the stream, -1 with
   // errno; EBADMSG for data that fails its authentication.
-  // Bytes of an encrypted connection count as sent once their record is with the kernel as a whole: if the result is
-  // smaller than the input, the caller continues with the following bytes, as with send().
+  // Bytes of an encrypted connection count as sent once their records are with the kernel as a whole, up to 256 KiB at
+  // a time: if the result is smaller than the input, the caller continues with the following bytes, as with send().
   // Nothing that has arrived is held back: after EAGAIN from Receive the next bytes make the descriptor readable.
   ssize_t Send(const void* data, size_t bytes);
   ssize_t Receive(void* data, size_t bytes);
