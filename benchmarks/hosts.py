@@ -8,6 +8,10 @@ over the hosts' links, measured in the same run;
 wire, the computed time of these bytes and their headers at the links' rate. link/flat and wire/flat are the reached
 fraction of the network's bound. A burst can pass a link faster than its rate, so small messages can exceed 1.
 
+The hosts use this machine's congestion control for TCP, or that of ``--congestion``. One that paces its packets, as bbr
+does, limits links that are faster than the processors to the rate that it has estimated; reno shows what the program
+needs.
+
 Requires what ``namespaces`` requires; if that is unavailable, prints the reason and measures nothing.
 """
 
@@ -70,13 +74,16 @@ def wire_us(hosts: int, size: int, bits_per_second: float) -> float:
     return 2 * (hosts - 1) / hosts * size * _FRAME_BYTES / _PAYLOAD_BYTES * 8 / bits_per_second * 1e6
 
 
-def start_subjects(stack: contextlib.ExitStack, layout: Layout, bits_per_second: int) -> list[Subject]:
+def start_subjects(
+    stack: contextlib.ExitStack, layout: Layout, bits_per_second: int, congestion: str | None = None
+) -> list[Subject]:
     """Creates the hosts and starts all ranks on them.
 
     Args:
         stack: ends the ranks and removes the hosts at its exit.
         layout: number of hosts and of ranks per host.
         bits_per_second: rate of each host's link, in each direction.
+        congestion: TCP's congestion control on the hosts; None for that of this machine.
 
     Raises:
         UnavailableError: network namespaces are unavailable on this machine.
@@ -85,6 +92,8 @@ def start_subjects(stack: contextlib.ExitStack, layout: Layout, bits_per_second:
     network = stack.enter_context(Network.open(layout.hosts))
     for host in network.hosts:
         host.limit(bits_per_second)
+        if congestion is not None:
+            host.control_congestion(congestion)
 
     def ranks(name: str, hierarchical: bool, *, with_others: bool = False, encrypted: bool = False) -> Group:
         variables = {"HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(hierarchical)), "GLOO_SOCKET_IFNAME": "eth0"}
@@ -119,6 +128,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="hosts x ranks per host (default 2x1,2x2,4x1)",
     )
     parser.add_argument("--gigabits", type=float, default=1.0, help="rate of each host's link in Gbit/s (default 1)")
+    parser.add_argument(
+        "--congestion", metavar="NAME", help="TCP's congestion control on the hosts (default: this machine's)"
+    )
     options = parser.parse_args(words)
     if not options.gigabits > 0:
         parser.error(f"--gigabits {options.gigabits}: expected a number above 0.")
@@ -126,9 +138,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         for layout in options.layout:
             with ended_by_signals(), contextlib.ExitStack() as stack:
-                subjects = start_subjects(stack, layout, round(options.gigabits * 1e9))
+                subjects = start_subjects(stack, layout, round(options.gigabits * 1e9), options.congestion)
                 title = f"{layout} (hosts x ranks), links of {options.gigabits:g} Gbit/s; us, slowest rank"
-                facts = {"layout": str(layout), "gigabits": options.gigabits}
+                facts = {"layout": str(layout), "gigabits": options.gigabits, "congestion": options.congestion}
 
                 def wire(form: Form, layout: Layout = layout) -> float | None:
                     rate = options.gigabits * 1e9

@@ -87,6 +87,14 @@ class Host:
             shape = f"rate {bits_per_second}bit burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
             _run(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *shape.split())
 
+    def control_congestion(self, algorithm: str) -> None:
+        """Sets TCP's congestion control for connections that open from now on; the kernel must allow its use here.
+
+        The hosts start with that of the machine.
+        """
+        command = ("sysctl", "--quiet", "--write", f"net.ipv4.tcp_congestion_control={algorithm}")
+        _run(self._namespace, *command)
+
 
 class Network:
     """Hosts that can reach each other and nothing else. A context manager.
