@@ -33,7 +33,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo cluster cluster-demo cluster-down test test-all test-slow matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all test-slow test-faults matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo 'make test                   native tests, then the Python tests that are not marked slow; TESTS="tests/launch -k name" selects'
 	@echo 'make test-all               all tests'
 	@echo 'make test-slow              the tests that make test leaves out; PART=2/24 runs the files of one of 24 parts'
+	@echo 'make test-faults            the tests that the tables of faults and of security demands name'
 	@echo 'make lint                   ruff, mypy, clang-format: what CI refuses'
 	@echo 'make notebooks              runs the notebooks, and stores their outputs in them; NAMES="torch keras" selects'
 	@echo 'make docs                   the documentation site in build/docs; DIAGRAMS=0 where Graphviz is not installed'
@@ -87,6 +88,10 @@ test-all: test-native
 
 test-slow: build
 	$(call pytest,-m slow $(if $(PART),--part $(PART)))
+
+# The tests that the tables of faults and of security demands name, and all native ones.
+test-faults: test-native
+	$(call pytest,$(shell grep -ohE '\btests/[a-z0-9_/]+\.py::\w+' docs/explanation/fault-matrix.md docs/explanation/security.md | sort -u))
 
 chaos: build
 	$(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed '$(SEED)') $(if $(RUN),--run $(RUN))
