@@ -361,6 +361,31 @@ def test_pyspark_is_not_needed() -> None:
     assert "VALUE 2" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("moment", ["before init", "between collectives", "at the end"])
+def test_a_rank_that_freezes_while_another_waits_for_it_is_named(moment: str) -> None:
+    def freeze() -> None:
+        import signal
+
+        from spark_estimator.collectives import arrays, context
+
+        def freeze_at(here: str) -> None:
+            if here == moment and os.environ["HOROVOD_RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        freeze_at("before init")
+        context.init()
+        arrays.barrier()
+        freeze_at("between collectives")
+        arrays.barrier()
+        context.shutdown()
+        freeze_at("at the end")
+
+    limits = {"SPARK_ESTIMATOR_HEARTBEAT_SECONDS": "0.3", "SPARK_ESTIMATOR_SILENCE_SECONDS": "2"}
+    with pytest.raises(WorkerFailedError, match=r"rank 1 .* was stopped by a signal \(SIGSTOP\)") as caught:
+        run_local(freeze, 2, JobOptions(environment=limits))
+    assert caught.value.rank == 1
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_rank_that_freezes_after_its_last_collective_is_named(size: int) -> None:
     """No other rank misses it: its supervisor does."""

@@ -24,15 +24,19 @@ class FrozenWatch:
 
     def is_frozen(self, pid: int) -> bool:
         """Whether the process has been stopped each time for the limit. Call it every `INTERVAL`."""
+        return bool(self.limit) and self.stopped_for(pid) >= self.limit
+
+    def stopped_for(self, pid: int) -> timedelta:
+        """How long the process has been found stopped, each time; zero if it runs, or has not been found so before."""
         now = time.monotonic()
         # If this process has not checked for long, it was stopped, too: then the time does not count.
         paused = now - self._looked > 3 * INTERVAL.total_seconds()
         self._looked = now
-        if not self.limit or not _is_stopped(pid):
+        if not _is_stopped(pid):
             self._stopped_since = None
         elif self._stopped_since is None or paused:
             self._stopped_since = now
-        return self._stopped_since is not None and now - self._stopped_since >= self.limit.total_seconds()
+        return timedelta(seconds=0 if self._stopped_since is None else now - self._stopped_since)
 
 
 def _is_stopped(pid: int) -> bool:

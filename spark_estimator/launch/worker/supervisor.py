@@ -264,8 +264,14 @@ class Supervisor:
             self._requests.confirm_rank()
         if not request.stop_reason:
             return
-        worker.report.stop(request.stop_reason)
-        if self._gentle and not request.at_once:
+        # Ranks that waited for a frozen one fail before this supervisor's limit, and the job ends: the frozen rank is
+        # the cause. It does not see SIGTERM.
+        stopped_for = timedelta() if request.at_once else self._frozen.stopped_for(self._identity.pid)
+        if stopped_for:
+            worker.report.freeze(stopped_for)
+        else:
+            worker.report.stop(request.stop_reason)
+        if self._gentle and not request.at_once and not stopped_for:
             worker.process.signal(signal.SIGTERM)
             self._kill_at = time.monotonic() + self._gentle.total_seconds()
         else:

@@ -89,11 +89,11 @@ class WorkerReport:
         if self._state.fire(WorkerEvent.STOP):
             self._failure = self._failure_of(failures.STOPPED, f"was stopped {reason}")
 
-    def freeze(self, limit: timedelta) -> None:
-        """A signal has stopped the worker, which did not continue within `limit` and is being killed."""
+    def freeze(self, stopped_for: timedelta) -> None:
+        """A signal has stopped the worker, which has not continued since then, and is being killed."""
         message = (
-            f"was stopped by a signal (SIGSTOP) and did not continue within {limit.total_seconds():g} s, so that its "
-            "supervisor killed it (SPARK_ESTIMATOR_SILENCE_SECONDS)"
+            f"was stopped by a signal (SIGSTOP) and did not continue within {stopped_for.total_seconds():.0f} s, so "
+            "that its supervisor killed it (SPARK_ESTIMATOR_SILENCE_SECONDS)"
         )
         self._fail(self._failure_of(failures.KILLED, message, exit_code=-signal.SIGKILL))
 

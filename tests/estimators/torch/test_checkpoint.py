@@ -95,11 +95,12 @@ def test_early_stopping_brings_back_the_best(line: DataFrame, estimator: Make) -
 
 
 class Dying(nn.Module):
-    """Has a rank killed: in attempt n, at the k-th call of a named function, as ``deaths[n - 1]`` defines."""
+    """Sends a rank a signal: in attempt n, at the k-th call of a named function, as ``deaths[n - 1]`` defines."""
 
-    def __init__(self, *deaths: tuple[int, str, int]) -> None:
+    def __init__(self, *deaths: tuple[int, str, int], by: signal.Signals = signal.SIGKILL) -> None:
         super().__init__()
         self.deaths = deaths
+        self.by = by
         self.inner = linear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,7 +113,7 @@ class Dying(nn.Module):
             def look(frame: Any, event: str, arg: Any) -> None:
                 called = frame.f_code.co_name if event == "call" else getattr(arg, "__name__", "")
                 if event in ("call", "c_call") and called == name and next(calls) == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), self.by)
 
             sys.setprofile(look)
 
@@ -202,7 +203,9 @@ IN_THE_THIRD_EPOCH = 7 * 2 + 5
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_ranks_killed_in_each_phase_change_nothing(
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_ranks_killed_or_frozen_in_each_phase_change_nothing(
+    sent: signal.Signals,
     line: DataFrame,
     estimator: Make,
     tmp_path: Path,
@@ -218,13 +221,13 @@ def test_ranks_killed_in_each_phase_change_nothing(
     capfd.readouterr()
     deaths = ((1, "receive", 1), (1, "next_batch", IN_THE_THIRD_EPOCH), (0, "free_slot", 3), (0, "on_train_end", 1))
     kept = {"store": store, "run_id": "run", "checkpoint_every_steps": 2, "callbacks": [Callback()]}
-    with_store = estimator(model=Dying(*deaths), epochs=5, max_restarts=4, verbose=1, **kept).fit(line)
+    with_store = estimator(model=Dying(*deaths, by=sent), epochs=5, max_restarts=4, verbose=1, **kept).fit(line)
     lines = "".join(capfd.readouterr())
     places = re.findall(r"run 'run' (?:resumes from its checkpoint )?((?:after|has already) .*)", lines)
     # What is written when rank 0 itself is killed depends on the moment.
     assert places[0] == "after epoch 2 and 4 steps (119 rows) of the next", lines
     without = estimator(
-        model=Dying((1, "next_batch", IN_THE_THIRD_EPOCH), (0, "on_train_end", 1)),
+        model=Dying((1, "next_batch", IN_THE_THIRD_EPOCH), (0, "on_train_end", 1), by=sent),
         callbacks=[Callback()],
         epochs=5,
         max_restarts=2,
