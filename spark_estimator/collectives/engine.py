@@ -22,11 +22,18 @@ _log = logger(__name__)
 
 # A wait in native code cannot see a signal; after each slice Python handles pending signals, Ctrl-C among them.
 WAIT_SLICE_SECONDS = 0.1
+# In a long wait a later Ctrl-C is better than a busy core: each slice wakes the engine's thread, too.
+LONGEST_WAIT_SLICE_SECONDS = 0.5
 
 # Enough to see what a failure interrupted; all that is noted is what `Engine.describe` is for.
 _REPORTED_LINES = 40
 
 _MOST_HELD = 1000
+
+
+def wait_slice(waited: float) -> float:
+    """The seconds of the next slice of a wait that has taken `waited` seconds."""
+    return min(LONGEST_WAIT_SLICE_SECONDS, max(WAIT_SLICE_SECONDS, waited / 2))
 
 
 def forked_error(parent: int) -> HorovodInternalError:

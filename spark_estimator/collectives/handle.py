@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from spark_estimator import _native
 from spark_estimator._native import Op, Status
-from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine, Pending
+from spark_estimator.collectives.engine import Engine, Pending, wait_slice
 from spark_estimator.errors import HorovodInternalError
 
 #: The ops that make their result themselves, in the engine's memory.
@@ -102,11 +102,14 @@ class Handle:
         """
         if timeout is not None and not isinstance(timeout, timedelta):
             raise TypeError(f"timeout must be a datetime.timedelta, as timedelta(seconds=5), not {timeout!r}.")
-        deadline = math.inf if timeout is None else time.monotonic() + timeout.total_seconds()
+        began = time.monotonic()
+        deadline = math.inf if timeout is None else began + timeout.total_seconds()
         self._pending.waiters += 1
         try:
-            while not self._ended(min(WAIT_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))):
-                if timeout is not None and time.monotonic() >= deadline:
+            now = began
+            while not self._ended(min(wait_slice(now - began), max(0.0, deadline - now))):
+                now = time.monotonic()
+                if timeout is not None and now >= deadline:
                     running = self._engine.describe("running")
                     raise TimeoutError(
                         f"{self._op.name.lower()} {self.name!r} did not complete on rank {self._engine.global_rank} "
