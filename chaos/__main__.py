@@ -44,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--launchers", default=",".join(words), help=f"of {', '.join(words)}")
     parser.add_argument("--plan", action="store_true", help="only print what would be run")
     options = parser.parse_args(arguments)
+    if options.seconds <= 0:
+        parser.error(f"--seconds {options.seconds:g}: expected a number above 0.")
     seed = options.seed or secrets.token_hex(4)
     launchers = [Launcher(word) for word in options.launchers.split(",")]
     print(f"chaos: SEED={seed}", flush=True)

@@ -28,7 +28,7 @@ from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
 from spark_estimator.log import logger
 from spark_estimator.security.authentication import peer_credentials
-from spark_estimator.security.encryption import Session, libcrypto_path
+from spark_estimator.security.encryption import Session, check_encryption
 from spark_estimator.security.handshake_server import HandshakeServer
 
 _log = logger(__name__)
@@ -116,7 +116,7 @@ class Connector:
         """
         deadline = time.monotonic() + settings.start_timeout_seconds
         if self.rendezvous.encrypted:
-            libcrypto_path()  # so that this rank is named, and not those that it can't answer
+            check_encryption()  # so that this rank is named, and not those that it can't answer
         group = RankGroup.job(len(self.rendezvous.peers)) if group is None else group
         lacking = descriptors.shortage(descriptors.needed(len(group.ranks)))
         if lacking:

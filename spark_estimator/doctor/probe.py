@@ -32,13 +32,18 @@ ENGINE = (
     "print(library.se_abi_version(), library.se_build_info().decode(), sep='; ')"
 )
 
+# The beginning of the line that follows an error of this package.
+MORE = "more: python -m spark_estimator "
+ENCRYPTION = "; from spark_estimator.security.encryption import check_encryption; check_encryption()"
+
 
 def task_of(order: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """What Spark runs in each task: yields one row of `SCHEMA`, whose report is a JSON object.
 
     Args:
-        order: barrier (whether it is a barrier stage), channel (host, port, token in hex and job id of the driver's
-            server; None: there is none), key (in hex, for connections between executors), seconds (for each of these).
+        order: barrier (whether it is a barrier stage), encrypted (whether ranks encrypt), channel (host, port, token in
+            hex and job id of the driver's server; None: there is none), key (in hex, for connections between
+            executors), seconds (for each of these).
     """
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
@@ -69,7 +74,7 @@ def examine(order: dict[str, Any]) -> dict[str, Any]:
         "python": python,
         "package": package,
         "packages": packages,
-        "engine": engine,
+        "engine": lambda: engine(order["encrypted"]),
         "driver": lambda: driver(order, partition),
         "disk": disk,
         "memory": memory,
@@ -113,15 +118,17 @@ def packages() -> dict[str, str]:
     return versions
 
 
-def engine() -> dict[str, str]:
-    """Loads the native library, in a separate process."""
+def engine(encrypted: bool = False) -> dict[str, str]:
+    """Loads the native library, in a separate process; if the ranks encrypt, also OpenSSL's."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    program = ENGINE + ENCRYPTION if encrypted else ENGINE
     answer = subprocess.run(
-        [sys.executable, "-c", ENGINE], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        [sys.executable, "-c", program], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=ENGINE_SECONDS, check=False,
     )  # fmt: skip
     if answer.returncode:
-        last_line = (answer.stderr.strip().splitlines() or ["it printed no error"])[-1]
+        lines = [line for line in answer.stderr.strip().splitlines() if not line.startswith(MORE)]
+        last_line = (lines or ["it printed no error"])[-1]
         status = f"status {answer.returncode}" if answer.returncode > 0 else f"signal {-answer.returncode}"
         raise RuntimeError(f"loading it ended with {status}: {last_line}")
     return {"build": answer.stdout.strip()}

@@ -57,7 +57,8 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
     yield attempt("session", lambda: f"Spark {spark.version} at {conf.master or 'a remote server'}")
     refused = attempt("barrier stages", lambda: _start(spark, conf))
     yield refused
-    yield attempt("encryption", lambda: _encryption(spark))
+    encryption = attempt("encryption", lambda: _encryption(spark))
+    yield encryption
     try:
         size, counted = _slots(spark, conf)
         yield Finding("slots", Severity.OK, counted)
@@ -69,7 +70,8 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
         return
     barrier = refused.state is Severity.OK and uses_barrier(conf)
     try:
-        reports = _Survey(spark, size, barrier=barrier).run(timeout)
+        encrypted = encryption.state is Severity.OK and encryption_of(spark)[0]
+        reports = _Survey(spark, size, barrier=barrier, encrypted=encrypted).run(timeout)
     except Exception as error:
         explained = spark_errors.explain(str(error)) or error
         ours = isinstance(explained, PreflightError)
@@ -121,12 +123,14 @@ class _Survey:
     Args:
         size: number of tasks.
         barrier: whether they start together; else they cannot connect to each other.
+        encrypted: whether the ranks of a job would encrypt their connections.
     """
 
-    def __init__(self, spark: SparkSession, size: int, *, barrier: bool) -> None:
+    def __init__(self, spark: SparkSession, size: int, *, barrier: bool, encrypted: bool) -> None:
         self._spark = spark
         self._size = size
         self._barrier = barrier
+        self._encrypted = encrypted
         self._job_id = new_job_id()
         self._tag = JobTag(spark, f"spark_estimator-doctor-{self._job_id}")
         self._rows: list[Any] = []
@@ -142,6 +146,7 @@ class _Survey:
         server = self._listen()
         order = {
             "barrier": self._barrier,
+            "encrypted": self._encrypted,
             "channel": server
             and {"host": server.address, "port": server.port, "token": server.token.hex(), "job_id": self._job_id},
             "key": secrets.token_bytes(KEY_BYTES).hex(),

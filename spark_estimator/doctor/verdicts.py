@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_estimator.doctor.findings import Finding, Severity
+from spark_estimator.errors import EncryptionUnavailableError
 
 MIB = 1 << 20
 # Files that hold a rank's rows, and what Spark and Python write beside them.
@@ -129,6 +130,9 @@ def _packages(here: DriverSide, report: Report) -> Finding:
 
 def _engine(report: Report) -> Finding:
     engine = report["engine"]
+    if EncryptionUnavailableError.__name__ in str(engine.get("error")):
+        fix = "install OpenSSL's library on its host, or turn encryption off (docs/how-to/secure-clusters.md)"
+        return _bad(str(engine["error"]), fix)
     if "error" in engine:
         return _bad(str(engine["error"]), "install the wheel for this platform, see the README")
     return _ok(engine["build"])

@@ -82,6 +82,11 @@ def libcrypto_path() -> str:
     )
 
 
+def check_encryption() -> None:
+    """Raises EncryptionUnavailableError if this host can't encrypt connections: libcrypto is missing or unusable."""
+    _libcrypto()
+
+
 @functools.cache
 def _libcrypto() -> ctypes.CDLL:
     path = libcrypto_path()
@@ -107,7 +112,7 @@ def _libcrypto() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise EncryptionUnavailableError(
             f"connections can't be encrypted on host {socket.gethostname()}: {path} is not OpenSSL 1.1.1 or later "
-            f"({error})."
+            f"({str(error).rstrip('.')}). Install OpenSSL's library (Debian, Ubuntu: libssl3; Red Hat: openssl-libs)."
         ) from error
     return library
 

@@ -15,7 +15,8 @@ import pytest
 
 import spark_estimator
 from spark_estimator import _native
-from spark_estimator.doctor import probe
+from spark_estimator.doctor import probe, verdicts
+from spark_estimator.doctor.findings import Severity
 
 
 def task_with(*addresses: str) -> Any:
@@ -56,6 +57,19 @@ def test_an_engine_that_cannot_be_loaded_does_not_end_the_task(
     monkeypatch.setattr(probe, "ENGINE", program)
     with pytest.raises(RuntimeError, match=text):
         probe.engine()
+
+
+def test_the_engine_is_no_engine_without_the_library_that_an_encrypted_job_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert probe.engine(encrypted=True)["build"].startswith(f"{_native.ABI_VERSION}; ")
+    hidden = "; from spark_estimator.security import encryption; encryption.libcrypto_path = lambda: '/no/such/file'"
+    monkeypatch.setattr(probe, "ENGINE", probe.ENGINE + hidden)
+    assert probe.engine(encrypted=False)
+    with pytest.raises(RuntimeError, match=r"EncryptionUnavailableError: .* /no/such/file is not OpenSSL") as caught:
+        probe.engine(encrypted=True)
+    finding = verdicts._engine({"engine": {"error": str(caught.value)}})
+    assert (finding.state, finding.fix[:24]) == (Severity.MISSING, "install OpenSSL's librar")
 
 
 def test_free_disk_memory_and_cores_are_positive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

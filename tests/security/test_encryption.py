@@ -54,4 +54,6 @@ def test_a_library_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     encryption._libcrypto.cache_clear()
     with pytest.raises(EncryptionUnavailableError, match=f"{wrong} is not OpenSSL"):
         KeyPair()
+    with pytest.raises(EncryptionUnavailableError, match="Install OpenSSL's library"):
+        encryption.check_encryption()
     encryption._libcrypto.cache_clear()

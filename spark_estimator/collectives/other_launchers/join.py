@@ -22,7 +22,7 @@ from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, JOB_KEY_VARIABLE, JOINED_VARIABLE, Settings
 from spark_estimator.errors import ForeignLauncherError
 from spark_estimator.log import logger
-from spark_estimator.security.encryption import Policy, libcrypto_path
+from spark_estimator.security.encryption import Policy, check_encryption
 
 _log = logger(__name__)
 
@@ -106,7 +106,7 @@ def _checked(job: ForeignJob) -> int:
 def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: int) -> Rendezvous:
     encrypted = settings.encryption == Policy.REQUIRE.value and not job.one_host
     if encrypted:
-        libcrypto_path()  # so that this rank is named
+        check_encryption()  # so that this rank is named
     terms = JobTerms(len(members), __version__, encrypted)
     board = _board(job, settings, members)
     locks = _own_locks(job, members)

@@ -52,6 +52,8 @@ _FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
 MAX_AGE_SECONDS = 5.0
 # How Python prints an error of spark_estimator: "raised spark_estimator.errors.DataError: ...".
 _OWN_ERROR = re.compile(r"\bspark_estimator\.errors\.(\w+)")
+# How the engine names a rank whose heartbeats do not arrive.
+_SILENT_RANK = re.compile(r"\brank (\d+)\b[^:]{0,300} is lost: it has sent no heartbeat")
 # A longer message that another rank has, too, is not printed again.
 _REPEATED_CHARACTERS = 100
 _OF_HOROVOD = "The job was terminated, as one or more processes exited with non-zero status."
@@ -147,10 +149,16 @@ def _sent(text: str, limit: int) -> str:
 def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
     """The cause: the earliest of the ranks that failed on their own, else the earliest of those that lost a peer.
 
-    Reports of ranks that the launcher stopped are no causes. None if there are no others.
+    If that peer was silent, and was found frozen as the job ended, the peer is the cause. Reports of ranks that the
+    launcher stopped are no causes. None if there are no others.
     """
     causes = [report for report in reports if report.kind != STOPPED]
-    return min(causes, key=lambda report: (report.secondary, report.when), default=None)
+    cause = min(causes, key=lambda report: (report.secondary, report.when), default=None)
+    silent = None if cause is None or not cause.secondary else _SILENT_RANK.search(cause.message)
+    if silent is None:
+        return cause
+    frozen = (report for report in causes if report.kind == KILLED and report.rank == int(silent[1]))
+    return next(frozen, cause)
 
 
 def job_error(

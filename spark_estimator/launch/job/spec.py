@@ -22,7 +22,7 @@ from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
 from spark_estimator.launch.job.pickling import dump_function, name_of
 from spark_estimator.launch.job.versions import own_versions
 from spark_estimator.observe.status_line import screen
-from spark_estimator.security.encryption import Policy, libcrypto_path
+from spark_estimator.security.encryption import Policy, check_encryption
 
 _PRELOADABLE = ("torch", "tensorflow")
 
@@ -133,7 +133,7 @@ def requires_encryption() -> bool:
     """
     if Settings.read().encryption != Policy.REQUIRE.value:
         return False
-    libcrypto_path()
+    check_encryption()
     return True
 
 

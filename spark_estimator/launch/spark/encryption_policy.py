@@ -8,7 +8,7 @@ from spark_estimator.env import IN_MEMORY, SPOOL_VARIABLE, Settings
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
 from spark_estimator.launch.spark.configuration import Configuration, is_true
-from spark_estimator.security.encryption import Policy, libcrypto_path
+from spark_estimator.security.encryption import Policy, check_encryption
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +32,7 @@ def encryption_of(spark: SparkSession) -> tuple[bool, str]:
     """
     encrypted, reason = _decided(Configuration(spark))
     if encrypted:
-        libcrypto_path()
+        check_encryption()
     return encrypted, reason
 
 
@@ -62,7 +62,7 @@ def _decided(conf: Configuration) -> tuple[bool, str]:
 
 def _policy(conf: Configuration) -> tuple[Policy, str]:
     stated = conf.get(ENCRYPTION)
-    if stated is not None:
+    if stated is not None and stated.strip():  # empty is not set, as for a variable
         try:
             return Policy(stated.strip().lower()), f"{ENCRYPTION} is {stated}"
         except ValueError:

@@ -264,11 +264,10 @@ class Supervisor:
             self._requests.confirm_rank()
         if not request.stop_reason:
             return
-        # Ranks that waited for a frozen one fail before this supervisor's limit, and the job ends: the frozen rank is
-        # the cause. It does not see SIGTERM.
+        # Ranks that wait for a frozen one fail before this supervisor's limit, and the job ends. It can't see SIGTERM.
         stopped_for = timedelta() if request.at_once else self._frozen.stopped_for(self._identity.pid)
         if stopped_for:
-            worker.report.freeze(stopped_for)
+            worker.report.stop_frozen(stopped_for)
         else:
             worker.report.stop(request.stop_reason)
         if self._gentle and not request.at_once and not stopped_for:

@@ -89,13 +89,26 @@ class WorkerReport:
         if self._state.fire(WorkerEvent.STOP):
             self._failure = self._failure_of(failures.STOPPED, f"was stopped {reason}")
 
-    def freeze(self, stopped_for: timedelta) -> None:
-        """A signal has stopped the worker, which has not continued since then, and is being killed."""
+    def freeze(self, limit: timedelta) -> None:
+        """A signal has stopped the worker, which did not continue within `limit` and is being killed."""
+        if self.has_returned:  # as any end after that
+            return
         message = (
-            f"was stopped by a signal (SIGSTOP) and did not continue within {stopped_for.total_seconds():.0f} s, so "
-            "that its supervisor killed it (SPARK_ESTIMATOR_SILENCE_SECONDS)"
+            f"was stopped by a signal (SIGSTOP) and did not continue within {limit.total_seconds():g} s, so that its "
+            "supervisor killed it (SPARK_ESTIMATOR_SILENCE_SECONDS)"
         )
         self._fail(self._failure_of(failures.KILLED, message, exit_code=-signal.SIGKILL))
+
+    def stop_frozen(self, stopped_for: timedelta) -> None:
+        """The worker is being killed, as the job ends, while a signal has stopped it for `stopped_for`.
+
+        It is the cause if other ranks failed because of its silence (`failures.first_failure`).
+        """
+        message = (
+            f"was stopped by a signal (SIGSTOP) and had not continued {stopped_for.total_seconds():.0f} s later, when "
+            "the job ended"
+        )
+        self._fail(replace(self._failure_of(failures.KILLED, message, exit_code=-signal.SIGKILL), secondary=True))
 
     def outcome(self, exit_code: int, peak_bytes: int) -> Outcome:
         """How the worker has ended.

@@ -41,6 +41,18 @@ def test_one_that_lost_a_peer_never_beats_one_that_failed_by_itself() -> None:
     assert cause is not None and cause.rank == 0
 
 
+def test_a_frozen_rank_is_the_cause_if_others_lost_it_for_its_silence() -> None:
+    silence = "raised PeerLostError: rank 2 on h (pid 102) is lost: it has sent no heartbeat for 6.0 s"
+    lost = FailureReport(0, "h", 100, failures.RAISED, silence, when=6.0, secondary=True)
+    frozen = [report(rank, failures.KILLED, when=rank + 6.0, secondary=True) for rank in (1, 2)]
+    assert first_failure([lost, *frozen]) is frozen[1]
+    assert first_failure([lost, frozen[0]]) is lost  # the lost one was not found stopped
+    left = FailureReport(0, "h", 100, failures.RAISED, "rank 1 on h has left the job", when=6.0, secondary=True)
+    assert first_failure([left, *frozen]) is left
+    raised = report(3, when=9.0)
+    assert first_failure([lost, *frozen, raised]) is raised
+
+
 def test_one_that_the_launcher_stopped_is_no_cause() -> None:
     assert first_failure([report(0, failures.STOPPED), report(1, failures.STOPPED)]) is None
     assert first_failure([]) is None

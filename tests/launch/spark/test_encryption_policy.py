@@ -91,7 +91,7 @@ def test_a_host_that_cannot_encrypt_refuses(monkeypatch: pytest.MonkeyPatch) -> 
     def missing() -> str:
         raise EncryptionUnavailableError("no libcrypto")
 
-    monkeypatch.setattr(encryption_policy, "libcrypto_path", missing)
+    monkeypatch.setattr(encryption_policy, "check_encryption", missing)
     assert encryption_of(session())[0] is False
     with pytest.raises(EncryptionUnavailableError):
         encryption_of(session(**{CRYPTO: "true"}))

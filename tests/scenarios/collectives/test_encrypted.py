@@ -59,7 +59,7 @@ def test_a_host_that_cannot_encrypt_is_named() -> None:
             raise EncryptionUnavailableError("connections can't be encrypted on host h")
 
         if rank == 1:
-            connector.libcrypto_path = missing
+            connector.check_encryption = missing
         try:
             context.init()
         except (AuthenticationError, EncryptionUnavailableError, PeerLostError) as error:
