@@ -27,7 +27,7 @@ def test_tasks_that_do_not_start_together_still_report(spark: Any) -> None:
         assert [next(findings).text for _ in range(2)][1].startswith("not used here: ranks start one by one")
     finally:
         spark.conf.unset("spark.spark_estimator.barrier")
-    reports = _Survey(spark, 2, barrier=False).run(timedelta(seconds=120))
+    reports = _Survey(spark, 2, barrier=False, encrypted=True).run(timedelta(seconds=120))
     assert [report["partition"] for report in reports] == [0, 1]
     assert all("meeting" not in report and "clock" in report["driver"] for report in reports), reports
 
