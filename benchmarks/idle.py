@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seconds", type=float, default=6.0, help="measured in each state (default 6)")
     options = parser.parse_args(arguments)
+    if options.seconds <= 0:
+        parser.error(f"--seconds {options.seconds:g}: expected a number above 0.")
     print(f"{'percent of a core':<17}", *(f"{state:>13}" for state in STATES))
     for name, variables in CONNECTIONS.items():
         with patch.dict(os.environ, variables):

@@ -91,6 +91,9 @@ class Host:
         """Sets TCP's congestion control for connections that open from now on; the kernel must allow its use here.
 
         The hosts start with that of the machine.
+
+        Raises:
+            UnavailableError: the kernel has no such algorithm, or doesn't allow it in a namespace.
         """
         command = ("sysctl", "--quiet", "--write", f"net.ipv4.tcp_congestion_control={algorithm}")
         _run(self._namespace, *command)

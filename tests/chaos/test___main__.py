@@ -28,6 +28,12 @@ def test_a_violation_is_printed_with_the_command_that_repeats_it(
     )
 
 
+def test_no_time_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--seconds", "0"])
+    assert "--seconds 0: expected a number above 0." in capsys.readouterr().err
+
+
 def test_without_a_seed_each_time_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main(["--plan", "--count", "1"]) == 0

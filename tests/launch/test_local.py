@@ -386,6 +386,18 @@ def test_a_rank_that_freezes_while_another_waits_for_it_is_named(moment: str) ->
     assert caught.value.rank == 1
 
 
+def test_a_rank_that_freezes_after_its_function_has_returned_fails_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def freeze_at_exit() -> int:
+        import atexit
+        import signal
+
+        atexit.register(os.kill, os.getpid(), signal.SIGSTOP)
+        return 7
+
+    assert run_local(freeze_at_exit, 1, JobOptions(environment={"SPARK_ESTIMATOR_SILENCE_SECONDS": "1"})) == [7]
+    assert "the worker ended with signal 9 (SIGKILL) after" in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_rank_that_freezes_after_its_last_collective_is_named(size: int) -> None:
     """No other rank misses it: its supervisor does."""

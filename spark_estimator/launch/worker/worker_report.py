@@ -91,7 +91,7 @@ class WorkerReport:
 
     def freeze(self, limit: timedelta) -> None:
         """A signal has stopped the worker, which did not continue within `limit` and is being killed."""
-        if self.has_returned:  # as any end after that
+        if self.has_returned:  # the job has its value: `outcome` prints how the process ended
             return
         message = (
             f"was stopped by a signal (SIGSTOP) and did not continue within {limit.total_seconds():g} s, so that its "

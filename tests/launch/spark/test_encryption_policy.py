@@ -67,6 +67,7 @@ def test_the_variable_decides_where_the_session_does_not(monkeypatch: pytest.Mon
     monkeypatch.setenv("SPARK_ESTIMATOR_ENCRYPTION", "require")
     assert encryption_of(session()) == (True, "SPARK_ESTIMATOR_ENCRYPTION is require")
     assert encryption_of(session(**{ENCRYPTION: "off"}))[0] is False
+    assert encryption_of(session(**{ENCRYPTION: " "})) == (True, "SPARK_ESTIMATOR_ENCRYPTION is require")
     assert tuple(policy.value for policy in Policy) == env.ENCRYPTIONS
 
 

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
         for rank, (rendezvous, endpoint) in enumerate(network.rendezvous(1)):
             fd, variables = offer_to_command(rendezvous)
             stack.callback(os.close, fd)
-            arguments = [sys.executable, "-m", "benchmarks.fewer_bytes_rank", "--parent", str(os.getpid())]
+            arguments = [sys.executable, "-m", "benchmarks.fewer_bytes.rank", "--parent", str(os.getpid())]
             arguments += ["--gloo", f"tcp://{network.hosts[0].address}:{_GLOO_PORT}"]
             arguments += ["--models", ",".join(options.models), "--variants", ",".join(options.variants)]
             arguments += ["--rounds", str(options.rounds), "--steps", str(options.steps)]

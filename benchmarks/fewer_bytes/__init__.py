@@ -1,0 +1,1 @@
+"""Compares ways to send fewer bytes between hosts; ``python -m benchmarks.fewer_bytes``."""
