@@ -93,7 +93,7 @@ class Host:
         The hosts start with that of the machine.
 
         Raises:
-            UnavailableError: the kernel has no such algorithm, or doesn't allow it in a namespace.
+            UnavailableError: the kernel lacks the algorithm, or does not allow it in a namespace.
         """
         command = ("sysctl", "--quiet", "--write", f"net.ipv4.tcp_congestion_control={algorithm}")
         _run(self._namespace, *command)
