@@ -52,37 +52,67 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str =
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> ValueT:
-        why: HorovodInternalError | HostsUpdatedInterrupt | None = None
-        skip_sync = False
-        failures: list[tuple[str, int]] = []
+        rounds = Rounds(state, reset, mode)
+        while True:
+            try:
+                rounds.begin()
+                return func(state, *args, **kwargs)
+            except (HorovodInternalError, HostsUpdatedInterrupt) as error:
+                rounds.ended(error)
+
+    return wrapper
+
+
+class Rounds:
+    """The rounds of a training on one process, the first of which has been joined.
+
+    Args:
+        state: of the training.
+        reset, mode: as for `run_fn`.
+    """
+
+    def __init__(self, state: State, reset: Callable[[], object], mode: str) -> None:
+        self._state = state
+        self._reset = reset
+        self._mode = mode
+        self._why: HorovodInternalError | HostsUpdatedInterrupt | None = None
+        self._failures: list[tuple[str, int]] = []
         if mode == "step":
             state.keep_steps()
             _keep_ranks()
-        while True:
-            try:
-                if why is not None:
-                    _note_reason(why)
-                    reset()
-                    state.on_reset()
-                if not skip_sync:
-                    state.sync()
-                    _note_that_the_state_is_here()
-                return func(state, *args, **kwargs)
-            except HorovodInternalError as error:
-                if reset is rejoin:
-                    _raise_if_final(error)
-                if not isinstance(error, (PeerLostError, ShutDownError)):
-                    failures.append((str(error), getattr(state, "_commits", 0)))
-                    if failures[-SAME_FAILURES:] == [failures[-1]] * SAME_FAILURES:
-                        raise
-                _log.warning("restoring the last %s: %s", mode, error)
-                state.restore()
-                why, skip_sync = error, False
-            except HostsUpdatedInterrupt as interrupt:
-                _log.info("%s", interrupt)
-                why, skip_sync = interrupt, interrupt.skip_sync
 
-    return wrapper
+    def begin(self) -> None:
+        """Joins the next round if one has ended, and syncs the state. A collective.
+
+        Raises:
+            HorovodInternalError: this round ends, too; `ended` takes it.
+        """
+        if self._why is not None:
+            _note_reason(self._why)
+            self._reset()
+            self._state.on_reset()
+        if not (isinstance(self._why, HostsUpdatedInterrupt) and self._why.skip_sync):
+            self._state.sync()
+            _note_that_the_state_is_here()
+
+    def ended(self, error: HorovodInternalError | HostsUpdatedInterrupt) -> None:
+        """A round has ended: restores the last commit, unless the job is only about to be made of other ranks.
+
+        Raises:
+            HorovodInternalError: `error`, where no other round can follow.
+        """
+        self._why = error
+        if isinstance(error, HostsUpdatedInterrupt):
+            _log.info("%s", error)
+            return
+        if self._reset is rejoin:
+            _raise_if_final(error)
+        if not isinstance(error, (PeerLostError, ShutDownError)):
+            self._failures.append((str(error), getattr(self._state, "_commits", 0)))
+            if self._failures[-SAME_FAILURES:] == [self._failures[-1]] * SAME_FAILURES:
+                raise error
+        _log.warning("restoring the last %s: %s", self._mode, error)
+        self._state.restore()
 
 
 def rejoin() -> None:

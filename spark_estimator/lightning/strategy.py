@@ -136,7 +136,7 @@ class HorovodMethods(HorovodCollectives, _Base):
             self._optimizer_options = dict(sync_options or {})
         self._metrics = SyncedMetrics()
         self._lockstep: LightningLockstep | None = None
-        self._epoch_outputs: EpochOutputs | None = None
+        self.epoch_outputs: EpochOutputs | None = None
         self._made_distributed: list[torch.optim.Optimizer] = []
         self._num_nodes = 1
 
@@ -229,14 +229,14 @@ class HorovodMethods(HorovodCollectives, _Base):
     def connect(self, model: Any) -> None:
         """Takes the module of a run, which may have hooks of Lightning 1 (`epoch_outputs`)."""
         super().connect(model)
-        self._epoch_outputs = EpochOutputs(model)
-        self._epoch_outputs.hide()  # the Trainer checks the module between this and `setup`
+        self.epoch_outputs = EpochOutputs(model)
+        self.epoch_outputs.hide()  # the Trainer checks the module between this and `setup`
 
     def setup(self, trainer: Any) -> None:
         """Makes the model that of rank 0 on all ranks, and its optimizers distributed ones. Collective."""
         self.uneven_lengths = ()
-        if self._epoch_outputs is not None:
-            self._epoch_outputs.attach(trainer, self.flavour)
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.attach(trainer, self.flavour)
         if self.warns_of_old_hooks and self.is_global_zero:
             removed_hooks.warn_of_module(self.lightning_module)
             removed_hooks.warn_of_callbacks(trainer.callbacks)
@@ -256,7 +256,7 @@ class HorovodMethods(HorovodCollectives, _Base):
                 model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
             else:
                 model = self._layer_sync.apply(model)
-        if self.world_size > 1:
+        if not self.is_alone:
             named = itertools.chain(model.named_parameters(), model.named_buffers())
             hvd.broadcast_parameters([(name, tensor.detach()) for name, tensor in named], root_rank=0)
         return model
@@ -315,8 +315,8 @@ class HorovodMethods(HorovodCollectives, _Base):
         that is saved now gathers it.
         """
         self._release()
-        if self._epoch_outputs is not None:
-            self._epoch_outputs.release()
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.release()
         for optimizer in self._made_distributed:
             if isinstance(optimizer, LocalStepsMethods):
                 make_lone(optimizer)

@@ -27,6 +27,7 @@ class EpochSums:
     Attributes:
         factor: of the current batch, in training.
         counted: rows of the current batch that count.
+        validations: how many have ended.
         seen: "train" and "validation", where the epoch has had batches of them.
 
     Args:
@@ -36,6 +37,7 @@ class EpochSums:
         begin: (epoch) before each one.
         end: (trainer) after each one, when all of Lightning's own hooks have run.
         restore: (trainer) before the first one, when model and optimizers are there.
+        run: (trainer) before the first one, after `restore`: may replace what the Trainer calls for each epoch.
         multiplied: the factor of every loss.
         joint: weight losses by the rank's rows, so that the mean of all ranks' gradients is that of the joint batch.
         stop_on_nan: as in `estimators.lightning.parts.LightningParts`.
@@ -50,6 +52,7 @@ class EpochSums:
         begin: Callable[[int], None],
         end: Callable[[Any], None],
         restore: Callable[[Any], None],
+        run: Callable[[Any], None] = lambda trainer: None,
         multiplied: int = 1,
         joint: bool = True,
         stop_on_nan: bool = False,
@@ -57,6 +60,7 @@ class EpochSums:
     ) -> None:
         self.factor = 1.0
         self.counted = 0
+        self.validations = 0
         self.seen: set[str] = set()
         self._loaders = {"train": train, "validation": held}
         self._width = 2 + metrics
@@ -64,6 +68,7 @@ class EpochSums:
         self._begin = begin
         self._end = end
         self._restore = restore
+        self._run = run
         self._multiplied = multiplied
         self._joint = joint
         self._stop_on_nan = stop_on_nan
@@ -83,18 +88,31 @@ class EpochSums:
             self._end(trainer)
 
         trainer.fit_loop.__dict__["on_advance_end"] = ended
+        self._run(trainer)
 
     def epoch_starts(self, trainer: Any) -> None:
-        epoch = int(trainer.current_epoch)
         self.seen.clear()
         for part in self._sums:
             self._forget(part)
+        self.enter_epoch(trainer, 0)
+        self._begin(int(trainer.current_epoch))
+
+    def enter_epoch(self, trainer: Any, done: int) -> None:
+        """The present epoch begins, or continues, after `done` batches."""
+        epoch = int(trainer.current_epoch)
         train = self._loaders["train"]
         if train is not None:
-            train.epoch = epoch
+            train.epoch, train.first = epoch, done
         self._meter.epochs = max(trainer.max_epochs or 0, 0)
-        self._meter.begin_epoch(epoch, _count(trainer.num_training_batches))
-        self._begin(epoch)
+        self._meter.begin_epoch(epoch, _count(trainer.num_training_batches), done, self._counts["train"][0])
+
+    def state(self) -> tuple[Any, ...]:
+        """What this rank has counted in the epoch, for `take`."""
+        return self._sums, self._counts, self.seen
+
+    def take(self, state: tuple[Any, ...]) -> None:
+        """Restores what `state` returned."""
+        self._sums, self._counts, self.seen = state
 
     def validation_starts(self, trainer: Any) -> None:
         """Where an epoch has several, the last one counts."""
@@ -102,6 +120,7 @@ class EpochSums:
         self._meter.begin_validation(sum(map(_count, trainer.num_val_batches)))
 
     def validation_ended(self) -> None:
+        self.validations += 1
         self._meter.end_validation()
 
     def batch_starts(self, part: str, batch: Any, number: int) -> None:

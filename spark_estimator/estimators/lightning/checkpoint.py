@@ -16,7 +16,10 @@ from torch import nn
 from spark_estimator.estimators.torch.checkpoint import packed
 from spark_estimator.estimators.torch.rank_state import take_buffers
 from spark_estimator.lightning import rates
+from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import log_to_driver
+
+_log = logger(__name__)
 
 #: Of what may be any object, only plain values and tensors are kept.
 _SURE = ("state_dict", "optimizer_states", "loops", "epoch", "global_step", "pytorch-lightning_version")
@@ -53,10 +56,36 @@ def plain_checkpoint(trainer: Any) -> dict[str, Any]:
     return result
 
 
+def live_checkpoint(trainer: Any) -> dict[str, Any]:
+    """Lightning's own checkpoint for another rank of the job, less what cannot be pickled."""
+    whole = trainer._checkpoint_connector.dump_checkpoint(False)
+    result = {name: value for name, value in whole.items() if name not in _NEEDLESS}
+    rates.note_factor(result, trainer.strategy.optimizers)
+    states = result.get("callbacks", {})
+    lost = [f"the callback {key}" for key, state in states.items() if not _is_pickled(state)]
+    result["callbacks"] = {key: state for key, state in states.items() if f"the callback {key}" not in lost}
+    more = [name for name in result if name not in (*_SURE, "callbacks") and not _is_pickled(result[name])]
+    if lost or more:
+        _log.warning(
+            "the state of %s cannot be pickled: a process that replaces a lost rank starts without it.",
+            ", ".join([*lost, *more]),
+        )
+    return {name: value for name, value in result.items() if name not in more}
+
+
 def begin_after(trainer: Any, checkpoint: dict[str, Any]) -> None:
     """Sets a Trainer, before its ``fit``, to the epochs and steps that were done."""
+    set_progress(trainer, checkpoint["loops"]["fit_loop"])
+
+
+def set_progress(trainer: Any, progress: dict[str, Any]) -> None:
+    """Gives a Trainer's loops the epochs, batches and steps that were done.
+
+    Args:
+        progress: ``state_dict()`` of its ``fit_loop``.
+    """
     loop = trainer.fit_loop
-    loop.load_state_dict(copy.deepcopy(checkpoint["loops"]["fit_loop"]))
+    loop.load_state_dict(copy.deepcopy(progress))
     loop.restarting = False  # it would look for the middle of an epoch
     for item in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
         item._loaded_from_state_dict = item._resuming_from_checkpoint = False
@@ -89,6 +118,14 @@ def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], rank_st
         callback.on_load_checkpoint(trainer, module, checkpoint)
         if callback.state_key in states:
             callback.load_state_dict(copy.deepcopy(states[callback.state_key]))
+
+
+def _is_pickled(value: Any) -> bool:
+    try:
+        packed(value)
+    except Exception:  # any error of pickle, or of the objects themselves
+        return False
+    return True
 
 
 def _is_plain(value: Any) -> bool:

@@ -110,7 +110,9 @@ class _LightningTraining:
     def __init__(self, parts: LightningParts, labels: list[str]) -> None:
         self.framework: Any = parts
         self.labels = labels
-        self.recovers = False
+        # A module that optimizes by hand has no single step to agree on.
+        by_hand = not getattr(parts.model, "automatic_optimization", True)
+        self.recovers = parts.data_module is None and not parts.steps_locally and not by_hand
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )

@@ -59,6 +59,7 @@ class RowLoader:
 
     Attributes:
         epoch: whose order is read; set before each.
+        first: the batch with which the epoch begins: those before it are done.
 
     Args:
         rows: of this rank.
@@ -78,12 +79,17 @@ class RowLoader:
         label_shapes: Sequence[Sequence[int]] | None,
     ) -> None:
         self.epoch = 0
-        self._rows = rows
+        self.first = 0
         self._spec = spec
         self._seed = seed
         self._cut = (batch_size, most_steps)
-        self._plan = rows.plan(*self._cut)
         self._label_shapes = label_shapes
+        self.take(rows)
+
+    def take(self, rows: EpochRows) -> None:
+        """Reads these rows from the next iteration on."""
+        self._rows = rows
+        self._plan = rows.plan(*self._cut)
 
     def __len__(self) -> int:
         return self._plan.steps
@@ -92,7 +98,7 @@ class RowLoader:
         # Lightning asks for iterators that it throws away: all that costs is done when the first batch is asked for.
         spec = self._spec
         order = None if self._seed is None else (self._seed, self.epoch)
-        for batch in self._rows.batches(*self._cut, order):
+        for batch in self._rows.batches(*self._cut, order, self.first):
             tensors = [tensor_of(matrix, field) for matrix, field in zip(batch.matrices, spec.fields, strict=True)]
             yield named(spec.inputs, spec.labels, spec.weight, tensors, self._label_shapes)
 

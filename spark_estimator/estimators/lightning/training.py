@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import spark_estimator.torch as hvd
+from spark_estimator.collectives import launcher_link
 from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.lightning.callbacks import EpochSums, callback_of, logged, strategy_of
 from spark_estimator.estimators.lightning.checkpoint import begin_after, plain_checkpoint, restore
@@ -22,6 +23,8 @@ from spark_estimator.estimators.lightning.identity import identity_of
 from spark_estimator.estimators.lightning.legacy import adapter_class
 from spark_estimator.estimators.lightning.loaders import RowLoader
 from spark_estimator.estimators.lightning.parts import LightningParts
+from spark_estimator.estimators.lightning.recovery import LightningCommits, Phase, Position, recovered
+from spark_estimator.estimators.lightning.resumable_fit import ResumableFit
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
     Saver,
@@ -29,7 +32,16 @@ from spark_estimator.estimators.persistence.checkpoint import (
     line_of,
     line_of_return,
 )
-from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of, record_epoch
+from spark_estimator.estimators.rank_run import (
+    RankRun,
+    ReadRows,
+    averages_of,
+    begin,
+    check_loss,
+    meter_of,
+    record_epoch,
+)
+from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.epoch_means import results_of
 from spark_estimator.estimators.torch.exchange import local_options
@@ -45,16 +57,25 @@ def train(spec: TrainSpec) -> TrainResult | None:
 
     With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint exists resumes from it. PyTorch's
     generators are seeded for each epoch from seed, epoch and rank, so that such a run ends with the same numbers as one
-    that was never interrupted.
+    that was never interrupted. In an elastic job it recovers within a step (`recovery`).
     """
     hvd.init()
-    beginning = begin(spec, identity_of, TorchForm())
     with Saver(spec, TorchForm()) as saver:
-        return _trained(spec, beginning, saver)
+        if launcher_link.link() is not None:
+            return recovered(lambda commits, read: _trained(spec, saver, commits, read), spec)
+        return _trained(spec, saver, None, rank_rows)
 
 
-def _trained(spec: TrainSpec, beginning: RankRun, saver: Saver) -> TrainResult | None:
-    training = _Training(spec, beginning, saver)
+def _trained(spec: TrainSpec, saver: Saver, commits: LightningCommits | None, read: ReadRows) -> TrainResult | None:
+    """The epochs that are left. Returns the result on rank 0. A collective.
+
+    Args:
+        commits: of a training that recovers within a step; None: of others.
+        read: as of `rank_run.begin`.
+    """
+    position = None if commits is None else commits.position
+    beginning = begin(spec, identity_of, TorchForm(), known=None if position is None else position.run, read=read)
+    training = _Training(spec, beginning, saver, commits, read)
     kept = beginning.kept
     if kept is not None:
         training.take(kept)
@@ -69,14 +90,22 @@ def _trained(spec: TrainSpec, beginning: RankRun, saver: Saver) -> TrainResult |
 class _Training:
     """The module and its Trainer."""
 
-    def __init__(self, spec: TrainSpec, beginning: RankRun, saver: Saver) -> None:
+    def __init__(
+        self, spec: TrainSpec, beginning: RankRun, saver: Saver, commits: LightningCommits | None, read: ReadRows
+    ) -> None:
         parts: LightningParts = spec.framework
+        joined = None if commits is None else commits.position
         rows, held, seed = beginning.rows, beginning.held, beginning.seed
         self.progress = TrainingProgress(spec.patience, spec.restore_best)
         self._spec = spec
         self._parts = parts
         self._seed = seed
-        self._identity = beginning.identity
+        self._known = beginning.known
+        self._commits = commits
+        self._read = read
+        self._joined = joined
+        self._checkpoint = None if commits is None else commits.checkpoint
+        self._leaving: frozenset[int] = frozenset()
         self._kept: Checkpoint | None = None
         self._saver = saver
         self._package: Any = importlib.import_module(parts.flavour)
@@ -101,6 +130,7 @@ class _Training:
             begin=self._epoch_begins,
             end=self._epoch_ended,
             restore=self._take_up,
+            run=self._make_resumable,
             # As in TorchEstimator gradients of several batches are added up, of which Lightning makes means.
             multiplied=1 if plain is None else _accumulated(self._arguments),
             joint=not parts.steps_locally,
@@ -112,11 +142,14 @@ class _Training:
         else:
             weight = None if spec.weight is None else spec.weight.names[0]
             labels = [field.names[0] for field in spec.labels]
-            plain = replace(plain, leaving_out=leaving_out(plain, spec, beginning))
+            self._leaving = leaving_out(plain, spec, beginning) if joined is None else joined.leaving
+            plain = replace(plain, leaving_out=self._leaving)
             self.module = adapter_class(parts.flavour)(plain, spec.inputs, labels, weight)
             self.module.counted = lambda: self._watch.counted
             self.module.scaled = parts.scale_lr
             self.module.model.train()
+        if joined is not None:
+            self.progress.history, self.progress.best = list(joined.history), joined.best
 
     def take(self, kept: Checkpoint) -> None:
         """Sets the checkpoint that `run` resumes from."""
@@ -127,17 +160,25 @@ class _Training:
     def run(self) -> None:
         """The epochs that are left. Collective."""
         if self._kept is not None and self._has_ended(self._kept):
-            self.module.on_load_checkpoint(self._kept.state["lightning"])
-            _configured(self.module).load_state_dict(self._kept.state["lightning"]["state_dict"])
+            self._take_model(self._kept.state["lightning"])
+            return
+        if self._joined is not None and self._joined.phase is Phase.OVER:
+            assert self._checkpoint is not None
+            self._take_model(self._checkpoint)
             return
         parts = self._parts
+        strategy = strategy_of(parts.flavour, self._watch, self._spec.verbose, **self._exchange())
         trainer = self._package.Trainer(
             **self._arguments,
-            strategy=strategy_of(parts.flavour, self._watch, self._spec.verbose, **self._exchange()),
+            strategy=strategy,
             callbacks=[callback_of(parts.flavour, self._watch), *parts.callbacks],
         )
         if self._kept is not None:
             begin_after(trainer, self._kept.state["lightning"])
+        if self._joined is not None:
+            strategy.is_apart = True
+            # Steps are there when the others are met: a Trainer with all of its steps would not begin.
+            trainer.fit_loop.epoch_progress.load_state_dict(copy.deepcopy(self._joined.loops["epoch_progress"]))
         if parts.data_module is not None:
             data_module = parts.data_module
             if isinstance(data_module, ModulePlan):
@@ -146,6 +187,11 @@ class _Training:
             trainer.fit(self.module, datamodule=data_module() if isinstance(data_module, type) else data_module)
         else:
             trainer.fit(self.module, self._train, self._held)
+
+    def _take_model(self, checkpoint: dict[str, Any]) -> None:
+        """Gives the module, which is not trained any more, the numbers of a checkpoint."""
+        self.module.on_load_checkpoint(checkpoint)
+        _configured(self.module).load_state_dict(checkpoint["state_dict"])
 
     def _exchange(self) -> dict[str, Any]:
         """The strategy's arguments."""
@@ -173,7 +219,29 @@ class _Training:
     def _epoch_begins(self, epoch: int) -> None:
         torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
 
+    def _make_resumable(self, trainer: Any) -> None:
+        if self._commits is not None:
+            progress = self.progress
+            history, loops = tuple(progress.history), trainer.fit_loop.state_dict()
+            first = Position(self._known, self._leaving, history, progress.best, loops=loops)
+            ResumableFit(trainer, self._parts.flavour, self._watch, self._commits, first, self._read_again)
+
+    def _read_again(self) -> None:
+        """Takes the rows and the epochs of a new round. A collective."""
+        assert self._commits is not None
+        position = self._commits.position
+        assert position is not None
+        again = begin(self._spec, identity_of, TorchForm(), known=self._known, read=self._read)
+        assert self._train is not None
+        self._train.take(again.rows)
+        if self._held is not None and again.held is not None:
+            self._held.take(again.held)
+        self.progress.history, self.progress.best = list(position.history), position.best
+
     def _take_up(self, trainer: Any) -> None:
+        if self._checkpoint is not None:
+            restore(trainer, self.module, self._checkpoint, None)
+            self._checkpoint = None
         if self._kept is not None:
             ranks = self._kept.ranks
             rank_state = ranks[hvd.rank()] if len(ranks) == hvd.size() else None
@@ -186,7 +254,8 @@ class _Training:
         entry = self._entry(trainer)
         self._meter.end_epoch(averages_of(entry))
         self.progress.add(entry, lambda: copy.deepcopy(self._inside.state_dict()))
-        record_epoch(spec, entry)
+        if self._commits is None:
+            record_epoch(spec, entry)
         if spec.checkpoint_path is not None:
             ranks = gathered(self.module, trainer.strategy.root_device)
             least = len(self.progress.history) >= (trainer.min_epochs or 0)
@@ -194,11 +263,15 @@ class _Training:
             state = {"lightning": plain_checkpoint(trainer), "ended": bool(ended)}
             if hvd.rank() == 0:
                 history, best = self.progress.history, self.progress.best
-                self._saver.save(Checkpoint(self._identity, self._seed, state, history, best, ranks))
-        if hvd.rank() == 0 and spec.verbose:
-            log_to_driver(self._line(entry))
+                self._saver.save(Checkpoint(self._known.identity, self._seed, state, history, best, ranks))
         if self.progress.is_over:
             trainer.should_stop = True
+        if self._commits is not None:
+            phase = Phase.OVER if trainer.fit_loop.done else Phase.BETWEEN_EPOCHS
+            self._commits.commit_at(self._commits.epoch_position(trainer, self.progress, phase), renew=True)
+            record_epoch(spec, entry)  # not before: the epoch's end would be repeated after the loss of a rank
+        if hvd.rank() == 0 and spec.verbose:
+            log_to_driver(self._line(entry))
 
     def _entry(self, trainer: Any) -> dict[str, Any]:
         """An epoch's entry in the history. A collective."""
@@ -257,7 +330,10 @@ class _Training:
         if parts.data_module is not None:
             limits = {"limit_train_batches": spec.train_steps, "limit_val_batches": spec.validation_steps}
             arguments |= {name: steps for name, steps in limits.items() if steps is not None}
-        return {**arguments, **(parts.trainer_args or {})}
+        arguments |= parts.trainer_args or {}
+        if self._joined is not None:
+            arguments["num_sanity_val_steps"] = 0  # the other ranks have had theirs
+        return arguments
 
     def _folder(self) -> str | None:
         """The run's folder in the store, where that is one of this host's file system."""

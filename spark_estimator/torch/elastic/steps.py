@@ -37,7 +37,7 @@ import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -54,17 +54,29 @@ FULL_COPY_COMMITS = 100
 _log = logger(__name__)
 
 
+class RankContent(Protocol):
+    """More of what a rank alone has."""
+
+    def packed(self) -> bytes:
+        """It, as it is now."""
+
+    def take(self, content: bytes) -> None:
+        """Restores what `packed` returned, on this rank or on the process that replaces it."""
+
+
 @dataclass
 class StepKeeper:
     """One rank's data for the recovery within a step.
 
     Attributes:
         models: whose buffers the rank alone has.
+        content: what else it alone has; None: nothing.
         state: where it is.
         step: of the last commit.
     """
 
     models: Sequence[torch.nn.Module]
+    content: RankContent | None = None
     state: RecoveryState = RecoveryState.FRESH
     step: int = 0
     full: int = -1
@@ -98,6 +110,15 @@ class StepKeeper:
         if due:
             self.full = self.step
         return due
+
+    def renew(self) -> None:
+        """Sends to a peer what this rank alone has after the last commit, which differs from what it had at the
+        agreement. A collective.
+
+        Raises:
+            HorovodInternalError: a rank was lost. The commit stands.
+        """
+        self._peers.renew(self._committed, self.step)
 
     def lost(self) -> bool:
         """Called after the loss of a rank. Returns whether the attributes must be those of the last commit."""
@@ -141,17 +162,20 @@ class StepKeeper:
         self._peers.begin(self._committed, self.step)
 
     def _packed(self) -> bytes:
-        return pack([*_generators(), *(_bytes_of(buffer) for buffer in self._buffers())])
+        content = b"" if self.content is None else self.content.packed()
+        return pack([*_generators(), content, *(_bytes_of(buffer) for buffer in self._buffers())])
 
     def _unpack(self, content: bytes) -> None:
         if not content:
             return
         parts = unpack(content)
         _set_generators(parts[:_GENERATORS])
-        buffers = self._buffers()
-        if len(parts) - _GENERATORS == len(buffers):
+        if self.content is not None:
+            self.content.take(parts[_GENERATORS])
+        buffers, of_buffers = self._buffers(), parts[_GENERATORS + 1 :]
+        if len(of_buffers) == len(buffers):
             with torch.no_grad():
-                for buffer, part in zip(buffers, parts[_GENERATORS:], strict=True):
+                for buffer, part in zip(buffers, of_buffers, strict=True):
                     buffer.copy_(torch.frombuffer(bytearray(part), dtype=buffer.dtype).reshape(buffer.shape))
 
     def _buffers(self) -> list[torch.Tensor]:

@@ -1,0 +1,152 @@
+"""Runs a Trainer's epochs so that they can be entered at any batch, and continue after the loss of a rank.
+
+It replaces what the Trainer's loop over epochs calls for each epoch, on the Trainer's own object; the loop over batches
+is Lightning's, called batch by batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from spark_estimator.elastic.run import Rounds, rejoin
+from spark_estimator.errors import HorovodInternalError
+from spark_estimator.estimators.lightning.callbacks import EpochSums
+from spark_estimator.estimators.lightning.recovery import LightningCommits, Phase, Position
+
+
+class ResumableFit:
+    """The epochs of one Trainer on this rank.
+
+    Args:
+        trainer: whose ``fit`` is about to begin its first epoch.
+        flavour: the package that it comes from.
+        watch: the estimator's sums.
+        commits: of the training.
+        first: the place where the training begins, if it does.
+        read_again: evens out the rows in a new round. A collective.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        flavour: str,
+        watch: EpochSums,
+        commits: LightningCommits,
+        first: Position,
+        read_again: Callable[[], None],
+    ) -> None:
+        self._trainer = trainer
+        self._flavour = flavour
+        self._watch = watch
+        self._commits = commits
+        self._first = first
+        self._read_again = read_again
+        self._rounds = Rounds(commits, rejoin, "step")
+        self._has_met = False
+        module = trainer.lightning_module
+        self._parts = list(module.modules())
+        self._modes: list[bool] = []
+        callback: Any = importlib.import_module(flavour).Callback
+        hook = "on_train_batch_end"
+        # Their hooks may change what a rank alone has after the agreement of the step.
+        self._renews = any(
+            getattr(type(each), hook, None) is not getattr(callback, hook) for each in trainer.callbacks
+        ) or not str(getattr(type(module), hook).__module__).endswith(".core.hooks")
+        loop, plugin = trainer.fit_loop, trainer.precision_plugin
+        self._begin_epoch, self._end_epoch, self._end = loop.on_advance_start, loop.on_advance_end, loop.on_run_end
+        loop.__dict__["on_advance_start"] = _nothing
+        loop.__dict__["advance"] = self._advance
+        loop.__dict__["on_advance_end"] = _nothing
+        loop.__dict__["on_run_end"] = self._run_end
+        after_closure = plugin._after_closure
+
+        def agreed(*args: Any, **kwargs: Any) -> None:
+            after_closure(*args, **kwargs)
+            commits.agree()
+
+        plugin.__dict__["_after_closure"] = agreed
+
+    def _advance(self) -> None:
+        """One epoch, or the rest of one; after a loss also none."""
+        while True:
+            try:
+                if not self._has_met:
+                    self._meet()
+                self._run_epoch()
+                return
+            except HorovodInternalError as error:
+                if not self._commits.has_begun:
+                    raise
+                if self._recover(error).phase in (Phase.BETWEEN_EPOCHS, Phase.OVER):
+                    return
+
+    def _run_end(self) -> None:
+        """The hooks at the end, which other ranks may not call at the same time: they may have ended, or be lost."""
+        self._trainer.strategy.is_apart = True
+        self._end()
+
+    def _meet(self) -> Position:
+        position = self._commits.resume(self._trainer, self._flavour, self._watch, self._first)
+        self._has_met = True
+        self._trainer.strategy.is_apart = False
+        return position
+
+    def _recover(self, error: HorovodInternalError) -> Position:
+        """Joins the next round. Returns the place at which to continue."""
+        for part, mode in zip(self._parts, self._modes, strict=False):
+            part.training = mode
+        while True:
+            try:
+                self._rounds.ended(error)
+                self._rounds.begin()
+                self._read_again()
+                self._commits.take_checkpoint()
+                position = self._commits.position
+                if position is not None and position.phase is Phase.OVER:
+                    self._commits.place(self._trainer)
+                    return position
+                return self._meet()
+            except HorovodInternalError as another:
+                error = another
+
+    def _run_epoch(self) -> None:
+        trainer, loop = self._trainer, self._trainer.fit_loop
+        batches, fetcher = loop.epoch_loop, loop._data_fetcher
+        position = self._commits.position
+        assert position is not None
+        phase = position.phase
+        if phase is Phase.BETWEEN_EPOCHS:
+            self._begin_epoch()
+            fetcher = loop._data_fetcher  # it may have been made anew
+            batches.reset()
+        else:
+            self._watch.enter_epoch(trainer, batches.batch_progress.current.ready)
+        iter(fetcher)
+        with trainer.profiler.profile("run_training_epoch"):
+            batches.on_run_start(fetcher)
+            if phase is Phase.AFTER_BATCH:
+                self._after_batch(batches, fetcher)
+            while not batches.done:
+                try:
+                    batches.advance(fetcher)
+                    if self._commits.has_stepped:
+                        self._commits.commit_at(self._commits.at(trainer, Phase.AFTER_BATCH), renew=self._renews)
+                    self._after_batch(batches, fetcher)
+                except StopIteration:
+                    break
+        self._end_epoch()
+
+    def _after_batch(self, batches: Any, fetcher: Any) -> None:
+        """What Lightning does between two batches, such as a validation."""
+        self._modes = [part.training for part in self._parts]
+        validations = self._watch.validations
+        batches.on_advance_end(fetcher)
+        # Gradients that wait for their step would be lost with a commit.
+        if self._watch.validations != validations and not batches._should_accumulate():
+            self._commits.commit_at(self._commits.at(self._trainer, Phase.BETWEEN_BATCHES), renew=True)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Is called in the place of what `ResumableFit` calls itself."""
