@@ -2,13 +2,13 @@
 
 ``python -m benchmarks.recovery [--framework torch] [--np 3] [--kills 20] [--step-ms 100] [--every SECONDS] [--seed N]``
 trains a small model with dropout and batch normalization, whose steps wait as long as ``step-ms``, as they do for an
-accelerator; of PyTorch, or of Keras with one of its backends.
+accelerator; of PyTorch, of Lightning, or of Keras with one of its backends.
 Ranks run on this machine, without Spark. Three trainings follow each other, by the same code of the estimator's ranks:
 
 - *undisturbed*: no kills;
 - *replaced*: each killed rank is replaced (``max_restarts`` of an estimator whose ranks read files);
 - *restarted*: all ranks start again from the last checkpoint (``max_restarts`` of the others), with ``--keep`` steps
-  between two checkpoints.
+  between two checkpoints; with Lightning, an epoch.
 
 Each kill is a SIGKILL of a random rank, `every` seconds after the job was at full speed again, or after a random time
 of up to three seconds. Printed for each way: the seconds from the kill until all ranks have made a step again (median
@@ -42,7 +42,7 @@ from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
 
-FRAMEWORKS = ("torch", "keras-tensorflow", "keras-jax", "keras-torch")
+FRAMEWORKS = ("torch", "lightning", "keras-tensorflow", "keras-jax", "keras-torch")
 WIDTH, BATCH = 8, 8
 # Columns of the file in which ranks count: process id, batches of this process, batches of all.
 _PID, _BATCHES, _ALL = range(3)
@@ -75,7 +75,10 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
         time.sleep(options["step_ms"] / 1000)
 
     framework, backend = options["framework"].partition("-")[::2]
-    made = in_torch(counted) if framework == "torch" else in_keras(counted, backend)
+    if framework == "keras":
+        made = in_keras(counted, backend)
+    else:
+        made = in_torch(counted) if framework == "torch" else in_lightning(counted)
     result = made.train(
         TrainSpec(
             inputs=(Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)),),
@@ -142,6 +145,34 @@ def in_torch(counted: Callable[[], None]) -> Made:
     net = nn.Sequential(nn.Linear(WIDTH, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 1))
     parts = TorchParts(net, torch.optim.Adam(net.parameters(), 1e-3), [Counting()], [1.0], [[]])
     return Made(parts, train, lambda state: state)
+
+
+def in_lightning(counted: Callable[[], None]) -> Made:
+    """A LightningModule, each of whose steps calls `counted`."""
+    import lightning.pytorch as pl
+    import torch
+    from torch import nn
+
+    from spark_estimator.estimators.lightning.parts import LightningParts
+    from spark_estimator.estimators.lightning.training import train
+
+    class Learner(pl.LightningModule):  # type: ignore[misc,unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(WIDTH, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 1))
+
+        def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+            counted()
+            loss = nn.functional.mse_loss(self.net(batch["x"]).reshape(-1), batch["y"])
+            self.log("train_loss", loss, batch_size=BATCH)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 1e-3)
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return Made(LightningParts("lightning.pytorch", Learner(), plain=None), train, lambda state: state)
 
 
 def in_keras(counted: Callable[[], None], backend: str) -> Made:

@@ -52,6 +52,8 @@ class TrainerContent:
         # Lightning's and torch's own attributes are not the user's.
         self._not_users = frozenset(vars(package.LightningModule())) | {"_trainer", "_hparams", "_hparams_initial"}
         self._result_module: Any = importlib.import_module(f"{flavour}.trainer.connectors.logger_connector.result")
+        # A module has all of its metrics when training begins, also those that hooks make.
+        self._metrics = [child for child in module.modules() if isinstance(child, Metric)]
         self._metas: dict[str, bytes] = {}
         self._values = PlainValues(f"the module {type(module).__name__} and its callbacks")
 
@@ -66,7 +68,7 @@ class TrainerContent:
         for number, optimizer in enumerate(trainer.optimizers):
             groups = [{key: item for key, item in group.items() if key != "params"} for group in optimizer.param_groups]
             values[f"groups {number}"] = groups
-        for number, metric in enumerate(self._metrics()):
+        for number, metric in enumerate(self._metrics):
             values[f"metric {number}"] = (
                 {name: getattr(metric, name) for name in metric._defaults},
                 metric._update_count,
@@ -84,7 +86,7 @@ class TrainerContent:
     def take(self, content: bytes) -> None:
         """See `RankContent.take`."""
         values: dict[str, Any] = pickle.loads(content)  # noqa: S301  # from a rank of this job
-        trainer, connector = self._trainer, self._trainer._logger_connector
+        connector = self._trainer._logger_connector
         for name in _OF_CONNECTOR:
             if f"connector {name}" in values:
                 setattr(connector, name, values[f"connector {name}"])
@@ -92,7 +94,7 @@ class TrainerContent:
             self._watch.take(values["sums"])
         if self.takes_schedules:
             self._take_schedules(values)
-        for number, metric in enumerate(self._metrics()):
+        for number, metric in enumerate(self._metrics):
             if f"metric {number}" in values:
                 _restore_metric(metric, *values[f"metric {number}"])
         self._take_results({key[7:]: state for key, state in values.items() if key.startswith("result ")})
@@ -113,9 +115,6 @@ class TrainerContent:
     def _holders(self) -> list[Any]:
         """The objects whose attributes are kept."""
         return [self._module, *self._trainer.callbacks, self._trainer.strategy.epoch_outputs]
-
-    def _metrics(self) -> list[Metric]:
-        return [child for child in self._module.modules() if isinstance(child, Metric)]
 
     def _results(self) -> dict[str, Any]:
         results: dict[str, Any] = self._trainer.fit_loop.epoch_loop._results

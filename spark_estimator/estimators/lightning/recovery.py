@@ -51,7 +51,14 @@ from spark_estimator.elastic import rejoin, run_fn
 from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption, resumption
 from spark_estimator.elastic.state import State
 from spark_estimator.estimators.lightning.callbacks import EpochSums
-from spark_estimator.estimators.lightning.checkpoint import live_checkpoint, restore, set_progress
+from spark_estimator.estimators.lightning.checkpoint import (
+    live_checkpoint,
+    loop_states,
+    progress_of,
+    restore,
+    restore_optimizers,
+    set_progress,
+)
 from spark_estimator.estimators.lightning.rank_content import TrainerContent, undo_step
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.rank_run import KnownRun, ReadRows
@@ -83,8 +90,10 @@ class Position:
         leaving: `TorchParts.leaving_out` of a plain module.
         history, best: of the epochs that have ended, as in `TrainingProgress`.
         phase: of the Trainer.
-        loops: the state of its loops.
-        should_stop: as the Trainer's.
+        loops: what they have done, by `progress_of`.
+        should_stop, accumulated: the Trainer's ``should_stop`` and ``accumulate_grad_batches``.
+        modes: [modules] whether they are in train mode.
+        learning: [parameters] whether they have gradients.
     """
 
     run: KnownRun
@@ -92,8 +101,35 @@ class Position:
     history: tuple[dict[str, Any], ...] = ()
     best: Any = field(default=None, repr=False)
     phase: Phase = Phase.BETWEEN_EPOCHS
-    loops: dict[str, Any] = field(default_factory=dict, repr=False)
+    loops: bytes = field(default=b"", repr=False)
     should_stop: bool = False
+    accumulated: int = 1
+    modes: tuple[bool, ...] = field(default=(), repr=False)
+    learning: tuple[bool, ...] = field(default=(), repr=False)
+
+    def moved(self, trainer: Any, phase: Phase) -> Position:
+        """The place where a Trainer is now."""
+        module = trainer.lightning_module
+        return replace(
+            self,
+            phase=phase,
+            loops=progress_of(trainer),
+            should_stop=bool(trainer.should_stop),
+            accumulated=trainer.accumulate_grad_batches,
+            modes=tuple(part.training for part in module.modules()),
+            learning=tuple(parameter.requires_grad for parameter in module.parameters()),
+        )
+
+    def place(self, trainer: Any) -> None:
+        """Moves a Trainer there."""
+        set_progress(trainer, loop_states(self.loops))
+        trainer.should_stop = self.should_stop
+        trainer.accumulate_grad_batches = self.accumulated
+        module = trainer.lightning_module
+        for part, mode in zip(module.modules(), self.modes, strict=False):
+            part.training = mode
+        for parameter, learns in zip(module.parameters(), self.learning, strict=False):
+            parameter.requires_grad = learns
 
 
 #: Trains on this process from the place of the commits, or from the beginning. Returns the result on rank 0. A
@@ -138,13 +174,30 @@ class LightningCommits(State):
         if self.has_begun:
             self._keeper.agree()
 
-    def commit_at(self, position: Position, *, renew: bool) -> None:
-        """A step is done, or a validation, or an epoch.
+    def step(self, trainer: Any, *, renew: bool) -> None:
+        """A batch has made its step. A collective if `renew` is true.
 
         Args:
-            renew: peers get once more what this rank alone has, which may have changed since the agreement. Then it is
-                a collective.
+            renew: peers get once more what this rank alone has, which may have changed since the agreement.
         """
+        self._commit(self._position.moved(trainer, Phase.AFTER_BATCH), renew=renew)
+
+    def validation(self, trainer: Any) -> None:
+        """A validation after a batch is over. A collective."""
+        self._commit(self._position.moved(trainer, Phase.BETWEEN_BATCHES), renew=True)
+
+    def epoch(self, trainer: Any, progress: TrainingProgress) -> None:
+        """An epoch is over. A collective."""
+        phase = Phase.OVER if trainer.fit_loop.done else Phase.BETWEEN_EPOCHS
+        position = self._position.moved(trainer, phase)
+        self._commit(replace(position, history=tuple(progress.history), best=progress.best), renew=True)
+
+    @property
+    def _position(self) -> Position:
+        assert self.position is not None
+        return self.position
+
+    def _commit(self, position: Position, *, renew: bool) -> None:
         self.position = position
         self.commit()
         if renew:
@@ -201,6 +254,7 @@ class LightningCommits(State):
         if self.checkpoint is not None:
             self._keeper.receives(self._at)
             restore(self._trainer, self._trainer.lightning_module, self.checkpoint, None)
+            restore_optimizers(self._trainer, self.checkpoint)
             self.checkpoint = None
 
     def resume(self, trainer: Any, flavour: str, watch: EpochSums, first: Position) -> Position:
@@ -230,25 +284,8 @@ class LightningCommits(State):
         finally:
             self._content.takes_schedules = True
         self.checkpoint = None
-        self.place(trainer)
+        self.position.place(trainer)
         return self.position
-
-    def place(self, trainer: Any) -> None:
-        """Gives a Trainer the place in its loops of the commit."""
-        assert self.position is not None
-        set_progress(trainer, self.position.loops)
-        trainer.should_stop = self.position.should_stop
-
-    def epoch_position(self, trainer: Any, progress: TrainingProgress, phase: Phase) -> Position:
-        """The place between two epochs, or after the last one."""
-        position = self.at(trainer, phase)
-        return replace(position, history=tuple(progress.history), best=progress.best)
-
-    def at(self, trainer: Any, phase: Phase) -> Position:
-        """The place where a Trainer is now."""
-        assert self.position is not None
-        loops = trainer.fit_loop.state_dict()
-        return replace(self.position, phase=phase, loops=loops, should_stop=bool(trainer.should_stop))
 
 
 def recovered(train_from: TrainFrom, spec: TrainSpec) -> TrainResult | None:

@@ -46,8 +46,6 @@ class ResumableFit:
         self._rounds = Rounds(commits, rejoin, "step")
         self._has_met = False
         module = trainer.lightning_module
-        self._parts = list(module.modules())
-        self._modes: list[bool] = []
         callback: Any = importlib.import_module(flavour).Callback
         hook = "on_train_batch_end"
         # Their hooks may change what a rank alone has after the agreement of the step.
@@ -95,8 +93,6 @@ class ResumableFit:
 
     def _recover(self, error: HorovodInternalError) -> Position:
         """Joins the next round. Returns the place at which to continue."""
-        for part, mode in zip(self._parts, self._modes, strict=False):
-            part.training = mode
         while True:
             try:
                 self._rounds.ended(error)
@@ -105,7 +101,7 @@ class ResumableFit:
                 self._commits.take_checkpoint()
                 position = self._commits.position
                 if position is not None and position.phase is Phase.OVER:
-                    self._commits.place(self._trainer)
+                    position.place(self._trainer)
                     return position
                 return self._meet()
             except HorovodInternalError as another:
@@ -130,9 +126,12 @@ class ResumableFit:
                 self._after_batch(batches, fetcher)
             while not batches.done:
                 try:
+                    steps = trainer.global_step
                     batches.advance(fetcher)
                     if self._commits.has_stepped:
-                        self._commits.commit_at(self._commits.at(trainer, Phase.AFTER_BATCH), renew=self._renews)
+                        self._commits.step(trainer, renew=self._renews)
+                    elif trainer.global_step != steps:
+                        raise RuntimeError(_no_agreement(trainer))
                     self._after_batch(batches, fetcher)
                 except StopIteration:
                     break
@@ -140,12 +139,20 @@ class ResumableFit:
 
     def _after_batch(self, batches: Any, fetcher: Any) -> None:
         """What Lightning does between two batches, such as a validation."""
-        self._modes = [part.training for part in self._parts]
         validations = self._watch.validations
         batches.on_advance_end(fetcher)
         # Gradients that wait for their step would be lost with a commit.
         if self._watch.validations != validations and not batches._should_accumulate():
-            self._commits.commit_at(self._commits.at(self._trainer, Phase.BETWEEN_BATCHES), renew=True)
+            self._commits.validation(self._trainer)
+
+
+def _no_agreement(trainer: Any) -> str:
+    plugin = type(trainer.precision_plugin)
+    return (
+        f"the optimizer has made a step on which the ranks have not agreed: {plugin.__module__}.{plugin.__qualname__} "
+        "does not call _after_closure before the step, as Lightning's own precision plugins do. Such a training cannot "
+        "replace a lost rank: set max_restarts=0, or use one of Lightning's plugins."
+    )
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -18,7 +18,13 @@ import spark_estimator.torch as hvd
 from spark_estimator.collectives import launcher_link
 from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.lightning.callbacks import EpochSums, callback_of, logged, strategy_of
-from spark_estimator.estimators.lightning.checkpoint import begin_after, plain_checkpoint, restore
+from spark_estimator.estimators.lightning.checkpoint import (
+    begin_after,
+    loop_states,
+    plain_checkpoint,
+    restore,
+    restore_optimizers,
+)
 from spark_estimator.estimators.lightning.identity import identity_of
 from spark_estimator.estimators.lightning.legacy import adapter_class
 from spark_estimator.estimators.lightning.loaders import RowLoader
@@ -130,7 +136,7 @@ class _Training:
             begin=self._epoch_begins,
             end=self._epoch_ended,
             restore=self._take_up,
-            run=self._make_resumable,
+            run=self._training_begins,
             # As in TorchEstimator gradients of several batches are added up, of which Lightning makes means.
             multiplied=1 if plain is None else _accumulated(self._arguments),
             joint=not parts.steps_locally,
@@ -178,7 +184,7 @@ class _Training:
         if self._joined is not None:
             strategy.is_apart = True
             # Steps are there when the others are met: a Trainer with all of its steps would not begin.
-            trainer.fit_loop.epoch_progress.load_state_dict(copy.deepcopy(self._joined.loops["epoch_progress"]))
+            trainer.fit_loop.epoch_progress.load_state_dict(loop_states(self._joined.loops)["epoch_progress"])
         if parts.data_module is not None:
             data_module = parts.data_module
             if isinstance(data_module, ModulePlan):
@@ -219,11 +225,15 @@ class _Training:
     def _epoch_begins(self, epoch: int) -> None:
         torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
 
-    def _make_resumable(self, trainer: Any) -> None:
+    def _training_begins(self, trainer: Any) -> None:
+        """All hooks ``on_fit_start`` have run, which may have added groups of parameters to the optimizer."""
+        content = self._checkpoint if self._kept is None else self._kept.state["lightning"]
+        if content is not None:
+            restore_optimizers(trainer, content)
+        self._checkpoint = None
         if self._commits is not None:
-            progress = self.progress
-            history, loops = tuple(progress.history), trainer.fit_loop.state_dict()
-            first = Position(self._known, self._leaving, history, progress.best, loops=loops)
+            first = Position(self._known, self._leaving, tuple(self.progress.history), self.progress.best)
+            first = first.moved(trainer, Phase.BETWEEN_EPOCHS)
             ResumableFit(trainer, self._parts.flavour, self._watch, self._commits, first, self._read_again)
 
     def _read_again(self) -> None:
@@ -241,7 +251,6 @@ class _Training:
     def _take_up(self, trainer: Any) -> None:
         if self._checkpoint is not None:
             restore(trainer, self.module, self._checkpoint, None)
-            self._checkpoint = None
         if self._kept is not None:
             ranks = self._kept.ranks
             rank_state = ranks[hvd.rank()] if len(ranks) == hvd.size() else None
@@ -267,8 +276,7 @@ class _Training:
         if self.progress.is_over:
             trainer.should_stop = True
         if self._commits is not None:
-            phase = Phase.OVER if trainer.fit_loop.done else Phase.BETWEEN_EPOCHS
-            self._commits.commit_at(self._commits.epoch_position(trainer, self.progress, phase), renew=True)
+            self._commits.epoch(trainer, self.progress)
             record_epoch(spec, entry)  # not before: the epoch's end would be repeated after the loss of a rank
         if hvd.rank() == 0 and spec.verbose:
             log_to_driver(self._line(entry))

@@ -14,7 +14,14 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 import lightning.pytorch as pl
 
-from spark_estimator.estimators.lightning.checkpoint import begin_after, plain_checkpoint
+from spark_estimator.estimators.lightning.checkpoint import (
+    begin_after,
+    live_checkpoint,
+    loop_states,
+    plain_checkpoint,
+    progress_of,
+    set_progress,
+)
 from spark_estimator.estimators.torch.checkpoint import packed
 
 OFF = {f"enable_{name}": False for name in ("checkpointing", "progress_bar", "model_summary")}
@@ -61,3 +68,31 @@ def test_objects_are_left_out_and_epochs_are_counted() -> None:
     other = trainer_of(3)
     begin_after(other, again)
     assert other.current_epoch == 1 and not other.fit_loop.restarting
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_progress_is_that_of_lightning() -> None:
+    rows: Any = torch.utils.data.DataLoader(torch.ones(4, 1), batch_size=2)  # type: ignore[arg-type]
+    trainer = trainer_of(2)
+    trainer.fit(Module(), rows)
+    assert loop_states(progress_of(trainer)) == trainer.fit_loop.state_dict()
+    other = trainer_of(2)
+    set_progress(other, loop_states(progress_of(trainer)))
+    assert other.fit_loop.state_dict() == trainer.fit_loop.state_dict()
+    assert (other.current_epoch, other.global_step) == (2, 4) and not other.fit_loop.restarting
+
+
+class Unpicklable(Keeps):
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": lambda: 1}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_that_cannot_be_pickled_is_named(caplog: Any) -> None:
+    rows: Any = torch.utils.data.DataLoader(torch.ones(4, 1), batch_size=2)  # type: ignore[arg-type]
+    trainer = trainer_of(1, callbacks=[Keeps(Path("/")), Unpicklable(3)])
+    trainer.fit(Module(), rows)
+    with caplog.at_level("WARNING"):
+        content = live_checkpoint(trainer)
+    assert "the state of the callback Keepsint cannot be pickled" in caplog.text
+    assert any("Posix" in key for key in content["callbacks"]) and "Keepsint" not in content["callbacks"]

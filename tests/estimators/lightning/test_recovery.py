@@ -15,9 +15,10 @@ from torch import nn
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 
 from spark_estimator.elastic.rounds import Terms
+from spark_estimator.errors import WorkerFailedError
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
-from tests.estimators.lightning.test_training import FLAVOUR, folder, network, plain, trained
+from tests.estimators.lightning.test_training import folder, network, plain, trained
 from tests.ranks import run_ranks
 
 __all__ = ["folder"]
@@ -131,6 +132,8 @@ def numbers(folder: str, marks: str, kills: Kills, changed: dict[str, Any], argu
 
     torch.set_num_threads(1)  # the order of sums depends on it
     callbacks = [counting(), pl.callbacks.EarlyStopping("val_loss", patience=2, min_delta=10.0)]
+    arguments = dict(arguments)
+    callbacks += [make() for make in arguments.pop("callbacks", ())]
     learner = module(Killing(marks, kills))
     result = trained(folder, learner, {"epochs": 4, **changed}, callbacks=callbacks, trainer_args=arguments)
     return None if result is None else (json.dumps(result.history), result.state)
@@ -208,3 +211,53 @@ def plain_numbers(folder: str, marks: str, kills: Kills) -> Any:
 
 def plain_in_ranks(rank: int, *arguments: Any) -> Any:
     return plain_numbers(*arguments)
+
+
+@pytest.mark.slow
+def test_a_loss_after_layers_were_unfrozen(folder: Path, tmp_path: Path) -> None:
+    """A callback has changed the module, the optimizer and the Trainer in the epoch of the loss."""
+    check(folder, tmp_path, [(1, "training_step", 20)], {}, callbacks=[unfreezing, accumulating])
+
+
+def unfreezing() -> Any:
+    import lightning.pytorch as pl
+
+    class Unfreezing(pl.callbacks.BaseFinetuning):  # type: ignore[misc]
+        def freeze_before_training(self, pl_module: Any) -> None:
+            self.freeze(pl_module.net[0])
+
+        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
+                pl_module.net[3].eval()
+
+    return Unfreezing()
+
+
+def accumulating() -> Any:
+    import lightning.pytorch as pl
+
+    return pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
+
+
+@pytest.mark.slow
+def test_a_loss_in_a_collective_after_the_step_ends_the_round_for_all(folder: Path, tmp_path: Path) -> None:
+    """The step is made, and its hooks are not: where no rank was before the step, the job starts again."""
+    with pytest.raises(WorkerFailedError, match="no rank has parameters and attributes that belong together"):
+        run_elastic_local(
+            averaging, Terms(2, 2, replace=True, reset_limit=2), JobOptions(args=(str(folder), str(tmp_path)))
+        )
+
+
+def averaging(folder: str, marks: str) -> Any:
+    import lightning.pytorch as pl
+
+    import spark_estimator.torch as hvd
+
+    class Averaging(pl.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, number: int) -> None:
+            killing("callback")
+            hvd.allreduce(torch.ones(1), name="of a callback")
+
+    killing = Killing(marks, [(1, "callback", 3)])
+    return trained(folder, module(Killing(marks, [])), callbacks=[Averaging()])
