@@ -52,7 +52,7 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str =
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> ValueT:
-        rounds = Rounds(state, reset, mode)
+        rounds = JobRounds(state, reset, mode)
         while True:
             try:
                 rounds.begin()
@@ -63,7 +63,7 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str =
     return wrapper
 
 
-class Rounds:
+class JobRounds:
     """The rounds of a training on one process, the first of which has been joined.
 
     Args:

@@ -47,7 +47,7 @@ class SyncedMetrics:
 
     def adopt(self, module: torch.nn.Module) -> None:
         """Adds the metrics that the module has now, and that were not there before."""
-        for metric in _metrics(module):
+        for metric in metrics_in(module):
             if metric.dist_sync_fn is None:
                 self._before.append((metric, metric.distributed_available_fn))
                 metric.dist_sync_fn = gather
@@ -61,5 +61,6 @@ class SyncedMetrics:
         self._before.clear()
 
 
-def _metrics(module: torch.nn.Module) -> Iterator[Metric]:
+def metrics_in(module: torch.nn.Module) -> Iterator[Metric]:
+    """The metrics of torchmetrics among a module's parts."""
     return (child for child in module.modules() if isinstance(child, Metric))

@@ -117,6 +117,26 @@ def set_progress(trainer: Any, states: dict[str, Any]) -> None:
         item._loaded_from_state_dict = item._resuming_from_checkpoint = False
 
 
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """What callbacks change in a module and a Trainer, and no state has: modes, frozen parameters, accumulation."""
+    module = trainer.lightning_module
+    return {
+        "modes": [part.training for part in module.modules()],
+        "learning": [parameter.requires_grad for parameter in module.parameters()],
+        "accumulated": trainer.accumulate_grad_batches,
+    }
+
+
+def take_settings(trainer: Any, settings: dict[str, Any]) -> None:
+    """Restores what `settings_of` returned."""
+    module = trainer.lightning_module
+    for part, mode in zip(module.modules(), settings["modes"], strict=False):
+        part.training = mode
+    for parameter, learns in zip(module.parameters(), settings["learning"], strict=False):
+        parameter.requires_grad = learns
+    trainer.accumulate_grad_batches = settings["accumulated"]
+
+
 def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], rank_state: dict[str, Any] | None) -> None:
     """Restores module and callbacks before other hooks ``on_fit_start``; `restore_optimizers` follows.
 

@@ -36,7 +36,7 @@ class PlainValues:
         kept = {name: value for name, value in values.items() if name not in self._left_out}
         try:
             content = dumped(kept)
-        except Exception:  # whatever an object's class raises
+        except Exception:  # any error of the class of an object
             return self.packed(self._only_plain(kept))
         if len(content) <= _MOST_BYTES:
             return content
@@ -57,7 +57,7 @@ class PlainValues:
         for name, value in values.items():
             try:
                 dumped(value)
-            except Exception:  # whatever an object's class raises
+            except Exception:  # any error of the class of an object
                 self._left_out.add(name)
             else:
                 plain[name] = value

@@ -13,10 +13,10 @@ import pickle
 from typing import Any
 
 import torch
-from torchmetrics import Metric
 
 from spark_estimator.estimators.lightning.callbacks import EpochSums
 from spark_estimator.estimators.lightning.plain_values import PlainValues, dumped
+from spark_estimator.lightning.metrics import metrics_in
 
 #: Attributes of what holds a logged value (Lightning's `_ResultMetric`) besides the value.
 _OF_RESULT = ("_forward_cache", "_computed", "_update_count", "has_reset")
@@ -53,7 +53,7 @@ class TrainerContent:
         self._not_users = frozenset(vars(package.LightningModule())) | {"_trainer", "_hparams", "_hparams_initial"}
         self._result_module: Any = importlib.import_module(f"{flavour}.trainer.connectors.logger_connector.result")
         # A module has all of its metrics when training begins, also those that hooks make.
-        self._metrics = [child for child in module.modules() if isinstance(child, Metric)]
+        self._metrics = list(metrics_in(module))
         self._metas: dict[str, bytes] = {}
         self._values = PlainValues(f"the module {type(module).__name__} and its callbacks")
 
@@ -154,7 +154,7 @@ def _packed_meta(meta: Any) -> bytes:
     return dumped(({**fields, "reduce_fx": meta.reduce_fx.__name__}, sync))
 
 
-def _restore_metric(metric: Metric, state: dict[str, Any], updates: int, last: Any) -> None:
+def _restore_metric(metric: Any, state: dict[str, Any], updates: int, last: Any) -> None:
     for name, value in state.items():
         setattr(metric, name, value)
     # A failure may have interrupted the exchange of its states.

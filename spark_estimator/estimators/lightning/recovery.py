@@ -30,7 +30,7 @@ What fails how
 As in `torch.elastic.steps`, whose agreement is made between the last hook before the optimizer's step and the step. If
 a rank is lost in a collective between a step and its commit (in ``on_train_batch_end``, as when `ModelCheckpoint` saves
 every few steps) and no rank was before that step, all ranks fail, and the job starts again from its last checkpoint. A
-loss before the first step of all begins the training anew.
+loss before the first step of all begins the training once more.
 
 A module that optimizes by hand restarts all ranks: it has no single step to agree on.
 """
@@ -58,6 +58,8 @@ from spark_estimator.estimators.lightning.checkpoint import (
     restore,
     restore_optimizers,
     set_progress,
+    settings_of,
+    take_settings,
 )
 from spark_estimator.estimators.lightning.rank_content import TrainerContent, undo_step
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
@@ -68,7 +70,7 @@ from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.torch.elastic.steps import StepKeeper
 
 
-class Phase(enum.Enum):
+class FitPhase(enum.Enum):
     """Where in its epochs a Trainer is at a commit.
 
     BETWEEN_EPOCHS to AFTER_BATCH to BETWEEN_BATCHES, and back to AFTER_BATCH; after the last batch to BETWEEN_EPOCHS or
@@ -82,7 +84,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Position:
+class FitPosition:
     """Where a training is, the same on all ranks.
 
     Attributes:
@@ -91,45 +93,34 @@ class Position:
         history, best: of the epochs that have ended, as in `TrainingProgress`.
         phase: of the Trainer.
         loops: what they have done, by `progress_of`.
-        should_stop, accumulated: the Trainer's ``should_stop`` and ``accumulate_grad_batches``.
-        modes: [modules] whether they are in train mode.
-        learning: [parameters] whether they have gradients.
+        should_stop: as the Trainer's.
+        settings: by `settings_of`.
     """
 
     run: KnownRun
     leaving: frozenset[int] = frozenset()
     history: tuple[dict[str, Any], ...] = ()
     best: Any = field(default=None, repr=False)
-    phase: Phase = Phase.BETWEEN_EPOCHS
+    phase: FitPhase = FitPhase.BETWEEN_EPOCHS
     loops: bytes = field(default=b"", repr=False)
     should_stop: bool = False
-    accumulated: int = 1
-    modes: tuple[bool, ...] = field(default=(), repr=False)
-    learning: tuple[bool, ...] = field(default=(), repr=False)
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def moved(self, trainer: Any, phase: Phase) -> Position:
+    def moved(self, trainer: Any, phase: FitPhase) -> FitPosition:
         """The place where a Trainer is now."""
-        module = trainer.lightning_module
         return replace(
             self,
             phase=phase,
             loops=progress_of(trainer),
             should_stop=bool(trainer.should_stop),
-            accumulated=trainer.accumulate_grad_batches,
-            modes=tuple(part.training for part in module.modules()),
-            learning=tuple(parameter.requires_grad for parameter in module.parameters()),
+            settings=settings_of(trainer),
         )
 
     def place(self, trainer: Any) -> None:
         """Moves a Trainer there."""
         set_progress(trainer, loop_states(self.loops))
         trainer.should_stop = self.should_stop
-        trainer.accumulate_grad_batches = self.accumulated
-        module = trainer.lightning_module
-        for part, mode in zip(module.modules(), self.modes, strict=False):
-            part.training = mode
-        for parameter, learns in zip(module.parameters(), self.learning, strict=False):
-            parameter.requires_grad = learns
+        take_settings(trainer, self.settings)
 
 
 #: Trains on this process from the place of the commits, or from the beginning. Returns the result on rank 0. A
@@ -152,7 +143,7 @@ class LightningCommits(State):
         self._at = Resumption(0, 0, from_full=False, spread=True)
         self._trainer: Any = None
         self._content: TrainerContent | None = None
-        self.position: Position | None = None
+        self.position: FitPosition | None = None
         self.checkpoint: dict[str, Any] | None = None
 
     @property
@@ -180,24 +171,24 @@ class LightningCommits(State):
         Args:
             renew: peers get once more what this rank alone has, which may have changed since the agreement.
         """
-        self._commit(self._position.moved(trainer, Phase.AFTER_BATCH), renew=renew)
+        self._commit(self._position.moved(trainer, FitPhase.AFTER_BATCH), renew=renew)
 
     def validation(self, trainer: Any) -> None:
         """A validation after a batch is over. A collective."""
-        self._commit(self._position.moved(trainer, Phase.BETWEEN_BATCHES), renew=True)
+        self._commit(self._position.moved(trainer, FitPhase.BETWEEN_BATCHES), renew=True)
 
     def epoch(self, trainer: Any, progress: TrainingProgress) -> None:
         """An epoch is over. A collective."""
-        phase = Phase.OVER if trainer.fit_loop.done else Phase.BETWEEN_EPOCHS
+        phase = FitPhase.OVER if trainer.fit_loop.done else FitPhase.BETWEEN_EPOCHS
         position = self._position.moved(trainer, phase)
         self._commit(replace(position, history=tuple(progress.history), best=progress.best), renew=True)
 
     @property
-    def _position(self) -> Position:
+    def _position(self) -> FitPosition:
         assert self.position is not None
         return self.position
 
-    def _commit(self, position: Position, *, renew: bool) -> None:
+    def _commit(self, position: FitPosition, *, renew: bool) -> None:
         self.position = position
         self.commit()
         if renew:
@@ -257,7 +248,7 @@ class LightningCommits(State):
             restore_optimizers(self._trainer, self.checkpoint)
             self.checkpoint = None
 
-    def resume(self, trainer: Any, flavour: str, watch: EpochSums, first: Position) -> Position:
+    def resume(self, trainer: Any, flavour: str, watch: EpochSums, first: FitPosition) -> FitPosition:
         """Meets the other ranks before a Trainer's next step, and gives it the place of the commit. A collective.
 
         Args:

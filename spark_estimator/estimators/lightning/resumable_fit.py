@@ -10,10 +10,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from spark_estimator.elastic.run import Rounds, rejoin
+from spark_estimator.elastic.run import JobRounds, rejoin
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.estimators.lightning.callbacks import EpochSums
-from spark_estimator.estimators.lightning.recovery import LightningCommits, Phase, Position
+from spark_estimator.estimators.lightning.recovery import LightningCommits, FitPhase, FitPosition
 
 
 class ResumableFit:
@@ -34,7 +34,7 @@ class ResumableFit:
         flavour: str,
         watch: EpochSums,
         commits: LightningCommits,
-        first: Position,
+        first: FitPosition,
         read_again: Callable[[], None],
     ) -> None:
         self._trainer = trainer
@@ -43,7 +43,7 @@ class ResumableFit:
         self._commits = commits
         self._first = first
         self._read_again = read_again
-        self._rounds = Rounds(commits, rejoin, "step")
+        self._rounds = JobRounds(commits, rejoin, "step")
         self._has_met = False
         module = trainer.lightning_module
         callback: Any = importlib.import_module(flavour).Callback
@@ -77,7 +77,7 @@ class ResumableFit:
             except HorovodInternalError as error:
                 if not self._commits.has_begun:
                     raise
-                if self._recover(error).phase in (Phase.BETWEEN_EPOCHS, Phase.OVER):
+                if self._recover(error).phase in (FitPhase.BETWEEN_EPOCHS, FitPhase.OVER):
                     return
 
     def _run_end(self) -> None:
@@ -85,13 +85,13 @@ class ResumableFit:
         self._trainer.strategy.is_apart = True
         self._end()
 
-    def _meet(self) -> Position:
+    def _meet(self) -> FitPosition:
         position = self._commits.resume(self._trainer, self._flavour, self._watch, self._first)
         self._has_met = True
         self._trainer.strategy.is_apart = False
         return position
 
-    def _recover(self, error: HorovodInternalError) -> Position:
+    def _recover(self, error: HorovodInternalError) -> FitPosition:
         """Joins the next round. Returns the place at which to continue."""
         while True:
             try:
@@ -100,7 +100,7 @@ class ResumableFit:
                 self._read_again()
                 self._commits.take_checkpoint()
                 position = self._commits.position
-                if position is not None and position.phase is Phase.OVER:
+                if position is not None and position.phase is FitPhase.OVER:
                     position.place(self._trainer)
                     return position
                 return self._meet()
@@ -113,16 +113,16 @@ class ResumableFit:
         position = self._commits.position
         assert position is not None
         phase = position.phase
-        if phase is Phase.BETWEEN_EPOCHS:
+        if phase is FitPhase.BETWEEN_EPOCHS:
             self._begin_epoch()
-            fetcher = loop._data_fetcher  # it may have been made anew
+            fetcher = loop._data_fetcher  # it may be another one
             batches.reset()
         else:
             self._watch.enter_epoch(trainer, batches.batch_progress.current.ready)
         iter(fetcher)
         with trainer.profiler.profile("run_training_epoch"):
             batches.on_run_start(fetcher)
-            if phase is Phase.AFTER_BATCH:
+            if phase is FitPhase.AFTER_BATCH:
                 self._after_batch(batches, fetcher)
             while not batches.done:
                 try:

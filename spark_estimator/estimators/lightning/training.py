@@ -24,12 +24,14 @@ from spark_estimator.estimators.lightning.checkpoint import (
     plain_checkpoint,
     restore,
     restore_optimizers,
+    settings_of,
+    take_settings,
 )
 from spark_estimator.estimators.lightning.identity import identity_of
 from spark_estimator.estimators.lightning.legacy import adapter_class
 from spark_estimator.estimators.lightning.loaders import RowLoader
 from spark_estimator.estimators.lightning.parts import LightningParts
-from spark_estimator.estimators.lightning.recovery import LightningCommits, Phase, Position, recovered
+from spark_estimator.estimators.lightning.recovery import LightningCommits, FitPhase, FitPosition, recovered
 from spark_estimator.estimators.lightning.resumable_fit import ResumableFit
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
@@ -168,7 +170,7 @@ class _Training:
         if self._kept is not None and self._has_ended(self._kept):
             self._take_model(self._kept.state["lightning"])
             return
-        if self._joined is not None and self._joined.phase is Phase.OVER:
+        if self._joined is not None and self._joined.phase is FitPhase.OVER:
             assert self._checkpoint is not None
             self._take_model(self._checkpoint)
             return
@@ -230,10 +232,12 @@ class _Training:
         content = self._checkpoint if self._kept is None else self._kept.state["lightning"]
         if content is not None:
             restore_optimizers(trainer, content)
+        if self._kept is not None and "settings" in self._kept.state:
+            take_settings(trainer, self._kept.state["settings"])
         self._checkpoint = None
         if self._commits is not None:
-            first = Position(self._known, self._leaving, tuple(self.progress.history), self.progress.best)
-            first = first.moved(trainer, Phase.BETWEEN_EPOCHS)
+            first = FitPosition(self._known, self._leaving, tuple(self.progress.history), self.progress.best)
+            first = first.moved(trainer, FitPhase.BETWEEN_EPOCHS)
             ResumableFit(trainer, self._parts.flavour, self._watch, self._commits, first, self._read_again)
 
     def _read_again(self) -> None:
@@ -269,7 +273,7 @@ class _Training:
             ranks = gathered(self.module, trainer.strategy.root_device)
             least = len(self.progress.history) >= (trainer.min_epochs or 0)
             ended = trainer.should_stop and least and trainer.global_step >= (trainer.min_steps or 0)
-            state = {"lightning": plain_checkpoint(trainer), "ended": bool(ended)}
+            state = {"lightning": plain_checkpoint(trainer), "ended": bool(ended), "settings": settings_of(trainer)}
             if hvd.rank() == 0:
                 history, best = self.progress.history, self.progress.best
                 self._saver.save(Checkpoint(self._known.identity, self._seed, state, history, best, ranks))

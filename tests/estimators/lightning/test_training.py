@@ -297,6 +297,35 @@ def test_ranks_that_step_alone(folder: Path) -> None:
     assert run_ranks(2, alone_in_two_ranks, 240, args=(str(folder),)) == [[True] * 4] * 2
 
 
+def unfrozen_in_two_ranks(rank: int, folder: str) -> bool:
+    """Resumed after a callback has unfrozen a layer, set its mode and the accumulation."""
+    import lightning.pytorch as pl
+
+    class Unfreezing(pl.callbacks.BaseFinetuning):  # type: ignore[misc]
+        def freeze_before_training(self, pl_module: Any) -> None:
+            self.freeze(pl_module.net[0])
+
+        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
+                pl_module.net[3].eval()
+
+    def callbacks() -> dict[str, Any]:
+        return {"callbacks": [Unfreezing(), pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})]}
+
+    torch.set_num_threads(1)
+    straight = trained(folder, module(network()), {"epochs": 4}, **callbacks())
+    stored = {"store": Store.create(f"{folder}/store"), "run_id": "unfrozen"}
+    for epochs in (2, 4):
+        resumed = trained(folder, module(network()), {**stored, "epochs": epochs}, **callbacks())
+    return same(straight, resumed)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_with_what_callbacks_have_changed(folder: Path) -> None:
+    assert run_ranks(2, unfrozen_in_two_ranks, 240, args=(str(folder),)) == [True] * 2
+
+
 @pytest.fixture(scope="module")
 def results(folder: Path) -> list[dict[str, Any]]:
     return run_ranks(2, in_two_ranks, 240, args=(str(folder),))
