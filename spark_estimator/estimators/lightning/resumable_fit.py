@@ -13,7 +13,7 @@ from typing import Any
 from spark_estimator.elastic.run import JobRounds, rejoin
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.estimators.lightning.callbacks import EpochSums
-from spark_estimator.estimators.lightning.recovery import LightningCommits, FitPhase, FitPosition
+from spark_estimator.estimators.lightning.recovery import FitPhase, FitPosition, LightningCommits
 
 
 class ResumableFit:

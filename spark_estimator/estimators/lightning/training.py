@@ -31,7 +31,7 @@ from spark_estimator.estimators.lightning.identity import identity_of
 from spark_estimator.estimators.lightning.legacy import adapter_class
 from spark_estimator.estimators.lightning.loaders import RowLoader
 from spark_estimator.estimators.lightning.parts import LightningParts
-from spark_estimator.estimators.lightning.recovery import LightningCommits, FitPhase, FitPosition, recovered
+from spark_estimator.estimators.lightning.recovery import FitPhase, FitPosition, LightningCommits, recovered
 from spark_estimator.estimators.lightning.resumable_fit import ResumableFit
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
