@@ -334,6 +334,11 @@ class Settings:
         "HOROVOD_ELASTIC_TIMEOUT", 600.0, _positive_seconds, unit="seconds",
         effect="time that the launcher of an elastic job waits for the ranks of a new round; same as --elastic-timeout",
     )  # fmt: skip
+    standby: int = _variable(
+        "SPARK_ESTIMATOR_STANDBY", 0, _count, unit="processes",
+        effect="processes that an elastic job, or a fit with max_restarts, starts in free slots beside its ranks, to "
+        "replace lost ranks at once",
+    )  # fmt: skip
     launched_local_size: int | None = _variable(
         "HOROVOD_LOCAL_SIZE", None, _positive_count, unit="ranks",
         effect="set by launchers for scripts; `env` shows decisions for this number of ranks on a host",

@@ -320,4 +320,5 @@ def _terms(size: int, least: int | None, most: int | None, reset_limit: int | No
         max_size=most,
         reset_limit=reset_limit,
         timeout=timedelta(seconds=Settings.read().elastic_timeout_seconds),
+        standby=Settings.read().standby,
     )

@@ -264,7 +264,7 @@ def timed(way: str, options: dict[str, Any], kills: int, every: float | None, se
             limits = Limits(kills, timedelta(hours=2))
             results = run_local(rank_main, size, JobOptions(args=(options, way), limits=limits))
         else:
-            terms = Terms(size, size, replace=True, reset_limit=kills)
+            terms = Terms(size, size, replace=True, reset_limit=kills, standby=options["standby"])
             results = run_elastic_local(rank_main, terms, JobOptions(args=(options, way)))
     finally:
         killer.end()
@@ -284,6 +284,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=positive, default=3, help="(3)")
     parser.add_argument("--keep", type=positive, default=50, help="steps between two checkpoints of 'restarted' (50)")
     parser.add_argument("--every", type=float, help="seconds at full speed between two kills; default: random, up to 3")
+    parser.add_argument("--standby", type=int, default=0, help="processes that wait for a loss, of 'replaced' (0)")
     parser.add_argument("--seed", type=int, default=1, help="of the kills (1)")
     parser.add_argument("--ways", default="replaced,restarted", help="replaced,restarted")
     arguments = parser.parse_args()

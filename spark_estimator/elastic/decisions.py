@@ -15,6 +15,8 @@ class Terms:
         min_size: the least to continue with, 1 <= min_size <= size.
         replace: new processes are started while there is room: to replace lost ones, and more, up to `max_size`.
         max_size: the most ranks that the job may have, if `replace`; None: `size`.
+        standby: this number of processes more are started where there is room, if `replace`, and wait to replace
+            lost ranks without the time that a process needs to start.
         reset_limit: how many rounds may follow the first; None: any number, as long as there is progress (see
             `FRUITLESS_ROUNDS`).
         timeout: how long to wait for the members of a new round, and for newcomers without whom there are too few.
@@ -26,11 +28,17 @@ class Terms:
     reset_limit: int | None = None
     timeout: timedelta = timedelta(seconds=600)
     max_size: int | None = None
+    standby: int = 0
 
     @property
     def most(self) -> int:
         """The most ranks that the job may have."""
         return self.size if self.max_size is None else self.max_size
+
+    @property
+    def places(self) -> int:
+        """The most processes that the job may have."""
+        return self.most + self.standby
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_size <= self.size:
@@ -73,9 +81,10 @@ class Dissolve:
 
 @dataclass(frozen=True)
 class Start:
-    """Start `count` newcomers."""
+    """Start `count` newcomers. `standby`: no rank is missing, and they wait for a loss."""
 
     count: int
+    standby: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ The launcher reports events to a `RoundPlanner` (a process is ready, a process h
 the planner decides. The planner knows neither processes nor sockets nor clocks, so that launchers of all kinds can have
 it: ``launch.elastic`` is one.
 
-A *member* is a process of the present round, a *newcomer* one that was started later and waits for its first. A member
-is *unwanted* if its slot was removed. It stays at work until the next commit at which the others can continue without
-it: they are enough, or newcomers are there to take over the state.
+A *member* is a process of the present round, a *newcomer* one that was started later and waits for its first. With
+`Terms.standby`, newcomers wait also while no rank is missing, and replace members that are lost. A member is
+*unwanted* if its slot was removed. It stays at work until the next commit at which the others can continue without it:
+they are enough, or newcomers are there to take over the state.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class _Process:
     rank: int = -1  # in the present round
     holds_state: bool = False
     killed: bool = False
+    standby: bool = False  # a newcomer that was started while no rank was missing
 
 
 @dataclass
@@ -110,6 +112,7 @@ class RoundPlanner:
     _unwanted: dict[int, float] = field(default_factory=dict)  # since when
     _newcomer_failed: bool = False  # no other is started before the next round, or before there is another room
     _room_then: int | None = None
+    _standby_failed: bool = False  # no other is started to wait before the next round
     _fruitless: int = 0  # rounds in a row before the present one that had no commit; -1: the present one has one
     _keeps_ranks: bool = False  # the state comes from any rank that has it, and not from rank 0
     _over: bool = False
@@ -121,9 +124,9 @@ class RoundPlanner:
 
     # --- reports of the launcher ---
 
-    def started(self, process: int) -> None:
-        """A newcomer has been started."""
-        self._processes[process] = _Process(Phase.STARTING)
+    def started(self, process: int, *, standby: bool = False) -> None:
+        """A newcomer has been started; `standby` as in `Start`."""
+        self._processes[process] = _Process(Phase.STARTING, standby=standby)
 
     def ready(
         self,
@@ -171,7 +174,10 @@ class RoundPlanner:
         if known is None:
             return
         if known.phase in (Phase.STARTING, Phase.WAITING):
-            self._newcomer_failed, self._room_then = True, self.room
+            if known.standby:
+                self._standby_failed = True
+            else:
+                self._newcomer_failed, self._room_then = True, self.room
             if story is not None:
                 self._stories.append(story)
         elif story is None:
@@ -187,7 +193,7 @@ class RoundPlanner:
         gone = {process for process in processes if process in self._processes}
         # With slots that are available again there may be too many processes: those that started last have to leave.
         others = sorted((process for process in self._processes if process not in gone), key=self._order)
-        gone.update(others[self.terms.most :])
+        gone.update(others[self.terms.places :])
         self._unwanted = {process: self._unwanted.get(process, now) for process in sorted(gone)}
 
     # --- what it decides ---
@@ -231,13 +237,14 @@ class RoundPlanner:
         if self._broken_since is not None and at_work and not self._dissolved:
             self._dissolved = True
             decisions.append(Dissolve(tuple(at_work)))
-        if self._wants_newcomers():
-            decisions.append(Start(self._most() - self._wanted()))
+        for start in self._starts():
+            decisions.append(start)
         if not members or self._gathering_since is not None:
             return decisions + self._gathered(now)
         if self._well or not self._resets_allow(1):
             return decisions
-        if (self._waiting() or self._can_do_without()) and not self._announced:
+        missing = self._wanted_members() < self.terms.most
+        if ((missing and self._waiting()) or self._can_do_without()) and not self._announced:
             self._announced = True
             decisions.append(Announce(tuple(members)))
         return decisions + self._overdue(now)
@@ -249,8 +256,9 @@ class RoundPlanner:
         if late:
             return [kill for process in late if (kill := self._give_up(process, since, now)) is not None]
         ready = self._members(Phase.READY)
+        coming = [process for process in ready if process not in self._unwanted]
         newcomers = [] if self._well else self._waiting()
-        coming = [process for process in ready if process not in self._unwanted] + newcomers
+        coming += newcomers[: max(self.terms.most - len(coming), 0)]
         staying = sorted(set(ready) - set(coming), key=self._in_the_next_round)
         while staying and not self._can_be_a_round(coming):
             # One with the state is enough, who hands it on; so there is, for a round, one more than there may be.
@@ -276,7 +284,7 @@ class RoundPlanner:
         self._gathering_since, self.waits_for_room = None, ""
         self._found_silent.clear()
         self._broken_since = None
-        self._dissolved = self._announced = self._newcomer_failed = False
+        self._dissolved = self._announced = self._newcomer_failed = self._standby_failed = False
         return [*self._released([process for process in ready if process not in coming]), Begin(self._ranks)]
 
     def _in_their_places(self, processes: list[int]) -> list[int]:
@@ -339,7 +347,7 @@ class RoundPlanner:
             late = ", ".join([*at_work, *([f"{starting} new processes"] if starting else [])])
             seconds = self.terms.timeout.total_seconds()
             return Fail(f"{needed}; {late} didn't join round {self.round + 1} within {seconds:g} seconds")
-        if members and self._wants_newcomers():
+        if members and any(not start.standby for start in self._starts()):
             return None
         if members and self.room_may_grow:
             if self._gathering_since is None:
@@ -361,22 +369,34 @@ class RoundPlanner:
             return Finish()
         return Fail(f"{self._well} of its ranks succeeded, and at least {self.terms.min_size} are needed")
 
-    def _wants_newcomers(self) -> bool:
+    def _starts(self) -> list[Start]:
+        """The newcomers to start: those that are missing, and those that wait for a loss."""
         if not self.terms.replace or self._well or not self._members():
-            return False
-        if (self._newcomer_failed and self._room_then == self.room) or self._wanted() >= self._most():
-            return False
+            return []
         # A loss takes one reset, and admitting a newcomer another; they are the same reset if there are too few.
         broken = self._broken_since is not None
-        return self._resets_allow(2 if broken and len(self._members()) >= self.terms.min_size else 1)
+        if not self._resets_allow(2 if broken and len(self._members()) >= self.terms.min_size else 1):
+            return []
+        room = self._places()
+        missing = max(min(self.terms.most, room) - self._wanted(), 0)
+        waiting = max(room - max(self._wanted(), self.terms.most), 0)
+        if self._newcomer_failed and self._room_then == self.room:
+            missing = 0
+        if self._standby_failed or not self._resets_allow(2 if broken else 1):
+            waiting = 0
+        starts = [Start(missing), Start(waiting, standby=True)]
+        return [start for start in starts if start.count]
 
-    def _most(self) -> int:
+    def _places(self) -> int:
         """How many processes the job should have."""
-        return self.terms.most if self.room is None else min(self.terms.most, self.room)
+        return self.terms.places if self.room is None else min(self.terms.places, self.room)
 
     def _wanted(self) -> int:
         """How many processes there are that need not leave."""
         return len(self._processes) - len(self._unwanted)
+
+    def _wanted_members(self) -> int:
+        return len(self._members()) - len(self._unwanted_members())
 
     def _unwanted_members(self) -> list[int]:
         return [process for process in self._members() if process in self._unwanted]

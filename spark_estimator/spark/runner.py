@@ -259,6 +259,7 @@ def run_elastic(
         reset_limit=reset_limit,
         timeout=round_timeout,
         max_size=max(requested, max_num_proc or 0),
+        standby=Settings.read().standby,
     )
     from spark_estimator.launch.spark.elastic.job import run_elastic_on_spark
 

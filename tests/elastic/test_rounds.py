@@ -39,7 +39,7 @@ class Job:
         for decision in decisions:
             if isinstance(decision, Start):
                 for _ in range(decision.count):
-                    self.planner.started(max(self.planner._processes) + 1)
+                    self.planner.started(max(self.planner._processes) + 1, standby=decision.standby)
         return [decision for decision in decisions if not isinstance(decision, Dissolve)]
 
     def lost(self, process: int) -> list[Decision]:
@@ -207,6 +207,49 @@ def test_a_newcomer_is_announced_when_it_is_ready_and_comes_last() -> None:
     assert job.decide() == []
     job.ready(2)
     assert job.ready(1) == [Begin((1, 2, 3))]
+
+
+def test_processes_on_standby_take_the_places_of_lost_ranks() -> None:
+    job = Job(2, 2, replace=True, reset_limit=2, standby=1)
+    assert job.decide() == [Start(1, standby=True)]
+    assert job.ready(2) == [], "no rank is missing, so no member is told to leave its round"
+    assert job.lost(1) == [Start(1, standby=True)]
+    job.planner.ready(0, job.now, holds_state=True, keeps_ranks=True)
+    assert job.decide() == [Begin((0, 2))]
+    assert job.ready(3) == [] and job.decide() == []
+    assert job.lost(0) == [], "another start would be of no use: the limit is reached by this loss"
+    assert job.ready(2, holds_state=True, keeps_ranks=True) == [Begin((3, 2))]
+    assert job.ended_well(2) == [] and job.ended_well(3) == [Finish()]
+
+
+def test_of_several_on_standby_only_those_that_are_missing_join() -> None:
+    job = Job(3, 2, replace=True, standby=2)
+    assert job.decide() == [Start(2, standby=True)]
+    assert job.ready(3) == [] and job.ready(4) == []
+    assert job.lost(1) == [Start(1, standby=True), Announce((0, 2))]
+    assert job.ready(0, holds_state=True) == []
+    assert job.ready(2, holds_state=True) == [Begin((0, 2, 3))]
+
+
+def test_a_process_on_standby_that_dies_is_replaced_after_the_next_loss() -> None:
+    job = Job(2, 2, replace=True, standby=1)
+    assert job.decide() == [Start(1, standby=True)]
+    assert job.lost(2) == [], "it could die again and again"
+    assert job.lost(0) == [Start(1)], "but now one is needed"
+    assert job.ready(1, holds_state=True, keeps_ranks=True) == []
+    assert job.ready(2) == [Begin((2, 1))]
+    assert job.decide() == [Start(1, standby=True)]
+
+
+def test_standby_has_no_slot_where_there_is_no_room() -> None:
+    job = Job(2, 2, replace=True, standby=1)
+    job.planner.room = 2
+    assert job.decide() == []
+    job.planner.room = 3
+    assert job.decide() == [Start(1, standby=True)]
+    job.planner.room = 2
+    job.planner.unwanted([2], job.now)
+    assert job.decide() == [Release((2,))]
 
 
 def test_a_newcomer_that_was_in_time_is_in_the_very_next_round() -> None:

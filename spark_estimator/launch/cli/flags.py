@@ -127,6 +127,7 @@ def terms_of(options: argparse.Namespace) -> Terms | None:
         max_size=most,
         reset_limit=options.reset_limit,
         timeout=timedelta(seconds=Settings.read().elastic_timeout_seconds if seconds is None else seconds),
+        standby=Settings.read().standby,
     )
 
 

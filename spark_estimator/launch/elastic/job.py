@@ -191,11 +191,11 @@ class ElasticJob:
                     else None
                 )
 
-    def _start_newcomer(self) -> str:
+    def _start_newcomer(self, *, standby: bool) -> str:
         """The host on which it is started."""
         number, self._numbers = self._numbers, self._numbers + 1
         self._start(number, _NO_RANK)
-        self._planner.started(number)
+        self._planner.started(number, standby=standby)
         process = self._processes[number]
         threading.Thread(target=self._send_waiting, args=(process,), daemon=True).start()
         return process.host
@@ -305,9 +305,10 @@ class ElasticJob:
             for number in decision.processes:
                 self._send(number, {"kind": OVER})
         elif isinstance(decision, Start):
-            started = [self._start_newcomer() for _ in range(decision.count)]
+            started = [self._start_newcomer(standby=decision.standby) for _ in range(decision.count)]
             where = ", ".join(dict.fromkeys(filter(None, started)))
-            self._report(f"starting {decision.count} more" + (f" on {where}" if where else ""))
+            what = "processes that wait for the loss of a rank" if decision.standby else "more"
+            self._report(f"starting {decision.count} {what}" + (f" on {where}" if where else ""))
         elif isinstance(decision, Kill):
             self._processes[decision.process].worker.stop(decision.why, at_once=True)
         elif isinstance(decision, Release):

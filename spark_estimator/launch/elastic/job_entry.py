@@ -98,7 +98,7 @@ def run_elastic(
     def here(_host: str, _number: int, _rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
         return LocalWorkerHandle(job, relay, gentle=gentle, link=link)
 
-    placement = Placement(hosts or [Host("", terms.size)], cooldown) if placement is None else placement
+    placement = Placement(hosts or [Host("", terms.size + terms.standby)], cooldown) if placement is None else placement
     return ElasticJob(
         terms,
         show_line,

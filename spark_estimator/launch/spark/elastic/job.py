@@ -159,8 +159,8 @@ class SparkPlacement(Placement):
     """
 
     def __init__(self, terms: Terms) -> None:
-        super().__init__([Host("", terms.most)])
-        self.limit = terms.most
+        super().__init__([Host("", terms.places)])
+        self.limit = terms.places
 
     @property
     def room(self) -> int:
@@ -220,7 +220,7 @@ class _Jobs:
         self._until_closed = contextlib.ExitStack()
         apart = large_payload_apart(spark, self._server.job)
         self._sent_job, self._payload = self._until_closed.enter_context(apart)
-        if terms.most > terms.size and not on_demand(Configuration(spark)):
+        if terms.places > terms.size and not on_demand(Configuration(spark)):
             self.placement.limit = terms.size
             threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
 
@@ -360,4 +360,4 @@ class _Jobs:
         """Looks now and then whether there is room for more."""
         while not self._over.wait(_COUNT_SLOTS_EVERY.total_seconds()):
             count = count_slots(self._spark).count
-            self.placement.limit = self._terms.most if count is None else max(self._terms.size, count)
+            self.placement.limit = self._terms.places if count is None else max(self._terms.size, count)

@@ -38,7 +38,8 @@ def run_replacing(spark: SparkSession, function: Callable[..., Any], size: int, 
     """
     name = name_of(function)
     limits = options.limits
-    timeout = timedelta(seconds=Settings.read().elastic_timeout_seconds)
+    settings = Settings.read()
+    timeout = timedelta(seconds=settings.elastic_timeout_seconds)
     replacements = 0
 
     def began(_round: int) -> None:
@@ -56,7 +57,7 @@ def run_replacing(spark: SparkSession, function: Callable[..., Any], size: int, 
 
     def run(attempt: Attempt) -> list[Any]:
         left = max(limits.max_restarts + 1 - attempt.number - replacements, 0)
-        terms = Terms(size, size, replace=True, reset_limit=left, timeout=timeout)
+        terms = Terms(size, size, replace=True, reset_limit=left, timeout=timeout, standby=settings.standby)
         # Lost ranks are announced even where the ranks' progress is not shown.
         loud = replace(options, verbose=max(options.verbose, 1), progress=options.progress_display)
         return run_elastic_on_spark(
