@@ -18,13 +18,13 @@ def test_metrics_are_synced_until_they_are_released() -> None:
     module = nn.ModuleList([torchmetrics.SumMetric(), nn.ModuleList([torchmetrics.MeanMetric()])])
     custom = torchmetrics.SumMetric(dist_sync_fn=lambda state, group: [state])
     module.append(custom)
-    before = [(metric.dist_sync_fn, metric.distributed_available_fn) for metric in metrics._metrics(module)]
+    before = [(metric.dist_sync_fn, metric.distributed_available_fn) for metric in metrics.metrics_in(module)]
     synced = metrics.SyncedMetrics()
     for _ in range(2):
         synced.adopt(module)
-    assert [metric.dist_sync_fn is metrics.gather for metric in metrics._metrics(module)] == [True, True, False]
+    assert [metric.dist_sync_fn is metrics.gather for metric in metrics.metrics_in(module)] == [True, True, False]
     synced.release()
-    assert [(metric.dist_sync_fn, metric.distributed_available_fn) for metric in metrics._metrics(module)] == before
+    assert [(metric.dist_sync_fn, metric.distributed_available_fn) for metric in metrics.metrics_in(module)] == before
 
 
 def test_without_other_ranks_there_is_nothing_to_sync() -> None:

@@ -32,7 +32,11 @@ a rank is lost in a collective between a step and its commit (in ``on_train_batc
 every few steps) and no rank was before that step, all ranks fail, and the job starts again from its last checkpoint. A
 loss before the first step of all begins the training once more.
 
-A module that optimizes by hand restarts all ranks: it has no single step to agree on.
+Hooks of a validation and of the begin and end of an epoch may change weights: a copy from before undoes that
+(`weights_copy`). Hooks of a step must not do so before the optimizer's step.
+
+A module that optimizes by hand restarts all ranks: it has no single step to agree on. So do callbacks that replace
+schedules or parameters, or train by themselves (`estimator._NOT_ENTERED`).
 """
 
 from __future__ import annotations
@@ -62,6 +66,7 @@ from spark_estimator.estimators.lightning.checkpoint import (
     take_settings,
 )
 from spark_estimator.estimators.lightning.rank_content import TrainerContent, undo_step
+from spark_estimator.estimators.lightning.weights_copy import WeightsCopy, modules_of
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.rank_run import KnownRun, ReadRows
 from spark_estimator.estimators.recovering_process import RecoveringProcess
@@ -143,6 +148,7 @@ class LightningCommits(State):
         self._at = Resumption(0, 0, from_full=False, spread=True)
         self._trainer: Any = None
         self._content: TrainerContent | None = None
+        self._weights: WeightsCopy | None = None
         self.position: FitPosition | None = None
         self.checkpoint: dict[str, Any] | None = None
 
@@ -197,11 +203,19 @@ class LightningCommits(State):
     def save(self) -> None:
         """See `State.save`."""
         self._keeper.committed()
+        self._weights = None
+
+    def keep_weights(self) -> None:
+        """Hooks follow that may change weights, until the next commit: a loss in them undoes that."""
+        self._weights = WeightsCopy(self._trainer)
 
     def restore(self) -> None:
         """A rank was lost: discards the step in progress."""
         if self._trainer is not None and self.has_begun:
             undo_step(self._trainer)
+            if self._weights is not None and not self.has_stepped:
+                self._weights.restore()
+            self._weights = None
             self._keeper.lost()
 
     def keep_steps(self) -> None:
@@ -263,7 +277,7 @@ class LightningCommits(State):
         if self._trainer is not trainer:
             self._trainer = trainer
             self._content = TrainerContent(trainer, trainer.lightning_module, flavour, watch)
-            self._keeper.models, self._keeper.content = [trainer.lightning_module], self._content
+            self._keeper.models, self._keeper.content = modules_of(trainer), self._content
         if self.position is None:
             self.position = first
         # A rank that has the commit has returned to its schedules; on others they came with the checkpoint, while the

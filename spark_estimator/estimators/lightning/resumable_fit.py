@@ -54,6 +54,14 @@ class ResumableFit:
         ) or not str(getattr(type(module), hook).__module__).endswith(".core.hooks")
         loop, plugin = trainer.fit_loop, trainer.precision_plugin
         self._begin_epoch, self._end_epoch, self._end = loop.on_advance_start, loop.on_advance_end, loop.on_run_end
+        validation = loop.epoch_loop.val_loop
+        validate = validation.run
+
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            commits.keep_weights()
+            return validate(*args, **kwargs)
+
+        validation.__dict__["run"] = kept
         loop.__dict__["on_advance_start"] = _nothing
         loop.__dict__["advance"] = self._advance
         loop.__dict__["on_advance_end"] = _nothing
@@ -114,6 +122,7 @@ class ResumableFit:
         assert position is not None
         phase = position.phase
         if phase is FitPhase.BETWEEN_EPOCHS:
+            self._commits.keep_weights()
             self._begin_epoch()
             fetcher = loop._data_fetcher  # it may be another one
             batches.reset()
@@ -135,6 +144,7 @@ class ResumableFit:
                     self._after_batch(batches, fetcher)
                 except StopIteration:
                     break
+        self._commits.keep_weights()
         self._end_epoch()
 
     def _after_batch(self, batches: Any, fetcher: Any) -> None:

@@ -365,3 +365,26 @@ def test_horovods_parameters_without_effect() -> None:
         with pytest.warns(UserWarning, match=" has no effect: "):
             getattr(made, f"set{accessor}")(3)
         assert getattr(made, f"get{accessor}")() == 3
+
+
+class ByHand(Line):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("changed", "recovers"),
+    [
+        ({}, True),
+        ({"model": linear(), "optimizer": torch.optim.SGD, "loss": nn.MSELoss()}, True),
+        ({"callbacks": [pl.callbacks.EarlyStopping("val_loss")]}, True),
+        ({"model": ByHand()}, False),
+        ({"callbacks": [pl.callbacks.StochasticWeightAveraging(swa_lrs=0.1)]}, False),
+        ({"sync": "diloco", "inner_steps": 2}, False),
+    ],
+)
+def test_which_trainings_replace_a_lost_rank(changed: dict[str, Any], recovers: bool) -> None:
+    if "optimizer" in changed:
+        changed = {**changed, "optimizer": torch.optim.SGD(changed["model"].parameters(), lr=0.1)}
+    assert estimator(**{"model": Line(), **changed})._training().recovers == recovers

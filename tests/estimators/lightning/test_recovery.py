@@ -261,3 +261,25 @@ def averaging(folder: str, marks: str) -> Any:
 
     killing = Killing(marks, [(1, "callback", 3)])
     return trained(folder, module(Killing(marks, [])), callbacks=[Averaging()])
+
+
+@pytest.mark.slow
+def test_losses_while_weights_are_swapped(folder: Path, tmp_path: Path) -> None:
+    """A callback that averages weights validates the average, and changes weights when an epoch begins."""
+    import lightning.pytorch as pl
+
+    if not hasattr(pl.callbacks, "WeightAveraging"):
+        pytest.skip("this Lightning has no WeightAveraging")
+    kills = [(1, "validation_step", 2), (0, "training_step", 8), (1, "on_train_epoch_end", 1)]
+    check(folder, tmp_path, kills, {}, callbacks=[averaging_weights])
+
+
+def averaging_weights() -> Any:
+    import lightning.pytorch as pl
+
+    class Averaging(pl.callbacks.WeightAveraging):  # type: ignore[misc]
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            with torch.no_grad():
+                pl_module.net[0].weight.mul_(0.9)
+
+    return Averaging()
