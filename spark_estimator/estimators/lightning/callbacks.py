@@ -34,7 +34,7 @@ class EpochSums:
         train: this rank's batches; None: they come from a LightningDataModule of the user's.
         held: the same for validation; None: as above, or there are none.
         metrics: how many numbers a plain module's step gives besides the loss.
-        begin: (epoch) before each one.
+        begin: (trainer) before each one.
         end: (trainer) after each one, when all of Lightning's own hooks have run.
         restore: (trainer) before the first one, when model and optimizers are there.
         run: (trainer) before the first one, after `restore`: may replace what the Trainer calls for each epoch.
@@ -49,7 +49,7 @@ class EpochSums:
         train: RowLoader | None,
         held: RowLoader | None,
         metrics: int,
-        begin: Callable[[int], None],
+        begin: Callable[[Any], None],
         end: Callable[[Any], None],
         restore: Callable[[Any], None],
         run: Callable[[Any], None] = lambda trainer: None,
@@ -95,7 +95,7 @@ class EpochSums:
         for part in self._sums:
             self._forget(part)
         self.enter_epoch(trainer, 0)
-        self._begin(int(trainer.current_epoch))
+        self._begin(trainer)
 
     def enter_epoch(self, trainer: Any, done: int) -> None:
         """The present epoch begins, or continues, after `done` batches."""

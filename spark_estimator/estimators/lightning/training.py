@@ -115,6 +115,7 @@ class _Training:
         self._checkpoint = None if commits is None else commits.checkpoint
         self._leaving: frozenset[int] = frozenset()
         self._kept: Checkpoint | None = None
+        self._settings: dict[str, Any] | None = None
         self._saver = saver
         self._package: Any = importlib.import_module(parts.flavour)
         quiet(parts.flavour, spec.verbose)
@@ -162,6 +163,7 @@ class _Training:
     def take(self, kept: Checkpoint) -> None:
         """Sets the checkpoint that `run` resumes from."""
         self._kept = kept
+        self._settings = kept.state.get("settings")
         self.progress.history = kept.history
         self.progress.best = kept.best
 
@@ -224,7 +226,11 @@ class _Training:
         """The user's module."""
         return self.module if self._parts.plain is None else self.module.model
 
-    def _epoch_begins(self, epoch: int) -> None:
+    def _epoch_begins(self, trainer: Any) -> None:
+        epoch = int(trainer.current_epoch)
+        if self._settings is not None:  # not before: callbacks look at the Trainer's own in on_train_start
+            take_settings(trainer, self._settings)
+            self._settings = None
         torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
 
     def _training_begins(self, trainer: Any) -> None:
@@ -232,8 +238,6 @@ class _Training:
         content = self._checkpoint if self._kept is None else self._kept.state["lightning"]
         if content is not None:
             restore_optimizers(trainer, content)
-        if self._kept is not None and "settings" in self._kept.state:
-            take_settings(trainer, self._kept.state["settings"])
         self._checkpoint = None
         if self._commits is not None:
             first = FitPosition(self._known, self._leaving, tuple(self.progress.history), self.progress.best)
