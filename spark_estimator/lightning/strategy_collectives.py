@@ -27,7 +27,7 @@ class HorovodCollectives(_Base):
         uneven_lengths: of the loader that is being evaluated: each rank's number of batches; empty if they are equal.
         in_evaluation_step: whether ``validation_step`` or ``test_step`` is running.
         is_apart: the other ranks are elsewhere in the training, and do not take part in the Trainer's collectives: this
-            rank is about to replace a lost one, or the training is over.
+            rank is about to replace a lost one, or another was lost when the training was over.
     """
 
     uneven_lengths: tuple[int, ...] = ()

@@ -78,8 +78,8 @@ class ResumableFit:
         """One epoch, or the rest of one; after a loss also none."""
         while True:
             try:
-                if not self._has_met:
-                    self._meet()
+                if not self._has_met and self._meet().phase is FitPhase.OVER:
+                    return
                 self._run_epoch()
                 return
             except HorovodInternalError as error:
@@ -89,14 +89,17 @@ class ResumableFit:
                     return
 
     def _run_end(self) -> None:
-        """The hooks at the end, which other ranks may not call at the same time: they may have ended, or be lost."""
-        self._trainer.strategy.is_apart = True
-        self._end()
+        """The hooks at the end. After a loss in them all ranks call them again, each by itself."""
+        try:
+            self._end()
+        except HorovodInternalError as error:
+            self._recover(error)
+            self._end()
 
     def _meet(self) -> FitPosition:
         position = self._commits.resume(self._trainer, self._flavour, self._watch, self._first)
         self._has_met = True
-        self._trainer.strategy.is_apart = False
+        self._trainer.strategy.is_apart = position.phase is FitPhase.OVER
         return position
 
     def _recover(self, error: HorovodInternalError) -> FitPosition:
@@ -107,10 +110,6 @@ class ResumableFit:
                 self._rounds.begin()
                 self._read_again()
                 self._commits.take_checkpoint()
-                position = self._commits.position
-                if position is not None and position.phase is FitPhase.OVER:
-                    position.place(self._trainer)
-                    return position
                 return self._meet()
             except HorovodInternalError as another:
                 error = another

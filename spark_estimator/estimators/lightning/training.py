@@ -172,10 +172,8 @@ class _Training:
         if self._kept is not None and self._has_ended(self._kept):
             self._take_model(self._kept.state["lightning"])
             return
-        if self._joined is not None and self._joined.phase is FitPhase.OVER:
-            assert self._checkpoint is not None
-            self._take_model(self._checkpoint)
-            return
+        if self._joined is not None and self._joined.phase is FitPhase.OVER and self._checkpoint is None:
+            return  # trained here, by a Trainer that has ended
         parts = self._parts
         strategy = strategy_of(parts.flavour, self._watch, self._spec.verbose, **self._exchange())
         trainer = self._package.Trainer(
@@ -187,7 +185,8 @@ class _Training:
             begin_after(trainer, self._kept.state["lightning"])
         if self._joined is not None:
             strategy.is_apart = True
-            # Steps are there when the others are met: a Trainer with all of its steps would not begin.
+        if self._joined is not None and self._joined.phase is not FitPhase.OVER:
+            # Steps are there when the others are met: a Trainer with all of its steps or epochs would not begin.
             trainer.fit_loop.epoch_progress.load_state_dict(loop_states(self._joined.loops)["epoch_progress"])
         if parts.data_module is not None:
             data_module = parts.data_module

@@ -46,7 +46,7 @@ class Killing:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def module(killing: Killing) -> Any:
+def module(killing: Killing, marks: str) -> Any:
     """Logs in all ways, and keeps outputs in an attribute, as Lightning 2 recommends."""
     import lightning.pytorch as pl
     import torchmetrics
@@ -100,7 +100,10 @@ def module(killing: Killing) -> Any:
             self.outputs.clear()
 
         def on_train_end(self) -> None:
+            total = self.trainer.strategy.reduce(torch.tensor(1.0), reduce_op="sum")
+            Path(marks, f"end-{self.global_rank}-{int(total)}").touch()
             killing("on_train_end")
+            self.trainer.strategy.barrier()
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
@@ -134,7 +137,7 @@ def numbers(folder: str, marks: str, kills: Kills, changed: dict[str, Any], argu
     callbacks = [counting(), pl.callbacks.EarlyStopping("val_loss", patience=2, min_delta=10.0)]
     arguments = dict(arguments)
     callbacks += [make() for make in arguments.pop("callbacks", ())]
-    learner = module(Killing(marks, kills))
+    learner = module(Killing(marks, kills), marks)
     result = trained(folder, learner, {"epochs": 4, **changed}, callbacks=callbacks, trainer_args=arguments)
     return None if result is None else (json.dumps(result.history), result.state)
 
@@ -173,6 +176,14 @@ def test_losses_everywhere(folder: Path, tmp_path: Path) -> None:
         (1, "training_step", 3),
     ]
     check(folder, tmp_path, kills)
+
+
+@pytest.mark.slow
+def test_a_loss_in_the_hooks_at_the_end(folder: Path, tmp_path: Path) -> None:
+    check(folder, tmp_path, [(0, "on_train_end", 1)])
+    ends = sorted(path.name for path in tmp_path.glob("end-*"))
+    # As one of two ranks, and alone after the loss.
+    assert ends == ["end-0-1", "end-0-2", "end-1-1", "end-1-2"]
 
 
 @pytest.mark.slow
@@ -260,7 +271,7 @@ def averaging(folder: str, marks: str) -> Any:
             hvd.allreduce(torch.ones(1), name="of a callback")
 
     killing = Killing(marks, [(1, "callback", 3)])
-    return trained(folder, module(Killing(marks, [])), callbacks=[Averaging()])
+    return trained(folder, module(Killing(marks, []), marks), callbacks=[Averaging()])
 
 
 @pytest.mark.slow
