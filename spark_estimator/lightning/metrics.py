@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import context
@@ -64,3 +64,8 @@ class SyncedMetrics:
 def metrics_in(module: torch.nn.Module) -> Iterator[Metric]:
     """The metrics of torchmetrics among a module's parts."""
     return (child for child in module.modules() if isinstance(child, Metric))
+
+
+def collections_in(module: torch.nn.Module) -> Iterator[MetricCollection]:
+    """The collections of such metrics among a module's parts."""
+    return (child for child in module.modules() if isinstance(child, MetricCollection))

@@ -59,8 +59,15 @@ def plain_checkpoint(trainer: Any) -> dict[str, Any]:
 
 
 def live_checkpoint(trainer: Any) -> dict[str, Any]:
-    """Lightning's own checkpoint for another rank of the job, less what cannot be pickled."""
-    whole = trainer._checkpoint_connector.dump_checkpoint(False)
+    """Lightning's own checkpoint for another rank of the job, less what cannot be pickled.
+
+    Collectives of the Trainer in hooks ``on_save_checkpoint`` return this rank's own value.
+    """
+    apart, trainer.strategy.is_apart = trainer.strategy.is_apart, True
+    try:
+        whole = trainer._checkpoint_connector.dump_checkpoint(False)
+    finally:
+        trainer.strategy.is_apart = apart
     result = {name: value for name, value in whole.items() if name not in _NEEDLESS}
     rates.note_factor(result, trainer.strategy.optimizers)
     states = result.get("callbacks", {})
@@ -94,7 +101,7 @@ def _progress(loop: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in vars(loop).items():
         if hasattr(value, "from_state_dict"):
             yield prefix + name, value
-        elif hasattr(value, "on_load_checkpoint") and hasattr(value, "restarting"):
+        elif _is_loop(value):
             yield from _progress(value, f"{prefix}{name}.")
 
 
@@ -112,18 +119,34 @@ def set_progress(trainer: Any, states: dict[str, Any]) -> None:
     """
     loop = trainer.fit_loop
     loop.load_state_dict(copy.deepcopy(states))
-    loop.restarting = False  # it would look for the middle of an epoch
-    for item in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
-        item._loaded_from_state_dict = item._resuming_from_checkpoint = False
+    for item in _loops(
+        loop
+    ):  # each would look for the middle of an epoch; fit_loop.restarting cannot be set with max_steps
+        item._restarting = item._loaded_from_state_dict = item._resuming_from_checkpoint = False
+
+
+def _loops(loop: Any) -> Iterator[Any]:
+    """A loop, and those within it."""
+    yield loop
+    for value in vars(loop).values():
+        if _is_loop(value):
+            yield from _loops(value)
+
+
+def _is_loop(value: Any) -> bool:
+    return hasattr(value, "on_load_checkpoint") and hasattr(value, "restarting")
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """What callbacks change in a module and a Trainer, and no state has: modes, frozen parameters, accumulation."""
-    module = trainer.lightning_module
+    """What changes in a module and a Trainer, and no state has: modes, frozen parameters, accumulation, loaders."""
+    module, loop = trainer.lightning_module, trainer.fit_loop
+    validation = loop.epoch_loop.val_loop
     return {
         "modes": [part.training for part in module.modules()],
         "learning": [parameter.requires_grad for parameter in module.parameters()],
         "accumulated": trainer.accumulate_grad_batches,
+        "reloaded": (loop._last_train_dl_reload_epoch, validation._last_val_dl_reload_epoch),
+        "validates": validation._combined_loader is not None,
     }
 
 
@@ -135,6 +158,23 @@ def take_settings(trainer: Any, settings: dict[str, Any]) -> None:
     for parameter, learns in zip(module.parameters(), settings["learning"], strict=False):
         parameter.requires_grad = learns
     trainer.accumulate_grad_batches = settings["accumulated"]
+
+
+def take_loaders(trainer: Any, settings: dict[str, Any]) -> None:
+    """Makes loaders where the other ranks have them, and forgets those that the others will make later with this rank.
+
+    Args:
+        settings: of another rank's `settings_of`.
+    """
+    loop = trainer.fit_loop
+    validation = loop.epoch_loop.val_loop
+    if settings["validates"] and validation._combined_loader is None:
+        trainer.validating = True
+        validation.setup_data()
+        trainer.training = True
+    elif not settings["validates"]:
+        validation._combined_loader = None
+    loop._last_train_dl_reload_epoch, validation._last_val_dl_reload_epoch = settings["reloaded"]
 
 
 def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], rank_state: dict[str, Any] | None) -> None:

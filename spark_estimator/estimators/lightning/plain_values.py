@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import pickle
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from spark_estimator.elastic.peer_copies import smallest_within
 from spark_estimator.log import logger
 
 #: Their classes are plain, with plain contents.
-_PLAIN_MODULES = ("collections", "datetime", "decimal", "enum", "fractions", "pathlib", "uuid")
+_PLAIN_MODULES = ("builtins", "collections", "datetime", "decimal", "enum", "fractions", "pathlib", "uuid")
 _MOST_BYTES = 16 << 20
 _log = logger(__name__)
 
@@ -30,6 +31,10 @@ class PlainValues:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._left_out: set[str] = set()
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether a value of this name was not plain, or too large, once."""
+        return name in self._left_out
 
     def packed(self, values: Mapping[str, Any]) -> bytes:
         """The values, less those that this has ever left out; a warning names large ones."""
@@ -84,7 +89,10 @@ class _Pickler(pickle.Pickler):
             return _tensor, (raw, obj.dtype, tuple(obj.shape), obj.is_cuda)
         if isinstance(obj, (type, FunctionType, BuiltinFunctionType, numpy.ndarray, numpy.generic, numpy.dtype)):
             return NotImplemented
-        if isinstance(obj, (torch.dtype, torch.device)) or type(obj).__module__ in _PLAIN_MODULES:
+        if (
+            isinstance(obj, (torch.dtype, torch.device, torch.Size, enum.Enum))
+            or type(obj).__module__ in _PLAIN_MODULES
+        ):
             return NotImplemented
         raise TypeError(f"a {type(obj).__name__} is no plain value")
 

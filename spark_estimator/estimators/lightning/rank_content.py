@@ -10,14 +10,18 @@ from __future__ import annotations
 import importlib
 import operator
 import pickle
+from collections import deque
 from typing import Any
 
 import torch
 
 from spark_estimator.estimators.lightning.callbacks import EpochSums
 from spark_estimator.estimators.lightning.plain_values import PlainValues, dumped
-from spark_estimator.lightning.metrics import metrics_in
+from spark_estimator.lightning.metrics import collections_in, metrics_in
 
+#: Attributes of their modules are constants.
+_NOT_USERS = ("torch.", "torchmetrics.", "torchvision.", "transformers.", "timm.")
+_OF_COLLECTION = ("_groups", "_groups_checked", "_state_is_copy")
 #: Attributes of what holds a logged value (Lightning's `_ResultMetric`) besides the value.
 _OF_RESULT = ("_forward_cache", "_computed", "_update_count", "has_reset")
 _VALUES = ("value", "cumulated_batch_size")
@@ -52,8 +56,13 @@ class TrainerContent:
         # Lightning's and torch's own attributes are not the user's.
         self._not_users = frozenset(vars(package.LightningModule())) | {"_trainer", "_hparams", "_hparams_initial"}
         self._result_module: Any = importlib.import_module(f"{flavour}.trainer.connectors.logger_connector.result")
-        # A module has all of its metrics when training begins, also those that hooks make.
+        # A module has all of its parts when training begins, also those that hooks make.
         self._metrics = list(metrics_in(module))
+        self._collections = list(collections_in(module))
+        metrics = set(map(id, self._metrics))
+        parts = [part for part in module.modules() if id(part) not in metrics]
+        self._parts = [part for part in parts if not type(part).__module__.startswith(_NOT_USERS)]
+        self._progress_bar: type = package.callbacks.ProgressBar
         self._metas: dict[str, bytes] = {}
         self._values = PlainValues(f"the module {type(module).__name__} and its callbacks")
 
@@ -69,18 +78,22 @@ class TrainerContent:
             groups = [{key: item for key, item in group.items() if key != "params"} for group in optimizer.param_groups]
             values[f"groups {number}"] = groups
         for number, metric in enumerate(self._metrics):
-            values[f"metric {number}"] = (
+            name = f"metric {number} {type(metric).__name__}"
+            values[name] = (
                 {name: getattr(metric, name) for name in metric._defaults},
                 metric._update_count,
                 metric._forward_cache,
             )
+            for more, value in vars(metric).items():  # such as the extremes of a MinMaxMetric
+                if not more.startswith("_") and more not in metric._defaults:
+                    values[f"{name}.{more}"] = value
+        for number, collection in enumerate(self._collections):
+            values[f"collection {number}"] = {name: getattr(collection, name) for name in _OF_COLLECTION}
         for key, result in self._results().items():
             values[f"result {key}"] = self._result_state(key, result)
-        for number, holder in enumerate(self._holders()):
-            skipped = self._not_users if holder is self._module else ()
-            for name, value in vars(holder).items():
-                if name not in skipped:
-                    values[f"attribute {number} {type(holder).__name__} {name}"] = value
+        for prefix, holder in self._holders():
+            for name in self._attributes(holder):
+                values[prefix + name] = vars(holder)[name]
         return self._values.packed(values)
 
     def take(self, content: bytes) -> None:
@@ -94,27 +107,50 @@ class TrainerContent:
             self._watch.take(values["sums"])
         if self.takes_schedules:
             self._take_schedules(values)
+        for number, collection in enumerate(self._collections):
+            vars(collection).update(values.get(f"collection {number}", {}))
         for number, metric in enumerate(self._metrics):
-            if f"metric {number}" in values:
-                _restore_metric(metric, *values[f"metric {number}"])
+            name = f"metric {number} {type(metric).__name__}"
+            if name in values:
+                _restore_metric(metric, *values[name])
+            for key, value in values.items():
+                if key.startswith(f"{name}."):
+                    _set_if_changed(metric, key[len(name) + 1 :], value)
+        for collection in self._collections:  # metrics of a group have one state again
+            collection._state_is_copy = False
+            if collection._groups_checked:
+                collection._compute_groups_create_state_ref()
         self._take_results({key[7:]: state for key, state in values.items() if key.startswith("result ")})
-        for number, holder in enumerate(self._holders()):
-            prefix = f"attribute {number} {type(holder).__name__} "
+        for prefix, holder in self._holders():
             for key, value in values.items():
                 if key.startswith(prefix):
                     _set_if_changed(holder, key[len(prefix) :], value)
+            if self.takes_schedules:  # a step that is discarded has made these
+                for name in self._attributes(holder):
+                    if prefix + name not in values and not self._values.leaves_out(prefix + name):
+                        del vars(holder)[name]
 
     def _take_schedules(self, values: dict[str, Any]) -> None:
         for number, config in enumerate(self._trainer.lr_scheduler_configs):
             if f"schedule {number}" in values:
                 config.scheduler.load_state_dict(values[f"schedule {number}"])
         for number, optimizer in enumerate(self._trainer.optimizers):
-            for group, options in zip(optimizer.param_groups, values.get(f"groups {number}", ()), strict=False):
+            if f"groups {number}" not in values:
+                continue
+            groups = values[f"groups {number}"]
+            del optimizer.param_groups[len(groups) :]  # which a callback has added since
+            for group, options in zip(optimizer.param_groups, groups, strict=False):
                 group.update(options)
 
-    def _holders(self) -> list[Any]:
-        """The objects whose attributes are kept."""
-        return [self._module, *self._trainer.callbacks, self._trainer.strategy.epoch_outputs]
+    def _holders(self) -> list[tuple[str, Any]]:
+        """The objects whose attributes are kept: the user's parts of the module, and callbacks."""
+        callbacks = [each for each in self._trainer.callbacks if not isinstance(each, self._progress_bar)]
+        holders = [*self._parts, *callbacks, self._trainer.strategy.epoch_outputs]
+        return [(f"attribute {number} {type(holder).__name__}.", holder) for number, holder in enumerate(holders)]
+
+    def _attributes(self, holder: Any) -> list[str]:
+        skipped = self._not_users if isinstance(holder, torch.nn.Module) else ()
+        return [name for name in vars(holder) if name not in skipped]
 
     def _results(self) -> dict[str, Any]:
         results: dict[str, Any] = self._trainer.fit_loop.epoch_loop._results
@@ -168,7 +204,16 @@ def _set_if_changed(holder: Any, name: str, value: Any) -> None:
         same = name in vars(holder) and dumped(vars(holder)[name]) == dumped(value)
     except Exception:  # the present value is not plain
         same = False
-    if not same:
+    if same:
+        return
+    present = vars(holder).get(name)
+    if type(present) is type(value) and isinstance(present, (list, dict, set, deque)):
+        present.clear()  # others may refer to it
+        if isinstance(present, (list, deque)):
+            present.extend(value)
+        else:
+            present.update(value)
+    else:
         vars(holder)[name] = value
 
 

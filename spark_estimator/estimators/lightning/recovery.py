@@ -33,7 +33,8 @@ every few steps) and no rank was before that step, all ranks fail, and the job s
 loss before the first step of all begins the training once more.
 
 Hooks of a validation and of the begin and end of an epoch may change weights: a copy from before undoes that
-(`weights_copy`). Hooks of a step must not do so before the optimizer's step.
+(`weights_copy`). If the hooks of a step do so before the optimizer's step, which the first steps show, a loss restarts
+all ranks.
 
 A module that optimizes by hand restarts all ranks: it has no single step to agree on. So do callbacks that replace
 schedules or parameters, or train by themselves (`estimator._NOT_ENTERED`).
@@ -66,7 +67,7 @@ from spark_estimator.estimators.lightning.checkpoint import (
     take_settings,
 )
 from spark_estimator.estimators.lightning.rank_content import TrainerContent, undo_step
-from spark_estimator.estimators.lightning.weights_copy import WeightsCopy, modules_of
+from spark_estimator.estimators.lightning.weights_copy import OtherWeights, WeightsCopy, modules_of
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.rank_run import KnownRun, ReadRows
 from spark_estimator.estimators.recovering_process import RecoveringProcess
@@ -149,6 +150,7 @@ class LightningCommits(State):
         self._trainer: Any = None
         self._content: TrainerContent | None = None
         self._weights: WeightsCopy | None = None
+        self._other_weights: OtherWeights | None = None
         self.position: FitPosition | None = None
         self.checkpoint: dict[str, Any] | None = None
 
@@ -168,6 +170,8 @@ class LightningCommits(State):
         Raises:
             HorovodInternalError: a rank was lost, so that this one does not take the step.
         """
+        if self._other_weights is not None:
+            self._other_weights.step_begins()
         if self.has_begun:
             self._keeper.agree()
 
@@ -204,13 +208,30 @@ class LightningCommits(State):
         """See `State.save`."""
         self._keeper.committed()
         self._weights = None
+        if self._other_weights is not None:
+            self._other_weights.step_is_over()
 
     def keep_weights(self) -> None:
         """Hooks follow that may change weights, until the next commit: a loss in them undoes that."""
         self._weights = WeightsCopy(self._trainer)
 
+    def batches_begin(self) -> None:
+        """The hooks at the begin of an epoch have run."""
+        if self._other_weights is None:
+            self._other_weights = OtherWeights(self._trainer)
+
     def restore(self) -> None:
-        """A rank was lost: discards the step in progress."""
+        """A rank was lost: discards the step in progress.
+
+        Raises:
+            RuntimeError: that step has changed weights which no optimizer has.
+        """
+        if self._other_weights is not None and self._other_weights.have_moved and not self.has_stepped:
+            raise RuntimeError(
+                "this training changes weights that no optimizer has before the optimizer's step, such as those of a "
+                "momentum encoder, so that a step cannot be discarded. It can continue from a checkpoint. Change them "
+                "in on_train_batch_end, and a lost rank costs one step."
+            )
         if self._trainer is not None and self.has_begun:
             undo_step(self._trainer)
             if self._weights is not None and not self.has_stepped:

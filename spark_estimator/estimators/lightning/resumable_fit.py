@@ -13,6 +13,7 @@ from typing import Any
 from spark_estimator.elastic.run import JobRounds, rejoin
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.estimators.lightning.callbacks import EpochSums
+from spark_estimator.estimators.lightning.checkpoint import take_loaders
 from spark_estimator.estimators.lightning.recovery import FitPhase, FitPosition, LightningCommits
 
 
@@ -47,11 +48,13 @@ class ResumableFit:
         self._has_met = False
         module = trainer.lightning_module
         callback: Any = importlib.import_module(flavour).Callback
-        hook = "on_train_batch_end"
         # Their hooks may change what a rank alone has after the agreement of the step.
         self._renews = any(
-            getattr(type(each), hook, None) is not getattr(callback, hook) for each in trainer.callbacks
-        ) or not str(getattr(type(module), hook).__module__).endswith(".core.hooks")
+            type(each).on_train_batch_end is not callback.on_train_batch_end for each in trainer.callbacks
+        ) or any(
+            not str(getattr(type(module), hook).__module__).startswith((f"{flavour}.", "spark_estimator."))
+            for hook in ("on_train_batch_end", "optimizer_step", "lr_scheduler_step")
+        )
         loop, plugin = trainer.fit_loop, trainer.precision_plugin
         self._begin_epoch, self._end_epoch, self._end = loop.on_advance_start, loop.on_advance_end, loop.on_run_end
         validation = loop.epoch_loop.val_loop
@@ -73,6 +76,13 @@ class ResumableFit:
             commits.agree()
 
         plugin.__dict__["_after_closure"] = agreed
+
+        def stepped(*args: Any, **kwargs: Any) -> None:
+            if not commits.has_stepped:
+                raise RuntimeError(_no_agreement(trainer))
+
+        for optimizer in trainer.optimizers:
+            optimizer.register_step_post_hook(stepped)
 
     def _advance(self) -> None:
         """One epoch, or the rest of one; after a loss also none."""
@@ -97,7 +107,10 @@ class ResumableFit:
             self._end()
 
     def _meet(self) -> FitPosition:
+        is_new = self._trainer.strategy.is_apart
         position = self._commits.resume(self._trainer, self._flavour, self._watch, self._first)
+        if is_new and position.phase is not FitPhase.OVER:
+            take_loaders(self._trainer, position.settings)
         self._has_met = True
         self._trainer.strategy.is_apart = position.phase is FitPhase.OVER
         return position
@@ -127,6 +140,7 @@ class ResumableFit:
             batches.reset()
         else:
             self._watch.enter_epoch(trainer, batches.batch_progress.current.ready)
+        self._commits.batches_begin()
         iter(fetcher)
         with trainer.profiler.profile("run_training_epoch"):
             batches.on_run_start(fetcher)
@@ -134,12 +148,9 @@ class ResumableFit:
                 self._after_batch(batches, fetcher)
             while not batches.done:
                 try:
-                    steps = trainer.global_step
                     batches.advance(fetcher)
                     if self._commits.has_stepped:
                         self._commits.step(trainer, renew=self._renews)
-                    elif trainer.global_step != steps:
-                        raise RuntimeError(_no_agreement(trainer))
                     self._after_batch(batches, fetcher)
                 except StopIteration:
                     break

@@ -176,7 +176,11 @@ class StepKeeper:
         if len(of_buffers) == len(buffers):
             with torch.no_grad():
                 for buffer, part in zip(buffers, of_buffers, strict=True):
-                    buffer.copy_(torch.frombuffer(bytearray(part), dtype=buffer.dtype).reshape(buffer.shape))
+                    value = _buffer_of(part, buffer.dtype)
+                    if value.shape == buffer.shape:
+                        buffer.copy_(value)
+                    else:  # one that grows
+                        buffer.data = value.to(buffer.device)
 
     def _buffers(self) -> list[torch.Tensor]:
         """Those of all models that have values; without the largest where all of them are too large to be kept."""
@@ -248,4 +252,15 @@ def _set_generators(parts: Sequence[bytes]) -> None:
 
 
 def _bytes_of(buffer: torch.Tensor) -> bytes:
-    return buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    """Its number of dimensions and its shape, as 8 bytes each, then its values."""
+    values = buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return struct.pack(f"<{buffer.dim() + 1}q", buffer.dim(), *buffer.shape) + values
+
+
+def _buffer_of(content: bytes, dtype: torch.dtype) -> torch.Tensor:
+    """What `_bytes_of` has packed."""
+    (dimensions,) = struct.unpack_from("<q", content)
+    shape = struct.unpack_from(f"<{dimensions}q", content, 8)
+    return (
+        torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=8 * (dimensions + 1)).view(dtype).reshape(shape)
+    )
