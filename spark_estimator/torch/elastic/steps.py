@@ -183,8 +183,8 @@ class StepKeeper:
                         buffer.data = value.to(buffer.device)
 
     def _buffers(self) -> list[torch.Tensor]:
-        """Those of all models that have values; without the largest where all of them are too large to be kept."""
-        buffers = [buffer for model in self.models for _, buffer in model.named_buffers() if buffer.numel()]
+        """Those of all models; without the largest where all of them are too large to be kept."""
+        buffers = [buffer for model in self.models for _, buffer in model.named_buffers()]
         if sum(buffer.nbytes for buffer in buffers) <= _MOST_BUFFER_BYTES:
             return buffers
         kept = smallest_within([buffer.nbytes for buffer in buffers], _MOST_BUFFER_BYTES)
@@ -261,6 +261,8 @@ def _buffer_of(content: bytes, dtype: torch.dtype) -> torch.Tensor:
     """What `_bytes_of` has packed."""
     (dimensions,) = struct.unpack_from("<q", content)
     shape = struct.unpack_from(f"<{dimensions}q", content, 8)
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
     return (
         torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=8 * (dimensions + 1)).view(dtype).reshape(shape)
     )

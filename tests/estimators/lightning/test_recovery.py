@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -137,7 +138,7 @@ def numbers(folder: str, marks: str, kills: Kills, changed: dict[str, Any], argu
     callbacks = [counting(), pl.callbacks.EarlyStopping("val_loss", patience=2, min_delta=10.0)]
     arguments = dict(arguments)
     callbacks += [make() for make in arguments.pop("callbacks", ())]
-    learner = module(Killing(marks, kills), marks)
+    learner = arguments.pop("make", module)(Killing(marks, kills), marks)
     result = trained(folder, learner, {"epochs": 4, **changed}, callbacks=callbacks, trainer_args=arguments)
     return None if result is None else (json.dumps(result.history), result.state)
 
@@ -214,9 +215,13 @@ class KillingLoss(nn.MSELoss):
 
 
 def plain_numbers(folder: str, marks: str, kills: Kills) -> Any:
+    import lightning.pytorch as pl
+
     torch.set_num_threads(1)
     net = network()
-    result = trained(folder, net, **plain(net, losses=[KillingLoss(Killing(marks, kills))]))
+    # The display of a new rank 0 is another one.
+    bars = [pl.callbacks.RichProgressBar() if importlib.util.find_spec("rich") else pl.callbacks.TQDMProgressBar()]
+    result = trained(folder, net, **plain(net, losses=[KillingLoss(Killing(marks, kills))]), callbacks=bars)
     return None if result is None else (json.dumps(result.history), result.state)
 
 
@@ -294,3 +299,93 @@ def averaging_weights() -> Any:
                 pl_module.net[0].weight.mul_(0.9)
 
     return Averaging()
+
+
+class Counted(nn.Linear):
+    """A part of a module with an attribute of its own."""
+
+    calls = 0
+
+
+def rich_module(killing: Killing, marks: str) -> Any:
+    """As `module`, with state in all places where users have it."""
+    import torchmetrics
+    from torchmetrics import classification
+
+    learner = module(killing, marks)
+    kind = type(learner)
+
+    class Rich(kind):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = Counted(1, 1)
+            self.collection = torchmetrics.MetricCollection(
+                [classification.BinaryAUROC(), classification.BinaryAveragePrecision()]
+            )
+            alone = {"sync_on_compute": False}
+            self.extremes = torchmetrics.MinMaxMetric(torchmetrics.MeanMetric(**alone), **alone)
+            self.register_buffer("seen", torch.zeros(0), persistent=False)
+            self.shared: list[float] = []
+            shared = self.shared
+            self.last.register_forward_hook(lambda *_: shared.append(1.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(super().forward(x))
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            loss = super().training_step(batch, number)
+            self.last.calls += 1
+            self.collection.update(batch["x"][:, 0].sigmoid(), batch["y"] > 0)
+            self.extremes.update(loss.detach())
+            self.extremes.compute()
+            self.seen = torch.cat([self.seen, loss.detach().reshape(1)])
+            self.smooth = 0.9 * getattr(self, "smooth", float(loss)) + 0.1 * float(loss)  # made in the first step
+            return loss
+
+        def optimizer_step(self, epoch: int, number: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+            if number % 5 == 3:
+                optimizer_closure()  # gradients add up to those of the next batch
+            else:
+                super().optimizer_step(epoch, number, optimizer, optimizer_closure)
+
+        def on_train_epoch_end(self) -> None:
+            super().on_train_epoch_end()
+            self.log_dict({name: float(value) for name, value in self.collection.compute().items()})
+            self.log_dict({name: float(value) for name, value in self.extremes.compute().items()})
+            values = {"calls": self.last.calls, "seen": float(self.seen.sum()), "shared": len(self.shared)}
+            self.log_dict({name: float(value) for name, value in {**values, "smooth": self.smooth}.items()})
+            self.collection.reset()
+
+    return Rich()
+
+
+@pytest.mark.slow
+def test_losses_of_a_module_with_state_in_all_places(folder: Path, tmp_path: Path) -> None:
+    # Validation and new loaders every other epoch: a new process has those of the epoch that it enters.
+    kills = [(1, "training_step", 1), (0, "training_step", 16), (1, "training_step", 20)]
+    arguments = {"check_val_every_n_epoch": 2, "reload_dataloaders_every_n_epochs": 2, "max_steps": 30}
+    check(folder, tmp_path, kills, **arguments, make=rich_module)
+
+
+@pytest.mark.slow
+def test_weights_that_change_before_the_optimizer_s_step_are_found(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailedError, match="changes weights that no optimizer has before the optimizer's step"):
+        run_elastic_local(
+            with_a_momentum_encoder,
+            Terms(2, 2, replace=True, reset_limit=2),
+            JobOptions(args=(str(folder), str(tmp_path))),
+        )
+
+
+def with_a_momentum_encoder(folder: str, marks: str) -> Any:
+    import lightning.pytorch as pl
+
+    class Following(pl.Callback):  # type: ignore[misc]
+        def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            with torch.no_grad():
+                pl_module.follower.weight.lerp_(pl_module.net[0].weight, 0.1)
+
+    learner = module(Killing(marks, [(1, "training_step", 5)]), marks)
+    learner.follower = nn.Linear(3, 8, bias=False).requires_grad_(False)
+    learner.configure_optimizers = lambda: torch.optim.SGD(learner.net.parameters(), lr=0.01)
+    return trained(folder, learner, callbacks=[Following()])
