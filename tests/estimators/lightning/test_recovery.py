@@ -302,7 +302,7 @@ def averaging_weights() -> Any:
 
 
 class Counted(nn.Linear):
-    """A part of a module with an attribute of its own."""
+    """A part of a module that counts in an attribute."""
 
     calls = 0
 
