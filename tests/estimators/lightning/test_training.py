@@ -311,7 +311,8 @@ def unfrozen_in_two_ranks(rank: int, folder: str) -> bool:
                 pl_module.net[3].eval()
 
     def callbacks() -> dict[str, Any]:
-        return {"callbacks": [Unfreezing(), pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})]}
+        callbacks = [Unfreezing(), pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})]
+        return {"callbacks": callbacks, "trainer_args": {"max_steps": 1000}}
 
     torch.set_num_threads(1)
     straight = trained(folder, module(network()), {"epochs": 4}, **callbacks())
