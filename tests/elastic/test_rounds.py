@@ -212,7 +212,7 @@ def test_a_newcomer_is_announced_when_it_is_ready_and_comes_last() -> None:
 def test_processes_on_standby_take_the_places_of_lost_ranks() -> None:
     job = Job(2, 2, replace=True, reset_limit=2, standby=1)
     assert job.decide() == [Start(1, standby=True)]
-    assert job.ready(2) == [], "no rank is missing, so no member is told to leave its round"
+    assert job.ready(2) == [], "no rank is missing: the members stay in their round"
     assert job.lost(1) == [Start(1, standby=True)]
     job.planner.ready(0, job.now, holds_state=True, keeps_ranks=True)
     assert job.decide() == [Begin((0, 2))]

@@ -37,9 +37,7 @@ _NEEDLESS = (
 
 def plain_checkpoint(trainer: Any) -> dict[str, Any]:
     """Lightning's own checkpoint, less what could not be read back without running code. Collective."""
-    whole = trainer._checkpoint_connector.dump_checkpoint(False)
-    result = {name: value for name, value in whole.items() if name not in _NEEDLESS}
-    rates.note_factor(result, trainer.strategy.optimizers)
+    result = _dumped(trainer)
     if not trainer.is_global_zero:
         return result
     left_out = []
@@ -65,11 +63,9 @@ def live_checkpoint(trainer: Any) -> dict[str, Any]:
     """
     apart, trainer.strategy.is_apart = trainer.strategy.is_apart, True
     try:
-        whole = trainer._checkpoint_connector.dump_checkpoint(False)
+        result = _dumped(trainer)
     finally:
         trainer.strategy.is_apart = apart
-    result = {name: value for name, value in whole.items() if name not in _NEEDLESS}
-    rates.note_factor(result, trainer.strategy.optimizers)
     states = result.get("callbacks", {})
     lost = [f"the callback {key}" for key, state in states.items() if not _is_pickled(state)]
     result["callbacks"] = {key: state for key, state in states.items() if f"the callback {key}" not in lost}
@@ -80,6 +76,14 @@ def live_checkpoint(trainer: Any) -> dict[str, Any]:
             ", ".join([*lost, *more]),
         )
     return {name: value for name, value in result.items() if name not in more}
+
+
+def _dumped(trainer: Any) -> dict[str, Any]:
+    """Lightning's own checkpoint, less what the module has anyway, with the factor of its learning rates."""
+    whole = trainer._checkpoint_connector.dump_checkpoint(False)
+    result = {name: value for name, value in whole.items() if name not in _NEEDLESS}
+    rates.note_factor(result, trainer.strategy.optimizers)
+    return result
 
 
 def begin_after(trainer: Any, checkpoint: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from spark_estimator.elastic.rounds import Terms
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
-from tests.estimators.lightning.test_training import folder, network, plain, trained
+from tests.estimators.lightning.test_training import folder, network, plain, trained, unfreezing
 from tests.ranks import run_ranks
 
 __all__ = ["folder"]
@@ -233,21 +233,6 @@ def plain_in_ranks(rank: int, *arguments: Any) -> Any:
 def test_a_loss_after_layers_were_unfrozen(folder: Path, tmp_path: Path) -> None:
     """A callback has changed the module, the optimizer and the Trainer in the epoch of the loss."""
     check(folder, tmp_path, [(1, "training_step", 20)], {}, callbacks=[unfreezing, accumulating])
-
-
-def unfreezing() -> Any:
-    import lightning.pytorch as pl
-
-    class Unfreezing(pl.callbacks.BaseFinetuning):  # type: ignore[misc]
-        def freeze_before_training(self, pl_module: Any) -> None:
-            self.freeze(pl_module.net[0])
-
-        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
-            if epoch == 1:
-                self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
-                pl_module.net[3].eval()
-
-    return Unfreezing()
 
 
 def accumulating() -> Any:

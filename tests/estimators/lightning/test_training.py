@@ -297,8 +297,8 @@ def test_ranks_that_step_alone(folder: Path) -> None:
     assert run_ranks(2, alone_in_two_ranks, 240, args=(str(folder),)) == [[True] * 4] * 2
 
 
-def unfrozen_in_two_ranks(rank: int, folder: str) -> bool:
-    """Resumed after a callback has unfrozen a layer, set its mode and the accumulation."""
+def unfreezing() -> Any:
+    """A callback that adds a layer to the optimizer in the second epoch, and changes the mode of another."""
     import lightning.pytorch as pl
 
     class Unfreezing(pl.callbacks.BaseFinetuning):  # type: ignore[misc]
@@ -310,8 +310,15 @@ def unfrozen_in_two_ranks(rank: int, folder: str) -> bool:
                 self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
                 pl_module.net[3].eval()
 
+    return Unfreezing()
+
+
+def unfrozen_in_two_ranks(rank: int, folder: str) -> bool:
+    """Resumed after a callback has unfrozen a layer, set its mode and the accumulation."""
+    import lightning.pytorch as pl
+
     def callbacks() -> dict[str, Any]:
-        callbacks = [Unfreezing(), pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})]
+        callbacks = [unfreezing(), pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})]
         return {"callbacks": callbacks, "trainer_args": {"max_steps": 1000}}
 
     torch.set_num_threads(1)

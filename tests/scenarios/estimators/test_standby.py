@@ -1,6 +1,6 @@
 """A fit of Lightning's estimator that loses an executor: a process that waits in another one takes the lost rank.
 
-The program is ``tests/launch/drivers/standby.py``.
+The program is ``standby_fit.py``, beside this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ pytestmark = pytest.mark.slow
 def test_a_lost_executor_costs_a_step(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    with clusters.driver("standby.py", "local-cluster[3,1,1024]", str(folder), folder=tmp_path) as driver:
+    with clusters.driver(
+        Path(__file__).with_name("standby_fit.py"), "local-cluster[3,1,1024]", str(folder), folder=tmp_path
+    ) as driver:
         results = driver.wait(150)
     assert results == {"same": True, "killed": True}
     lines = driver.output()

@@ -17,7 +17,7 @@ os.environ["SPARK_ESTIMATOR_STANDBY"] = "1"
 
 import lightning.pytorch as pl  # noqa: E402  # after the setting
 import torch  # noqa: E402  # as above
-from sessions import session  # noqa: E402  # beside this program
+from pyspark.sql import SparkSession  # noqa: E402  # as above
 
 from spark_estimator.lightning import TorchEstimator  # noqa: E402  # as above
 from spark_estimator.store import Store  # noqa: E402  # as above
@@ -67,7 +67,9 @@ def executor():
 
 
 def main():
-    spark = session(where)
+    builder = SparkSession.builder.master(where).config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.executor.cores", "1")
+    spark = builder.getOrCreate()
     columns = ("array(cast(rand(1) as float), cast(rand(2) as float)) x",)
     frame = spark.range(400).repartition(3).selectExpr(*columns).selectExpr("x", "x[0] - x[1] y")
     results = []
