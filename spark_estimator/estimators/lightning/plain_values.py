@@ -89,7 +89,8 @@ class _Pickler(pickle.Pickler):
             return _tensor, (raw, obj.dtype, tuple(obj.shape), obj.is_cuda)
         if isinstance(obj, (type, FunctionType, BuiltinFunctionType, numpy.ndarray, numpy.generic, numpy.dtype)):
             return NotImplemented
-        if (
+        # A bare object() is a mark, compared by identity, which a copy does not have.
+        if type(obj) is not object and (
             isinstance(obj, (torch.dtype, torch.device, torch.Size, enum.Enum))
             or type(obj).__module__ in _PLAIN_MODULES
         ):
