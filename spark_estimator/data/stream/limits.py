@@ -11,12 +11,16 @@ from spark_estimator.data.fields import Field
 BUFFER_BYTES = 256 << 20
 # More row groups at a time mix rows no better, and each costs an open file and a page of each column.
 _MOST_STREAMS = 8
-# An epoch begins with a window that nothing has read ahead: a part of this size is what that costs.
 _LEAST_WINDOWS = 16
+# Nothing is read ahead of an epoch's first window: the first one is this part of a full one.
+_FIRST_WINDOW = 8
 # A page of a column, decoded: writers end it at 20,000 values or 1 MiB.
 _PAGE_BYTES = 256 << 10
 _COLUMN_BYTES = (16 << 10, 1 << 20)
-_MOST_DECODED_ROWS = 1 << 16
+# Decoded rows are copied into a window while they are in a core's cache. Each column of each batch costs some calls, which
+# need the interpreter's lock: many columns are worth more rows.
+_DECODED_BYTES = 768 << 10
+_DECODED_COLUMN_BYTES = 96 << 10
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,18 @@ class Mixing:
 
     Attributes:
         window_rows: the most rows of a window.
+        first_rows: the most rows of an epoch's first window. Each next one may have twice as many, up to `window_rows`.
         streams: the most row groups that are read side by side; a window has rows of each.
     """
 
     window_rows: int
     streams: int
+    first_rows: int
+
+    @classmethod
+    def of(cls, window_rows: int, streams: int) -> Mixing:
+        """With a first window that is soon read."""
+        return cls(window_rows, min(streams, window_rows), max(1, window_rows // _FIRST_WINDOW))
 
 
 @dataclass(frozen=True)
@@ -91,13 +102,14 @@ class Buffers:
         row_bytes = max(1, sum(field.row_bytes for field in fields))
         eighth = buffer_bytes // 8
         streams = max(1, min(_MOST_STREAMS, eighth // (max(1, columns) * _PAGE_BYTES)))
-        decoded = max(1, min(_MOST_DECODED_ROWS, eighth // streams // row_bytes))
+        decoded_bytes = min(max(_DECODED_BYTES, columns * _DECODED_COLUMN_BYTES), eighth // streams)
+        decoded = max(1, decoded_bytes // row_bytes)
         least, most = _COLUMN_BYTES
         column = max(least, min(most, eighth // streams // max(1, columns)))
         window = max(1, 3 * eighth // row_bytes)
-        return cls(Mixing(window, min(streams, window)), decoded, column)
+        return cls(Mixing.of(window, streams), decoded, column)
 
     def for_share(self, rows: int) -> Buffers:
         """The same for a rank with few rows, which make several windows, too."""
         window = max(1, min(self.mixing.window_rows, -(-rows // _LEAST_WINDOWS)))
-        return replace(self, mixing=Mixing(window, min(self.mixing.streams, window)))
+        return replace(self, mixing=Mixing.of(window, self.mixing.streams))

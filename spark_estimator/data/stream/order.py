@@ -4,7 +4,8 @@
 epoch a rank takes the ranges of its part in a random order, several of them at the same time: a *bundle*. A bundle is
 cut into windows, each with as many rows of each range, so that a window has rows from `Mixing.streams` row groups (the
 last bundle may have fewer). Within a window all rows are in random order. So rows of distant files are in one batch,
-which is drawn from `Mixing.window_rows` rows.
+which is drawn from `Mixing.window_rows` rows. An epoch's first windows have fewer, so that the
+first one is soon read.
 
 A *leg* is a part of an epoch that the same ranks have read. The legs determine which rows are left, for any number of
 ranks.
@@ -63,17 +64,25 @@ def windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) ->
     if order is not None:
         numbers = in_chance_order(numpy.arange(len(ranges)), (*order, rank)).tolist()
     number = start = 0
-    for bundle in _bundles(numbers, ranges, mixing if order is not None else Mixing(mixing.window_rows, 1)):
+    if order is None:  # a window of several ranges has all of their rows, one range after the other
+        mixing = Mixing(mixing.window_rows, 1, mixing.window_rows)
+    most_rows = mixing.first_rows
+    for bundle in _bundles(numbers, ranges, mixing):
         rows = sum(ranges[each].rows for each in bundle)
-        # Each range may add a row to a window where it is not divided evenly.
-        count = -(-rows // max(1, mixing.window_rows - len(bundle) + 1)) if rows > mixing.window_rows else 1
-        for place in range(count):
+        # Of each range a window has the same part, to one row.
+        spare = len(bundle) - 1 if rows > most_rows else 0
+        count = -(-rows // max(1, most_rows - spare))
+        place = 0
+        while place < count:
+            stop = place + max(1, (most_rows - spare) * count // rows)
             parts = []
             for each in bundle:
                 whole = ranges[each]
-                first, size = shares.begin(whole.rows, count, place), shares.share(whole.rows, count, place)
+                first = whole.rows * place // count
+                size = whole.rows * min(stop, count) // count - first
                 if size:
                     parts.append((each, Range(whole.piece, whole.start + first, size)))
+            place, most_rows = stop, min(2 * most_rows, mixing.window_rows)
             if parts:
                 window = Window(number, start, tuple(parts))
                 yield window
@@ -117,6 +126,7 @@ class StreamLeg:
             "batch_size": self.batch_size,
             "window_rows": self.mixing.window_rows,
             "streams": self.mixing.streams,
+            "first_rows": self.mixing.first_rows,
             "steps": self.steps,
         }
 
@@ -132,7 +142,12 @@ class StreamLeg:
                 "the state is of a loader that keeps all rows on disk, and this one reads them in each epoch "
                 "(cache_bytes): their orders differ. Take it up at the end of an epoch, or with the same limits."
             )
-        mixing = Mixing(int(values["window_rows"]), int(values["streams"]))
+        if "first_rows" not in values:
+            raise ValueError(
+                "the state is of an earlier version, which read rows in another order. "
+                "Take it up at the end of an epoch."
+            )
+        mixing = Mixing(*(int(values[name]) for name in ("window_rows", "streams", "first_rows")))
         return StreamLeg(int(values["ranks"]), int(values["batch_size"]), mixing, int(values["steps"]))
 
 

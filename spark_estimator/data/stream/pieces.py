@@ -43,6 +43,7 @@ class Pieces:
         dtypes: [columns of the preparation] of the tensors that they are for; `fields` may be some of these alone.
         part: of each piece.
         counts: [pieces] rows of the part.
+        parallel: several threads decode a row group, each a column at a time.
         footers: of files that were read, by number.
     """
 
@@ -51,6 +52,7 @@ class Pieces:
     dtypes: tuple[str, ...]
     part: PiecePart
     counts: tuple[int, ...]
+    parallel: bool = True
     footers: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -102,7 +104,7 @@ class Pieces:
             if len(self.footers) >= _MOST_FOOTERS:
                 self.footers.clear()
             self.footers[number] = opened.metadata
-            batches = file.batches(opened, group, preparation.read, batch_rows)
+            batches = file.batches(opened, group, preparation.read, batch_rows, self.parallel)
             keeps = preparation.keeps_rows and preparation.marker is None
             if keeps:
                 batches = some_rows(batches, start, rows)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 
 from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.cores import available_cores
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.rank import shares
@@ -109,7 +110,7 @@ class StreamedRows(EpochRows):
 
     def spread(self) -> list[int]:
         mixing = self._buffers.mixing
-        text = repr((self.checksum(), len(self.counts), mixing.window_rows, mixing.streams))
+        text = repr((self.checksum(), len(self.counts), mixing.window_rows, mixing.streams, mixing.first_rows))
         return [zlib.crc32(f"{text} {rank}".encode()) for rank in range(len(self.counts))]
 
     def blocks(self, places: Sequence[int]) -> Iterator[tuple[Array, ...]]:
@@ -152,23 +153,26 @@ class StreamedRows(EpochRows):
         assert self._cache is not None
         whole = self._ranges[number]
         before = part.start - whole.start
-        kept = self._cache.kept(number, before, whole.rows - before, self._buffers.decoded_rows)
+        # An epoch's first window is small, and must not wait for more rows than it has.
+        batch_rows = min(self._buffers.decoded_rows, part.rows)
+        kept = self._cache.kept(number, before, whole.rows - before, batch_rows)
         if kept is not None:
             return kept
-        batches = self._read(self._pieces, part.piece, part.start, whole.rows - before)
+        batches = self._read(self._pieces, part.piece, part.start, whole.rows - before, batch_rows)
         return batches if before else self._cache.keeping(number, batches)
 
-    def _read(self, pieces: Pieces, piece: int, start: int, rows: int) -> Generator[Matrices, None, None]:
-        buffers = self._buffers
+    def _read(
+        self, pieces: Pieces, piece: int, start: int, rows: int, batch_rows: int | None = None
+    ) -> Generator[Matrices, None, None]:
+        column_bytes = self._buffers.column_bytes
+        batch_rows = self._buffers.decoded_rows if batch_rows is None else batch_rows
         numbers = self._chosen(piece)
         if numbers is None:
-            yield from pieces.read(piece, start, rows, buffers.decoded_rows, buffers.column_bytes)
+            yield from pieces.read(piece, start, rows, batch_rows, column_bytes)
             return
         numbers = numbers[start : start + rows]
         first, last = int(numbers[0]), int(numbers[-1])
-        with closing(
-            pieces.read(piece, first, last - first + 1, buffers.decoded_rows, buffers.column_bytes)
-        ) as batches:
+        with closing(pieces.read(piece, first, last - first + 1, batch_rows, column_bytes)) as batches:
             for batch in batches:
                 lower, upper = numpy.searchsorted(numbers, [first, first + len(batch[0])])
                 taken = numbers[lower:upper] - first
@@ -270,6 +274,8 @@ def streamed(
         buffers = Buffers.of(limits.buffer_bytes, fields, len(pieces.rows.preparation.read))
         buffers = buffers.for_share(-(-sum(pieces.counts) // size))
         cache_bytes = limits.cache_bytes // local * sum(pieces.counts) // total
+        # Arrow's threads beside the thread of the training and the one that reads take cores from both.
+        pieces = replace(pieces, parallel=available_cores() > 2 * local)
         return StreamedRows(pieces, lambda piece: None, pieces.counts, rank, size, buffers, cache_bytes)
 
     return rows_of(train), rows_of(marked) if sum(marked.counts) else None

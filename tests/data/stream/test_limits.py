@@ -48,6 +48,7 @@ def test_each_size_is_at_least_one_and_the_windows_fit_into_the_memory(
         assert 2 * mixing.window_rows * row_bytes <= buffer_bytes * 3 / 4
     if buffers.decoded_rows > 1:
         assert mixing.streams * buffers.decoded_rows * row_bytes <= buffer_bytes / 8
+        assert buffers.decoded_rows * row_bytes <= max(1 << 20, columns << 17), "it fits into a core's cache"
 
 
 def test_more_memory_reads_more_row_groups_side_by_side() -> None:
@@ -58,8 +59,8 @@ def test_more_memory_reads_more_row_groups_side_by_side() -> None:
 
 
 def test_a_share_of_few_rows_makes_several_windows() -> None:
-    buffers = Buffers(Mixing(1000, 4), 50, 1 << 16)
+    buffers = Buffers(Mixing.of(1000, 4), 50, 1 << 16)
     assert buffers.for_share(1_000_000) == buffers
-    assert buffers.for_share(160).mixing == Mixing(10, 4)
-    assert buffers.for_share(17).mixing == Mixing(2, 2)
-    assert buffers.for_share(1).mixing == buffers.for_share(0).mixing == Mixing(1, 1)
+    assert buffers.for_share(160).mixing == Mixing(10, 4, 1)
+    assert buffers.for_share(17).mixing == Mixing(2, 2, 1)
+    assert buffers.for_share(1).mixing == buffers.for_share(0).mixing == Mixing(1, 1, 1)
