@@ -165,7 +165,8 @@ def remote_shell(folder: Path, hosts: Sequence[Host]) -> str:
     path = folder / "remote_shell"
     cases = "\n".join(f"{host.name}) net=/proc/{os.getpid()}/fd/{host._namespace};;" for host in hosts)
     path.write_text(
-        f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nhost=$1; shift\ncase $host in\n{cases}\nesac\n'
+        "#!/bin/sh\nwhile :; do case $1 in -[oipF]) shift 2;; -*) shift;; *) break;; esac; done\n"
+        f"host=$1; shift\ncase $host in\n{cases}\nesac\n"
         'exec nsenter --net=$net unshare --uts sh -c "hostname $host; $*"\n'
     )
     path.chmod(0o700)
