@@ -9,6 +9,8 @@ Columns: native, the C ABI on private memory; shared, the same on memory from th
 package's Python API (named, synchronous, on torch tensors); gloo, through torch.distributed in the same processes;
 openmpi and mpich, in C; bound, a lower bound for an op without any wait: for an allreduce, a plain c[i] = a[i] + b[i]
 over each rank's share; for an alltoall, one copy of the input; on all ranks at once.
+
+``--busy 2`` and ``--jvm`` run other programs beside the ranks, as executors have them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import programs
+from benchmarks import neighbours, programs
 from benchmarks.command_line import Report, ended_by_signals, list_of, parser_of, positive
 from benchmarks.interleaved import OPS, BenchmarkError, Group, Subject
 from benchmarks.namespaces import UnavailableError
@@ -94,12 +96,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--np", type=positive, default=2, help="ranks (default 2)")
     parser.add_argument("--tcp", action="store_true", help="use loopback TCP instead of shared memory")
     parser.add_argument("--peers", type=list_of(PEERS), default=PEERS, help=f"peers: {', '.join(PEERS)}; '' for none")
+    neighbours.add_options(parser)
     options = parser.parse_args(words)
     report = Report(options, _MODULE, words)
     channel = "loopback TCP" if options.tcp else "shared memory"
     title = f"{options.np} ranks on {report.machine['cores']} cores ({report.machine['processor']}), {channel}"
+    title += neighbours.title(options)
     try:
-        with ended_by_signals(), contextlib.ExitStack() as stack:
+        with ended_by_signals(), neighbours.beside(options), contextlib.ExitStack() as stack:
             subjects = start_subjects(stack, options.np, options.peers, tcp=options.tcp, report=report.report)
             libraries = [subject.name for subject in subjects if subject.name in ("openmpi", "mpich")]
             versions = {name: programs.version_of(name) for name in libraries}

@@ -18,6 +18,8 @@ Lightning's DDP over gloo. A step of the Trainer lasts from one batch to the req
 ``MultiWorkerMirroredStrategy`` over its ring (``mwms``); and with Keras' ``train_on_batch`` on TensorFlow, without
 communication and with ``DistributedOptimizer``. ``spark_estimator/README.md`` documents their lower bounds.
 
+``--busy 2`` and ``--jvm`` run other programs beside the ranks, as executors have them.
+
 Ranks have the environment of workers (``launch/job/environment.py``), in which malloc keeps freed memory; otherwise the
 system would spend half of a CPU step on mapping memory for gradients again. ``--default-malloc`` disables this for all
 libraries.
@@ -35,7 +37,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import programs, tables
+from benchmarks import neighbours, programs, tables
 from benchmarks.command_line import ended_by_signals, list_of, positive
 from benchmarks.interleaved import BenchmarkError, Figure, Form, Group, Line, Subject, measure
 from benchmarks.tables import Ratio
@@ -96,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tcp", action="store_true", help="use loopback TCP instead of shared memory")
     parser.add_argument("--lightning", action="store_true", help="also measure Lightning's Trainer")
     parser.add_argument("--tensorflow", action="store_true", help="also measure resnet50 in TensorFlow and Keras")
+    neighbours.add_options(parser)
     parser.add_argument("--default-malloc", action="store_true", help="malloc returns freed memory to the system")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE; - for standard output")
@@ -103,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     screen = sys.stderr if str(options.json) == "-" else sys.stdout
     facts = programs.machine()
     channel = "loopback TCP" if options.tcp else "shared memory"
-    title = f"{options.np} ranks on {facts['cores']} cores ({facts['processor']}), {channel}; us per step, slowest rank"
-    print(title, file=screen, flush=True)
+    title = f"{options.np} ranks on {facts['cores']} cores ({facts['processor']}), {channel}{neighbours.title(options)}"
+    print(f"{title}; us per step, slowest rank", file=screen, flush=True)
     lines = []
     columns: tuple[str, ...] = _COLUMNS
     ratios: tuple[Ratio, ...] = _RATIOS
@@ -116,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.tensorflow:
         columns, ratios = (*columns, *_TENSORFLOW, *_OF_TENSORFLOW), (*ratios, *_TENSORFLOW_RATIOS)
     try:
-        with ended_by_signals(), contextlib.ExitStack() as groups:
+        with ended_by_signals(), neighbours.beside(options), contextlib.ExitStack() as groups:
             # Without torch.distributed: a Trainer that finds it initialized exchanges signals over it in each step.
             group = groups.enter_context(_group(options, gloo=False))
             with_gloo = groups.enter_context(_group(options))

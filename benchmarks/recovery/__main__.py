@@ -32,11 +32,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import numpy
-
 from benchmarks.command_line import ended_by_signals, positive
 from benchmarks.recovery.places import Place, place_of
-from benchmarks.recovery.training import ALL, BATCH, BATCHES, FRAMEWORKS, PID, WIDTH, counts, rank_main
+from benchmarks.recovery.training import ALL, BATCH, BATCHES, FRAMEWORKS, PID, counts, rank_main, write_rows
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
@@ -138,9 +136,6 @@ def main() -> int:
     ways = (arguments.ways or ("replaced,restarted" if arguments.place == "local" else "replaced")).split(",")
     if "restarted" in ways and arguments.place != "local":
         parser.error("the way 'restarted' needs --place local")
-    import pyarrow
-    import pyarrow.parquet
-
     wrong = 0
     processes = arguments.np + arguments.standby
     with (
@@ -149,9 +144,7 @@ def main() -> int:
         place_of(arguments.place, processes, folder) as place,
     ):
         options = {**vars(arguments), "folder": folder}
-        inputs = numpy.random.default_rng(0).normal(size=(arguments.np * BATCH * arguments.steps, WIDTH))
-        table = {"x": list(inputs.astype(numpy.float32)), "y": inputs.sum(axis=1).astype(numpy.float32)}
-        pyarrow.parquet.write_table(pyarrow.table(table), f"{folder}/rows.parquet")
+        write_rows(folder, arguments.np * BATCH * arguments.steps)
         plain = timed("undisturbed", place, options, 0, None, 0)
         steps = arguments.steps * arguments.epochs
         print(f"undisturbed: {steps} steps of {arguments.np} ranks in {plain['seconds']:.1f} s", flush=True)

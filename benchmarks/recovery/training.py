@@ -14,20 +14,37 @@ import numpy
 
 FRAMEWORKS = ("torch", "lightning", "keras-tensorflow", "keras-jax", "keras-torch")
 WIDTH, BATCH = 8, 8
-# Columns of the file in which ranks count: process id, batches of this process, batches of all.
-PID, BATCHES, ALL = range(3)
+# Columns of the file in which ranks count: process id; batches of this process, and of all of a rank's processes; the
+# times at which the batch after the first `WARM_UP` and the last one began, in nanoseconds.
+PID, BATCHES, ALL, WARM, LAST = range(5)
+WARM_UP = 50
 
 
 def counts(folder: str, ranks: int) -> Any:
-    """[ranks, 3] the counts of the ranks, in a file that all processes map."""
+    """[ranks, 5] the counts of the ranks, in a file that all processes map."""
     path = Path(folder, "counts")
     if not path.exists():
-        numpy.zeros((ranks, 3), numpy.int64).tofile(path)
-    return numpy.memmap(path, numpy.int64, "r+", shape=(ranks, 3))
+        numpy.zeros((ranks, 5), numpy.int64).tofile(path)
+    return numpy.memmap(path, numpy.int64, "r+", shape=(ranks, 5))
+
+
+def write_rows(folder: str, rows: int) -> None:
+    """The training's rows, as ``rows.parquet``."""
+    import pyarrow
+    import pyarrow.parquet
+
+    inputs = numpy.random.default_rng(0).normal(size=(rows, WIDTH))
+    table = {"x": list(inputs.astype(numpy.float32)), "y": inputs.sum(axis=1).astype(numpy.float32)}
+    pyarrow.parquet.write_table(pyarrow.table(table), f"{folder}/rows.parquet")
 
 
 def rank_main(options: dict[str, Any], way: str) -> Any:
-    """On every rank. Returns rank 0's history and parameters."""
+    """On every rank. Returns rank 0's history and parameters.
+
+    Args:
+        options: `folder` with the rows, `framework`, `epochs`, `step_ms`, and `keep`, steps between two checkpoints.
+        way: "restarted" writes checkpoints; the name of a subfolder for counts and checkpoints.
+    """
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
     from spark_estimator.data.preparation import Preparation
@@ -42,6 +59,9 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
 
         row = counts(folder, context.size())[context.rank()]
         row[PID], row[BATCHES], row[ALL] = os.getpid(), row[BATCHES] + 1, row[ALL] + 1
+        row[LAST] = time.monotonic_ns()
+        if row[ALL] == WARM_UP:
+            row[WARM] = row[LAST]
         time.sleep(options["step_ms"] / 1000)
 
     framework, backend = options["framework"].partition("-")[::2]

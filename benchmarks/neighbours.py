@@ -1,0 +1,81 @@
+"""Other programs beside the measured ranks: processes that compute all the time, and a JVM that collects garbage."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.interleaved import BenchmarkError
+
+# Arithmetic on rows that fit into a core's cache, as a decoder or another training has it.
+_COMPUTE = """
+import os, sys
+from spark_estimator.launch.worker.worker import bind_to_parent
+bind_to_parent(int(sys.argv[1]))
+import numpy
+values = numpy.ones(1 << 12, numpy.float32)
+while True:
+    values = values * 1.0001 + 0.1
+"""
+# Objects that die young, and a tenth that live for a while: minor and major collections by all of the JVM's threads.
+_GARBAGE = """
+public class Garbage {
+    public static void main(String[] arguments) {
+        byte[][] kept = new byte[1 << 12][];
+        for (int count = 0; ; count++) {
+            byte[] block = new byte[1 << 12];
+            if (count % 10 == 0) kept[(count / 10) % kept.length] = block;
+        }
+    }
+}
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--busy`` and ``--jvm``."""
+    parser.add_argument("--busy", type=int, default=0, help="this number of other processes computes all the time (0)")
+    parser.add_argument("--jvm", action="store_true", help="a JVM collects garbage all the time")
+
+
+@contextlib.contextmanager
+def beside(options: argparse.Namespace) -> Iterator[None]:
+    """The programs of `add_options` run inside of the block.
+
+    Raises:
+        BenchmarkError: there is no JDK.
+    """
+    with contextlib.ExitStack() as programs:
+        for _ in range(options.busy):
+            programs.enter_context(_running([sys.executable, "-c", _COMPUTE, str(os.getpid())]))
+        if options.jvm:
+            if shutil.which("javac") is None:
+                raise BenchmarkError("--jvm needs a JDK: javac is not on PATH")
+            folder = Path(programs.enter_context(tempfile.TemporaryDirectory(prefix="garbage")))
+            (folder / "Garbage.java").write_text(_GARBAGE)
+            subprocess.run(["javac", "Garbage.java"], cwd=folder, check=True)
+            programs.enter_context(_running(["java", "-Xmx64m", "-cp", str(folder), "Garbage"]))
+        yield
+
+
+@contextlib.contextmanager
+def _running(command: list[str]) -> Iterator[None]:
+    with subprocess.Popen(command) as process:
+        try:
+            yield
+            if process.poll() is not None:
+                raise BenchmarkError(f"{command[0]} beside the ranks ended with {process.returncode}")
+        finally:
+            process.kill()
+
+
+def title(options: argparse.Namespace) -> str:
+    """For the heading of a table; empty without other programs."""
+    parts = [f"{options.busy} busy processes"] * bool(options.busy) + ["a JVM collecting garbage"] * options.jvm
+    return f", beside {' and '.join(parts)}" if parts else ""
