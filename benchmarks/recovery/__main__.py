@@ -131,6 +131,7 @@ def main() -> int:
     parser.add_argument("--standby", type=int, default=0, help="processes that wait for a loss, of 'replaced' (0)")
     parser.add_argument("--seed", type=int, default=1, help="of the kills (1)")
     parser.add_argument("--place", default="local", choices=("local", "spark", "hosts"), help="of the ranks (local)")
+    parser.add_argument("--gpu", action="store_true", help="ranks train on their GPUs, which they may share")
     parser.add_argument("--ways", help="replaced,restarted (the default with --place local), or one of them")
     arguments = parser.parse_args()
     ways = (arguments.ways or ("replaced,restarted" if arguments.place == "local" else "replaced")).split(",")

@@ -42,7 +42,8 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
     """On every rank. Returns rank 0's history and parameters.
 
     Args:
-        options: `folder` with the rows, `framework`, `epochs`, `step_ms`, and `keep`, steps between two checkpoints.
+        options: `folder` with the rows, `framework`, `epochs`, `step_ms`, `keep`, steps between two checkpoints, and
+            `gpu`.
         way: "restarted" writes checkpoints; the name of a subfolder for counts and checkpoints.
     """
     from spark_estimator.data.fields import Field
@@ -82,7 +83,7 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
             shuffle=True,
             verbose=0,
             backward_passes_per_step=1,
-            use_gpu=False,
+            use_gpu=options.get("gpu", False),
             train_steps=None,
             validation_steps=None,
             patience=None,
