@@ -22,7 +22,7 @@ bind_to_parent(int(sys.argv[1]))
 import numpy
 values = numpy.ones(1 << 12, numpy.float32)
 while True:
-    values = values * 1.0001 + 0.1
+    values = values * 0.999 + 0.1
 """
 # Objects that die young, and a tenth that live for a while: minor and major collections by all of the JVM's threads.
 _GARBAGE = """
@@ -66,7 +66,7 @@ def beside(options: argparse.Namespace) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(command: list[str]) -> Iterator[None]:
-    with subprocess.Popen(command) as process:
+    with subprocess.Popen(command, start_new_session=True) as process:
         try:
             yield
             if process.poll() is not None:
