@@ -73,6 +73,8 @@ class Killer:
                 self.place.kill(victim)
             except ProcessLookupError:
                 return
+            while os.path.exists(f"/proc/{victim}"):  # it counts until it dies, after its executor
+                time.sleep(0.001)
             rows[rows[:, PID] == victim, PID] = 0
             if not self._at_full_speed(rows):
                 return

@@ -212,4 +212,10 @@ def advice(old: str) -> str:
         known = known.rpartition(".")[0]
     root = old.partition(".")[0]
     served = sorted(name for name in {*MODULES, *PACKAGES} if name.partition(".")[0] == root)
+    parent, _, missing = old.rpartition(".")
+    if parent in PACKAGES and parent not in ROOTS:
+        # Perhaps ``from parent import missing``. The modules of all of Horovod would hide the answer.
+        names = {name.rpartition(".")[2] for name in served if name.rpartition(".")[0] == parent}
+        offered = ", ".join(sorted({*names, *PACKAGES[parent]}))
+        return f"{INSTEAD[known]}; {parent} has no name {missing!r} either (available: {offered})"
     return f"{INSTEAD[known]} (available: {', '.join(served)})"

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
@@ -24,6 +25,9 @@ _MARK = "__spark_estimator_alias__"
 _SHIM_FILE = "_spark_estimator_shim.py"
 #: Imported by name: the module is in a higher layer, and few programs need it.
 _OLD_SPELLINGS = "spark_estimator.lightning.old_spellings"
+#: A worker's environment has it where the driver has called `install` with ``lightning=True``.
+LIGHTNING_VARIABLE = "_SPARK_ESTIMATOR_COMPAT_LIGHTNING"
+_switches: dict[str, str] = {}
 
 
 class AliasLoader:
@@ -125,6 +129,7 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
     """
     if lightning:
         importlib.import_module(_OLD_SPELLINGS).install()
+        _switches[LIGHTNING_VARIABLE] = "1"
     if force:
         for root in sorted(ROOTS):
             module = sys.modules.get(root)
@@ -150,6 +155,19 @@ def _restore_names_of_lightning() -> None:
         pass  # without Lightning: the estimator names what is missing
 
 
+def worker_variables() -> dict[str, str]:
+    """With which workers of this process's jobs call `install_as_driver`."""
+    return dict(_switches)
+
+
+def install_as_driver() -> None:
+    """In a worker: `install`, with ``lightning`` if the driver has it and this host has Lightning."""
+    install()
+    if os.environ.get(LIGHTNING_VARIABLE):
+        with suppress(ModuleNotFoundError):
+            install(lightning=True)
+
+
 def installed() -> bool:
     """Whether this process has the aliases by `install`."""
     return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
@@ -157,6 +175,7 @@ def installed() -> bool:
 
 def uninstall() -> None:
     """Reverts `install()`: the aliases can't be imported any more. Objects that were imported stay usable."""
+    _switches.clear()
     if _OLD_SPELLINGS in sys.modules:
         sys.modules[_OLD_SPELLINGS].uninstall()
     old_tensorflow.uninstall()

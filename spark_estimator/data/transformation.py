@@ -146,9 +146,11 @@ class Transformation:
         import pandas
 
         takes = _annotated(self.function) if self.takes is Takes.UNKNOWN else self.takes
-        if takes is Takes.UNKNOWN and _takes_rows(self.function, rows_of(_copied(columns))[:1]):
-            takes = Takes.ROW
-            self._warn_if_it_takes_frames(_copied(columns))
+        by_row = ""  # how a call with one row failed
+        if takes is Takes.UNKNOWN:
+            takes, by_row = _tried_by_row(self.function, rows_of(_copied(columns))[:1])
+            if takes is Takes.ROW:
+                self._warn_if_it_takes_frames(_copied(columns))
         if takes is Takes.ROW:
             return Takes.ROW, self._called_by_row(rows_of(columns), row)
         frame = _frame_of(columns)
@@ -158,9 +160,13 @@ class Transformation:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
-            raise DataError(
-                f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {failure_text(error)}"
-            ) from error
+            text = f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {failure_text(error)}"
+            if by_row:
+                text = (
+                    f"{text}. Before that, it was called with a dict of one row (which has "
+                    f"{', '.join(map(repr, columns))}) and raised {by_row}"
+                )
+            raise DataError(text) from error
         if isinstance(result, pandas.DataFrame):
             return Takes.FRAME, result
         raise DataError(
@@ -254,14 +260,15 @@ def _frame_of(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> pand
     return pandas.DataFrame({name: _series(column) for name, column in columns.items()})
 
 
-def _takes_rows(function: Callable[[Any], Any], rows: list[dict[str, Any]]) -> bool:
-    """Whether a function returns a dict for a dict of one row."""
+def _tried_by_row(function: Callable[[Any], Any], rows: list[dict[str, Any]]) -> tuple[Takes, str]:
+    """ROW for a function that returns a dict for a dict of one row; else UNKNOWN, and how the call failed."""
     try:
-        return bool(rows) and isinstance(function(rows[0]), Mapping)
+        by_row = bool(rows) and isinstance(function(rows[0]), Mapping)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # sys.exit() too, as above
-        return False
+    except BaseException as error:  # sys.exit() too, as above
+        return Takes.UNKNOWN, f"{type(error).__name__}: {error}"
+    return Takes.ROW if by_row else Takes.UNKNOWN, ""
 
 
 def _series(column: pyarrow.Array | list[Array | None]) -> Any:

@@ -387,7 +387,11 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
                 zip(names, self._outputs, self._label_types, self._output_kinds, strict=True)
             )
         ]
-        of_evaluators = {row.name: self._value(row.name) for row in params.OF_EVALUATORS if self._value(row.name)}
+        of_evaluators = {
+            row.name: self._value(row.name)
+            for row in params.OF_EVALUATORS
+            if self._has_own(row.name) and self._value(row.name)
+        }
         if of_evaluators and count > 1:
             raise ValueError(
                 f"{', '.join(of_evaluators)}: for a model of one label; this one has {count}: read the columns "

@@ -12,7 +12,7 @@ import html
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -505,6 +505,20 @@ class TableParams(Params):
     _ineffective: ClassVar[Mapping[str, Any]] = {}
     _call_keywords: Mapping[str, Any]
 
+    def __init_subclass__(cls) -> None:
+        """A client's class keeps what it mixes in under names that Horovod's classes lack.
+
+        Spark ML's ``HasPredictionCol``, for one: this class comes before it in the order of the base classes.
+        """
+        super().__init_subclass__()
+        if cls.__module__.startswith("spark_estimator."):
+            return
+        for name in _evaluators_names():
+            others = (base for base in cls.__mro__ if not base.__module__.startswith("spark_estimator."))
+            owner = next((base for base in others if name in vars(base)), None)
+            if owner is not None and owner is not cls:
+                setattr(cls, name, vars(owner)[name])
+
     def __init__(self, **keywords: Any) -> None:
         super().__init__()
         mixed_in = {param.name for param in self._defaultParamMap}  # by a subclass's other base classes
@@ -547,10 +561,20 @@ class TableParams(Params):
     def _value(self, name: str) -> Any:
         return self.getOrDefault(self.getParam(name))
 
+    def _has_own(self, name: str) -> bool:
+        """Whether a param is of the table, and not another one of the same name that a client's class has."""
+        return isinstance(getattr(type(self), name).typeConverter, _Converter)
+
     def _get(self, param: Param[_T]) -> _T:
         """The value of a parameter."""
         value: _T = self._value(param.name)
         return value
+
+
+def _evaluators_names() -> Iterator[str]:
+    for row in OF_EVALUATORS:
+        words = "".join(word.title() for word in row.name.split("_"))
+        yield from (row.name, f"get{words}", f"set{words}")
 
 
 def warn_caller(text: str) -> None:

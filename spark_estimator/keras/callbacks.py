@@ -45,8 +45,9 @@ class HorovodCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ign
 class BroadcastGlobalVariablesCallback(HorovodCallback):
     """Gives all ranks the root's weights and optimizer state, once, before the first batch. All ranks have it.
 
-    A model that is not built by then is broadcast after its first batch. It also compares how many batches the ranks
-    have, and has all ranks stop after the same epoch; see ``keras.lockstep``.
+    A model that is not built by then is broadcast after its first batch, as is every model where ``on_batch_end`` has
+    been replaced, in a subclass or on the object: Horovod broadcasts there, and such code comes before it. It also
+    compares how many batches the ranks have, and has all ranks stop after the same epoch; see ``keras.lockstep``.
 
     Args:
         root_rank: whose state counts.
@@ -70,23 +71,39 @@ class BroadcastGlobalVariablesCallback(HorovodCallback):
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Has a variable stay as it is on each rank."""
+        """Has a variable stay as it is on each rank.
+
+        Raises:
+            RuntimeError: it has the root's values by now.
+        """
+        if self.broadcast_done and id(var) not in self._local:
+            raise RuntimeError(
+                f"register_local_var: variable {getattr(var, 'name', var)!r} has already been broadcast on rank "
+                f"{context.rank()}. Register it before fit()."
+            )
         self._local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts, if there is something by now."""
         begin_together(self.model, self.params)
-        if self.model.built and not _in_graph(self.model):
+        if self.model.built and not _in_graph(self.model) and not self._batch_end_is_replaced():
             optimizer = getattr(self.model, "optimizer", None)
             if optimizer is not None:  # TensorFlow's trainer leaves that to the first batch
                 build(optimizer, self.model.trainable_variables)
             self._broadcast()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcasts what the first batch has built."""
         if not self.broadcast_done:
             sync_jax_state(self.model)
             self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """As `on_batch_end`."""
+        self.on_batch_end(batch, logs)
+
+    def _batch_end_is_replaced(self) -> bool:
+        return getattr(self.on_batch_end, "__func__", None) is not BroadcastGlobalVariablesCallback.on_batch_end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Compares how many batches the ranks had; see ``keras.lockstep``."""

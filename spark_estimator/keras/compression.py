@@ -12,6 +12,7 @@ from spark_estimator.collectives.compression.casts import (
     NoneCompressor,
     check_compressor,
 )
+from spark_estimator.env import Settings
 
 __all__ = [
     "BF16Compressor",
@@ -77,6 +78,8 @@ def checked_compression(compression: Any) -> Any:
     Raises:
         ValueError: it lacks ``compress`` or ``decompress``.
     """
-    return (
-        getattr(Compression, context.settings().compression) if compression is None else check_compressor(compression)
-    )
+    if compression is not None:
+        return check_compressor(compression)
+    # Before ``init()``, too: a program that only loads a model and predicts may never call it.
+    settings = context.settings() if context.is_initialized() else Settings.read()
+    return getattr(Compression, settings.compression)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_estimator._native import ReduceOp
-from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set, registered
 from spark_estimator.collectives.reductions import op_text
@@ -40,6 +39,8 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Has a Keras optimizer average gradients over all ranks before it uses them. All ranks call it.
+
+    It may be called before ``hvd.init()``, which the first step needs.
 
     Works on Keras' torch, TensorFlow and JAX backends, with ``model.fit``, ``train_on_batch`` and custom loops that
     call ``optimizer.apply``. With a `LossScaleOptimizer`, passed or made by ``model.compile`` (``mixed_float16``), the
@@ -73,7 +74,6 @@ def DistributedOptimizer(
         The same optimizer.
 
     Raises:
-        NotInitializedError: ``hvd.init()`` has not been called.
         ValueError, TypeError: an argument cannot be used; nothing was changed.
     """
     _check_optimizer(optimizer)
@@ -163,7 +163,6 @@ def PartialDistributedOptimizer(
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    context.size()
     if not optimizers.is_optimizer(optimizer):
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         what = (

@@ -24,8 +24,9 @@ def load_model(
 ) -> Any:
     """Loads a model that was saved with a `DistributedOptimizer` or without, and wraps its optimizer.
 
-    The optimizer's state is that of the file. Every rank loads; give them the same file. The process's Keras loads it;
-    Keras 2 does, too, where a program has imported ``tf_keras`` and the file has a version of Keras 2.
+    It may be called before ``hvd.init()``, which a step of the optimizer needs. The optimizer's state is that of the
+    file. Every rank loads; give them the same file. The process's Keras loads it; Keras 2 does, too, where a program
+    has imported ``tf_keras`` and the file has a version of Keras 2.
 
     Args:
         filepath: of a ``.keras`` or ``.h5`` file, or any other argument of Keras' ``load_model``.
@@ -36,9 +37,6 @@ def load_model(
 
     Returns:
         The model; without an optimizer where the file holds none.
-
-    Raises:
-        NotInitializedError: ``hvd.init()`` has not been called.
     """
     classes = {kind.__name__: kind for kind in custom_optimizers or ()}
     loader = keras

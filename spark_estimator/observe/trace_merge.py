@@ -50,6 +50,7 @@ class _Trace:
     process_set: int
     process: str
     wall_clock_minus_own: float  # microseconds
+    started: int  # the wall clock's microseconds when the file was begun
     sequences: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     ends: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
@@ -168,6 +169,7 @@ def _describe(path: Path) -> _Trace:
             process_set=int(facts["process_set"]),
             process=str(facts["process"]),
             wall_clock_minus_own=float(facts["origin_wall_clock_us"]) - float(facts["origin_us"]),
+            started=round(float(facts["origin_wall_clock_us"])),
         )
     except (KeyError, TypeError, ValueError):
         raise TraceError(
@@ -287,7 +289,10 @@ def _write(file: IO[str], traces: Sequence[_Trace], clocks: dict[int, _Clock]) -
     for trace in traces:
         if trace.rank not in named:
             named.add(trace.rank)
-            about = {"name": f"rank {trace.rank}, {trace.process}"}
+            about = {
+                "name": f"rank {trace.rank}, {trace.process}",
+                "start_time_since_epoch_in_micros": trace.started,
+            }
             head = [("process_name", about), ("process_sort_index", {"sort_index": trace.rank})]
             for name, arguments in head:
                 event = {"ph": "M", "name": name, "pid": trace.rank, "args": arguments}

@@ -81,6 +81,8 @@ def _combined(kind: Any, of_tensorflow: Any) -> Any:
         "__reduce__": lambda self: (_restored, (kind, str(self))),
         "__module__": kind.__module__,
         "__doc__": kind.__doc__,
+        # AutoGraph would raise its StagingError instead, as it cannot make an error of this class.
+        "ag_pass_through": True,
     }
     return type(kind.__name__, (kind, of_tensorflow), namespace)
 

@@ -144,6 +144,8 @@ def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
         ValueError: it is of another element type, or has no dimension; an error of TensorFlow's, too.
     """
     converted = tf.convert_to_tensor(tensor)
+    if converted.dtype != converted.dtype.base_dtype:  # of TensorFlow 1: the result of a variable's assign()
+        converted = tf.identity(converted)
     if converted.dtype.name not in _SENDABLE:
         message = (
             f"{where(kind)}: tensors of type {converted.dtype.name} cannot be sent; supported types: "

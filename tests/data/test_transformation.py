@@ -174,3 +174,14 @@ def test_what_returns_neither_is_refused() -> None:
         Transformation(lambda rows: [1]).apply(columns, ["x"])
     with pytest.raises(DataError, match="returned no column 'z'"):
         Transformation(lambda row: {"y": row["x"].item()}).apply(columns, ["z"])
+
+
+def test_the_error_of_the_call_with_a_row_is_shown_too() -> None:
+    def wrong_name(row: object) -> object:
+        return {"x": float(row["b"])}  # type: ignore[index]
+
+    with pytest.raises(
+        DataError,
+        match=r"(?s)failed on 2 rows.*called with a dict of one row \(which has 'x'\) and raised KeyError: 'b'",
+    ):
+        Transformation(wrong_name).apply({"x": pyarrow.array([1, 2])}, ["x"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from spark_estimator import TorchEstimator
+from spark_estimator import TorchEstimator, TorchModel
 from spark_estimator.estimators.params import WITHOUT_EFFECT
 from spark_estimator.store import Store
 from tests.estimators.torch_models import model_of
@@ -90,3 +90,31 @@ def test_what_has_no_effect_is_said_at_once() -> None:
 def test_what_horovod_needed_is_taken_and_explained(name: str) -> None:
     with pytest.warns(UserWarning, match=f"{name} has no effect: "):
         TorchEstimator(**{name: 1})
+
+
+def test_a_clients_columns_of_spark_ml_stay_its_own() -> None:
+    """Horovod has none of these names. SynapseML mixes in Spark ML's, or a class with a Param of this name."""
+    from pyspark.ml.base import _PredictorParams
+    from pyspark.ml.param import Param, Params
+
+    class Mixed(TorchModel, _PredictorParams):
+        def __init__(self, **values: object) -> None:
+            super().__init__()
+            self._setDefault(predictionCol="prediction")
+            self._set(**values)
+
+    class HasOwn(Params):
+        prediction_col: Param[str] = Param(Params._dummy(), "prediction_col", "its own")
+
+        def getPredictionCol(self) -> str:
+            return f"own {self.getOrDefault('prediction_col')}"
+
+    class Named(TorchModel, HasOwn):
+        pass
+
+    assert (Mixed().getPredictionCol(), Mixed(predictionCol="p").getPredictionCol()) == ("prediction", "p")
+    named = Named()
+    named._set(prediction_col="p")
+    assert named.getPredictionCol() == "own p" and not named._has_own("prediction_col")
+    assert named.setRawPredictionCol("r").getRawPredictionCol() == "r" and named._has_own("raw_prediction_col")
+    assert TorchModel().setPredictionCol("p").getPredictionCol() == "p" and TorchModel()._has_own("prediction_col")

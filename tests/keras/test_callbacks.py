@@ -127,3 +127,41 @@ def test_a_metric_of_one_rank_is_given_to_all(two_ranks: RankPool) -> None:
         assert logs == {"loss": 1.5, "val_loss": 5.0, "word": "x"}
 
     two_ranks.run(check)
+
+
+def test_a_replaced_end_of_a_batch_comes_before_the_broadcast(two_ranks: RankPool) -> None:
+    """NVIDIA's distributed-embeddings registers each rank's tables there, in a method of the object."""
+
+    def check(rank: int) -> tuple[bool, str]:
+        import types
+
+        import keras
+        import numpy
+
+        import spark_estimator.keras as hvd
+        from tests.keras.training import model
+
+        trained = model(seed=rank)
+        trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+        kernel = trained.layers[-1].kernel
+        before = numpy.array(keras.ops.convert_to_numpy(kernel))
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        original = callback.on_batch_end
+
+        def on_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+            self.register_local_var(kernel)
+            original(batch, logs)
+
+        callback.on_batch_end = types.MethodType(on_batch_end, callback)
+        rows = numpy.ones((4, trained.input_shape[-1]), numpy.float32)
+        trained.fit(rows, trained.predict(rows, verbose=0), verbose=0, callbacks=[callback])
+        others = trained.layers[0].kernel
+        assert len({value.tobytes() for value in hvd.allgather_object(keras.ops.convert_to_numpy(others))}) == 1
+        try:
+            callback.register_local_var(others)
+        except RuntimeError as error:
+            return numpy.array_equal(before, keras.ops.convert_to_numpy(kernel)), str(error)
+        return False, ""
+
+    for rank, (kept, message) in enumerate(two_ranks.run(check)):
+        assert kept and f"has already been broadcast on rank {rank}" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,3 +148,20 @@ def test_what_is_refused(two_ranks: RankPool) -> None:
             hvd.DistributedOptimizer(built, backward_passes_per_step=2)
 
     two_ranks.run(check)
+
+
+def test_before_init_an_optimizer_is_wrapped_and_a_model_loaded(tmp_path: Path) -> None:
+    """As with Horovod: services that only predict do not call ``init()``."""
+    import keras
+    import numpy
+
+    import spark_estimator.keras as hvd
+
+    rows = numpy.ones((2, 3), numpy.float32)
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse", jit_compile=False)
+    model.save(tmp_path / "model.keras")
+    loaded = hvd.load_model(tmp_path / "model.keras")
+    assert numpy.array_equal(loaded.predict(rows, verbose=0), model.predict(rows, verbose=0))
+    with pytest.raises(Exception, match=r"hvd\.init\(\)"):
+        loaded.fit(rows, rows[:, :1], verbose=0)

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from spark_estimator import compat
+from spark_estimator.errors import WorkerFailedError
+from spark_estimator.launch.local import run_local
 from spark_estimator.lightning.old_spellings import translated
 from tests.compat.interpreter import fresh
 from tests.lightning.training import loader, module_of, package, trainer_of
@@ -176,3 +178,18 @@ def test_the_estimators_old_name_restores_what_clients_import() -> None:
         assert _module_available("horovod") and not _module_available("no_such_package")
         """
     )
+
+
+def test_ranks_have_the_driver_s_switch(installed: None) -> None:
+    def understood() -> str:
+        import lightning.pytorch as pl
+
+        import spark_estimator.torch as hvd
+
+        hvd.init()
+        return type(pl.Trainer(strategy="horovod", accelerator="cpu", logger=False).strategy).__name__
+
+    assert run_local(understood, 2) == ["HorovodStrategy"]
+    compat.uninstall()
+    with pytest.raises(WorkerFailedError, match="invalid strategy name"):
+        run_local(understood, 2)

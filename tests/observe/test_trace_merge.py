@@ -134,6 +134,11 @@ def test_without_a_common_op_the_walls_clock_must_do(tmp_path: Path, capsys: pyt
     assert status == 0
     assert "aligned by wall clock" in output
     assert ends(out, 1)[2] - ends(out, 0)[1] == pytest.approx(1e6, abs=0.5)
+    named = [event["args"] for event in json.loads(out.read_text()) if event["name"] == "process_name"]
+    walls = [
+        json.loads(rank.text().split("\n")[1][:-1])["args"]["spark_estimator"]["origin_wall_clock_us"] for rank in ranks
+    ]
+    assert [facts["start_time_since_epoch_in_micros"] for facts in named] == [round(wall) for wall in walls]
 
 
 def test_truncated_and_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

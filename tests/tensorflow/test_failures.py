@@ -110,3 +110,18 @@ def test_every_type_of_horovods_operations(two_ranks: RankPool) -> None:
         assert hvd.grouped_allreduce([]) == hvd.grouped_reducescatter([]) == []
 
     two_ranks.run(check)
+
+
+def test_autograph_raises_an_error_as_it_is() -> None:
+    tf = pytest.importorskip("tensorflow")
+    from spark_estimator.tensorflow.failures import both
+
+    @tf.function  # type: ignore[untyped-decorator,unused-ignore]
+    def refused(x: Any) -> Any:
+        if x.shape.rank == 1:
+            raise both(ValueError("root_rank=7"))
+        return x
+
+    for kind in (ValueError, tf.errors.InvalidArgumentError):
+        with pytest.raises(kind, match=r"^root_rank=7$"):
+            refused(tf.ones(2))

@@ -321,3 +321,19 @@ def test_copies_from_gpus_are_told_once(two_ranks: RankPool) -> None:
         assert len(warnings) == 1 and "copied through host memory" in warnings[0]
 
     two_ranks.run(check)
+
+
+def test_references_of_tensorflow_1_are_sent_by_value() -> None:
+    """NVIDIA's BERT for TensorFlow 1 averages what ``assign_add`` returns."""
+    tf = pytest.importorskip("tensorflow")
+    from spark_estimator.tensorflow.nodes import checked_tensor
+
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.get_variable("sums", initializer=[1.0, 2.0], use_resource=False)
+        reference = variable.assign_add([1.0, 1.0])
+        assert reference.dtype != tf.float32
+        tensor = checked_tensor(reference, "allreduce")
+        assert tensor.dtype == tf.float32
+        with tf.compat.v1.Session() as session:
+            session.run(variable.initializer)
+            assert session.run(tensor).tolist() == [2.0, 3.0]

@@ -19,6 +19,7 @@ import numpy
 import torch
 from torch.utils.data import default_collate
 
+from spark_estimator.collectives.ops import whole_number
 from spark_estimator.data.fields import Array
 from spark_estimator.data.petastorm.pages import cut, rows_in
 from spark_estimator.data.petastorm.reader import Reader
@@ -63,8 +64,7 @@ class _Loader:
     _takes_texts = False
 
     def __init__(self, reader: Reader, batch_size: int, shuffling_queue_capacity: int, by_row: bool = False) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+        batch_size = whole_size("batch_size", batch_size)
         if not isinstance(reader, Reader):
             raise TypeError(f"a loader takes a reader of make_reader or make_batch_reader; got {reader!r}.")
         self.reader = reader
@@ -75,9 +75,21 @@ class _Loader:
             _check_texts(reader, self._takes_texts)
         self._batches = reader.batches(batch_size, shuffling_queue_capacity, by_row=by_row)
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "_yield_batches" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} overrides _yield_batches, which this package's loaders do not call: override "
+                "__iter__, or change the columns in a TransformSpec."
+            )
+
     def __len__(self) -> int:
         """Batches of one iteration, the same on all shards."""
         return len(self._batches)
+
+    def __bool__(self) -> bool:
+        """True, as petastorm's loaders are, also where the number of batches is not known."""
+        return True
 
     def _columns(self) -> Iterator[dict[str, Any]]:
         for batch in self._batches:
@@ -201,9 +213,14 @@ class InMemBatchedDataLoader:
         rows_capacity: int = 1024,
         shuffle: bool = False,
     ) -> None:
-        for name, value in {"batch_size": batch_size, "num_epochs": num_epochs, "rows_capacity": rows_capacity}.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
+        batch_size, num_epochs, rows_capacity = (
+            whole_size(name, value)
+            for name, value in (
+                ("batch_size", batch_size),
+                ("num_epochs", num_epochs),
+                ("rows_capacity", rows_capacity),
+            )
+        )
         self._batch_size = batch_size
         self._num_epochs = num_epochs
         self._seed = seed
@@ -224,6 +241,10 @@ class InMemBatchedDataLoader:
             raise DataError("the reader gave no rows to keep in memory.")
         self._rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         self._count = count
+
+    def __bool__(self) -> bool:
+        """True."""
+        return True
 
     def __len__(self) -> int:
         """Batches of all epochs."""
@@ -250,6 +271,20 @@ class InMemBatchedDataLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return
+
+
+def whole_size(name: str, value: Any) -> int:
+    """A number of rows, 1 or more; petastorm takes 25.0, too.
+
+    Raises:
+        TypeError, ValueError: it is another value; the text has the name.
+    """
+    number = whole_number(int(value) if isinstance(value, float) and value.is_integer() else value)
+    if number is None:
+        raise TypeError(f"{name} must be a whole number; got {value!r}.")
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1; got {value}.")
+    return number
 
 
 def numbers_for_torch(array: Array, name: str) -> Array:

@@ -17,8 +17,8 @@ _FIRST_WINDOW = 8
 # A page of a column, decoded: writers end it at 20,000 values or 1 MiB.
 _PAGE_BYTES = 256 << 10
 _COLUMN_BYTES = (16 << 10, 1 << 20)
-# Decoded rows are copied into a window while they are in a core's cache. Each column of a batch costs some calls that need
-# the interpreter's lock: many columns are worth more rows.
+# Decoded rows are copied into a window while they are in a core's cache. Each column of a batch costs some calls that
+# need the interpreter's lock: many columns are worth more rows.
 _DECODED_BYTES = 768 << 10
 _DECODED_COLUMN_BYTES = 96 << 10
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
 from spark_estimator.collectives.torch_variables import torch_variables
+from spark_estimator.compat.importer import worker_variables
 from spark_estimator.env import ATTEMPT_VARIABLE, Settings, horovod_variables
 from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pinning
 from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
@@ -107,7 +108,7 @@ class JobSpec:
             size=size,
             function=name_of(function),
             payload=payload,
-            environment=options.variables if environment is None else environment,
+            environment={**worker_variables(), **(options.variables if environment is None else environment)},
             environment_if_unset=options.environment_if_unset,
             preload=modules_to_preload(payload),
             all_results=options.all_results,

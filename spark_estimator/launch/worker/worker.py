@@ -124,8 +124,8 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
     """
     import cloudpickle
 
-    from spark_estimator import compat
     from spark_estimator.collectives import rendezvous
+    from spark_estimator.compat.importer import install_as_driver
     from spark_estimator.observe import driver_log, training_records
 
     faulthandler.enable()  # a crash in native code then leaves the Python stack on stderr
@@ -133,7 +133,7 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
     rendezvous.set_current(spec.rendezvous)
     driver_log.set_sink(lambda message: _send_message(pipe, message))
     training_records.set_sink(lambda record: pipe.send_json(RECORD, record))
-    compat.install()  # before the function is unpickled: it may name horovod or sparkdl
+    install_as_driver()  # before the function is unpickled: it may name horovod or sparkdl
     pipe.send_json(BEGUN, {"pid": os.getpid()})
     try:
         # The payload was read from the supervisor's pipe: it is the function of the driver that runs this job.

@@ -13,7 +13,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from spark_estimator.data.petastorm import BatchedDataLoader, DataLoader, TransformSpec, make_batch_reader, make_reader
+from spark_estimator.data.petastorm import (
+    BatchedDataLoader,
+    DataLoader,
+    InMemBatchedDataLoader,
+    TransformSpec,
+    make_batch_reader,
+    make_reader,
+)
 from spark_estimator.errors import DataError
 
 
@@ -80,6 +87,9 @@ def test_order_seed_and_no_end(numbers: str) -> None:
 def test_arguments_of_a_loader(numbers: str) -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1; got 0"):
         DataLoader(make_reader(numbers, ["n"]), 0)
+    with pytest.raises(TypeError, match=r"batch_size must be a whole number; got 2\.5"):
+        DataLoader(make_reader(numbers, ["n"]), 2.5)
+    assert DataLoader(make_reader(numbers, ["n"]), 5.0).batch_size == 5
     with pytest.raises(TypeError, match=r"a loader takes a reader of make_reader.*got \[\]"):
         DataLoader([], 4)
     rows = sizes_and_rows(
@@ -165,3 +175,16 @@ def test_texts_and_nulls_that_are_refused(words: str, tmp_path: Path) -> None:
         list(DataLoader(make_reader(str(folder), ["text"]), 2))
     rows = next(iter(DataLoader(make_reader(str(folder), ["text"]), 2, collate_fn=lambda rows: rows)))
     assert rows == [{"text": "a"}, {"text": None}]
+
+
+def test_a_loader_is_true_also_without_a_known_length(numbers: str) -> None:
+    """Notebooks test for one: ``if self.loader: self.loader.__exit__(None, None, None)``."""
+    endless = make_reader(numbers, ["n"], num_epochs=None)
+    halved = make_batch_reader(numbers, ["n"], transform_spec=TransformSpec(lambda frame: frame[frame.n % 2 == 0]))
+    for loader in (DataLoader(endless, 10), BatchedDataLoader(halved, 10), InMemBatchedDataLoader(halved, 10)):
+        assert loader
+
+
+def test_an_override_that_nothing_calls_is_refused() -> None:
+    with pytest.raises(TypeError, match="Reshaping overrides _yield_batches, which this package's loaders do not call"):
+        type("Reshaping", (BatchedDataLoader,), {"_yield_batches": lambda self, keys: iter(())})
