@@ -24,6 +24,8 @@ _LAUNCHERS = "use `horovodrun`, `horovod.run` or `horovod.spark.run`, which star
 _DATA_SERVICE = "the ranks do not share a tf.data service; shard the dataset with dataset.shard(hvd.size(), hvd.rank())"
 _KERAS = "the estimators themselves serialize models of Keras"
 _SAVED = "estimators and models have save(path) and load(path)"
+_COLUMNS = "the estimators find and convert the types of columns; use pyspark.sql.types, numpy and pyarrow"
+_SETS = "keep the ProcessSet that hvd.add_process_set() returns"
 
 _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
     _READERS: {
@@ -50,7 +52,25 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         "horovod.spark.keras.tensorflow": ("save_tf_keras_optimizer", "load_tf_keras_optimizer"),
         "horovod.spark.keras.util": ("BareKerasUtil", "TFKerasUtil", "is_instance_of_bare_keras_model"),
     },
-    _SAVED: {"horovod.spark.common.serialization": ("HorovodParamsReader", "HorovodParamsWriter")},
+    _SAVED: {
+        "horovod.spark.common.serialization": ("HorovodParamsReader", "HorovodParamsWriter"),
+        "horovod.spark.keras.estimator": ("KerasEstimatorParamsReader", "KerasEstimatorParamsWriter"),
+        "horovod.spark.torch.estimator": (
+            "TorchEstimatorParamsReader",
+            "TorchEstimatorParamsWritable",
+            "TorchEstimatorParamsWriter",
+        ),
+    },
+    _COLUMNS: {
+        "horovod.spark.common.util": (
+            "data_type_to_numpy",
+            "data_type_to_str",
+            "numpy_type_to_str",
+            "pyarrow_to_spark_data_type",
+            "to_petastorm_fn",
+        ),
+    },
+    _SETS: {"horovod.common.process_sets": ("process_set_by_id", "process_sets", "setup", "update_process_sets")},
     _DATA_SERVICE: {
         "horovod.runner.common.service.compute_service": ("ComputeClient", "ComputeService"),
         "horovod.spark.tensorflow.compute_worker": ("main",),
@@ -65,7 +85,13 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
     _WINDOWS: {"petastorm.ngram": ("NGram",)},
     _SAMPLING: {"petastorm.weighted_sampling_reader": ("WeightedSamplingReader",)},
     _UNISCHEMA: {
-        "petastorm.etl.dataset_metadata": ("get_schema", "get_schema_from_dataset_url", "materialize_dataset"),
+        "petastorm.etl.dataset_metadata": (
+            "get_schema",
+            "get_schema_from_dataset_url",
+            "infer_or_load_unischema",
+            "load_row_groups",
+            "materialize_dataset",
+        ),
         "petastorm.spark_utils": ("dataset_as_rdd",),
     },
     _INDEXES: {
@@ -73,6 +99,7 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         "petastorm.etl.rowgroup_indexing": ("build_rowgroup_index",),
         "petastorm.selectors": (
             "IntersectIndexSelector",
+            "RowGroupSelectorBase",
             "SingleIndexSelector",
             "UnionIndexSelector",
         ),
