@@ -34,6 +34,8 @@ def main(folder):
     ]
 
     read = weights.read_value()
+    with tf.control_dependencies([train_op]):  # else the step may be read before it is counted
+        read_after, step_after = weights.read_value(), global_step.read_value()
     config = tf.ConfigProto()
     config.gpu_options.allow_growth = True
     config.gpu_options.visible_device_list = str(hvd.local_rank())
@@ -43,7 +45,7 @@ def main(folder):
         data = ({inputs: features, targets: labels} for features, labels in batches())
         trained, step = session.run([read, global_step], feed_dict=next(data))
         while not session.should_stop():
-            _, trained, step = session.run([train_op, read, global_step], feed_dict=next(data))
+            trained, step = session.run([read_after, step_after], feed_dict=next(data))
     return [float(value) for value in trained], int(step)
 
 
