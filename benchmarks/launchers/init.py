@@ -4,7 +4,7 @@
 prints for each number of them: seconds from the moment at which the last rank calls ``init()`` until the last one
 returns (median of the rounds, and the range); the same of ``torch.distributed.init_process_group("gloo")`` and its
 first barrier; the file descriptors of a rank of this package. Both take turns in the same processes. Without gloo ranks
-do not import PyTorch: 128 processes that do need 30 GB.
+do not import PyTorch, so that a small machine has memory for 128 of them.
 """
 
 from __future__ import annotations

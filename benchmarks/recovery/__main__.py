@@ -10,12 +10,12 @@ Three trainings follow each other, by the same code of the estimator's ranks:
 - *restarted*: all ranks start again from the last checkpoint (``max_restarts`` of the others), with ``--keep`` steps
   between two checkpoints; with Lightning, an epoch. Only with ``--place local``.
 
-Ranks are processes of this machine (``--place local``), in executors of a Spark of its own (``spark``), or on hosts
+Ranks are processes of this machine (``--place local``), in executors of a local Spark cluster (``spark``), or on hosts
 that are network namespaces (``hosts``; root only). Each kill is a SIGKILL of a random rank, of its executor, or of all
-processes of its host, `every` seconds after the job was at full speed again, or after a random time
-of up to three seconds. Printed for each way: the seconds from the kill until all ranks have made a step again (median
-and longest), how many batches were computed twice for each kill, and the goodput: the time of the undisturbed training
-as a part of this one's. Histories and parameters are compared with the undisturbed training's, bit for bit.
+processes of its host, `every` seconds after the job was at full speed again, or after a random time of up to three
+seconds. Printed for each way: the seconds from the kill until all ranks have made a step again (median and longest),
+how many batches were computed twice for each kill, and the goodput: the time of the undisturbed training as a part of
+this one's. Histories and parameters are compared with the undisturbed training's, bit for bit.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Killer:
             except ProcessLookupError:
                 return
             while os.path.exists(f"/proc/{victim}"):  # it counts until it dies, after its executor
-                time.sleep(0.001)
+                if self._over.wait(0.001):
+                    return
             rows[rows[:, PID] == victim, PID] = 0
             if not self._at_full_speed(rows):
                 return

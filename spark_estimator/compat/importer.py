@@ -27,7 +27,6 @@ _SHIM_FILE = "_spark_estimator_shim.py"
 _OLD_SPELLINGS = "spark_estimator.lightning.old_spellings"
 #: A worker's environment has it where the driver has called `install` with ``lightning=True``.
 LIGHTNING_VARIABLE = "_SPARK_ESTIMATOR_COMPAT_LIGHTNING"
-_switches: dict[str, str] = {}
 
 
 class AliasLoader:
@@ -129,7 +128,6 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
     """
     if lightning:
         importlib.import_module(_OLD_SPELLINGS).install()
-        _switches[LIGHTNING_VARIABLE] = "1"
     if force:
         for root in sorted(ROOTS):
             module = sys.modules.get(root)
@@ -156,8 +154,9 @@ def _restore_names_of_lightning() -> None:
 
 
 def worker_variables() -> dict[str, str]:
-    """With which workers of this process's jobs call `install_as_driver`."""
-    return dict(_switches)
+    """The variables by which workers of this process's jobs know its switches; see `install_as_driver`."""
+    old_spellings = sys.modules.get(_OLD_SPELLINGS)
+    return {LIGHTNING_VARIABLE: "1"} if old_spellings is not None and old_spellings.installed() else {}
 
 
 def install_as_driver() -> None:
@@ -175,7 +174,6 @@ def installed() -> bool:
 
 def uninstall() -> None:
     """Reverts `install()`: the aliases can't be imported any more. Objects that were imported stay usable."""
-    _switches.clear()
     if _OLD_SPELLINGS in sys.modules:
         sys.modules[_OLD_SPELLINGS].uninstall()
     old_tensorflow.uninstall()

@@ -57,6 +57,11 @@ def install() -> None:
             when_imported(flavour, _patch)
 
 
+def installed() -> bool:
+    """Whether Trainers understand them."""
+    return _on
+
+
 def uninstall() -> None:
     """Takes it back; Trainers that were made stay."""
     global _on

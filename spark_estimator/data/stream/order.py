@@ -60,12 +60,11 @@ def windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) ->
     Args:
         ranges: of the rank's stretch.
     """
-    numbers = range(len(ranges))
-    if order is not None:
+    if order is None:  # a window of several ranges has all of their rows, one range after the other
+        numbers, mixing = range(len(ranges)), Mixing(mixing.window_rows, 1, mixing.window_rows)
+    else:
         numbers = in_chance_order(numpy.arange(len(ranges)), (*order, rank)).tolist()
     number = start = 0
-    if order is None:  # a window of several ranges has all of their rows, one range after the other
-        mixing = Mixing(mixing.window_rows, 1, mixing.window_rows)
     most_rows = mixing.first_rows
     for bundle in _bundles(numbers, ranges, mixing):
         rows = sum(ranges[each].rows for each in bundle)
