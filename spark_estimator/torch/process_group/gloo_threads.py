@@ -11,6 +11,8 @@ from pathlib import Path
 _NAME = "pt_gloo_runloop"
 _FIELDS = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
 _INTERVAL = timedelta(milliseconds=2)
+#: So many intervals without a change: a thread that has just been woken may not have run in one of them.
+_QUIET_INTERVALS = 5
 #: A thread that is busy for longer gets new collectives all the time: waiting would not prevent its abort.
 _LIMIT = timedelta(seconds=1)
 
@@ -30,12 +32,12 @@ def await_gloo() -> None:
     """Returns when gloo's threads are idle, or after a second."""
     end = time.monotonic() + _LIMIT.total_seconds()
     before = _threads()
-    while before and time.monotonic() < end:
+    quiet = 0
+    while before and quiet < _QUIET_INTERVALS and time.monotonic() < end:
         # Without the lock: a thread that waits for it runs now, and its switches are counted.
         time.sleep(_INTERVAL.total_seconds())
         after = _threads()
-        if after == before and all(state.startswith("S") for state, *_ in after):
-            return
+        quiet = quiet + 1 if after == before and all(state.startswith("S") for state, *_ in after) else 0
         before = after
 
 

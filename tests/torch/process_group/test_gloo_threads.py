@@ -9,12 +9,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 # The main thread keeps Python's lock until it has to wait, so that gloo's threads wait for it when the program ends.
+# The handler that is registered first runs last: what it prints explains a failure.
 PROGRAM = """
-import sys
+import atexit, faulthandler, sys
+
+faulthandler.enable()
+atexit.register(lambda: print("threads at the end:", gloo_threads._threads(), file=sys.stderr))
 import torch
 import torch.distributed as dist
 import torch.distributed.nn
-import spark_estimator.torch.process_group
+from spark_estimator.torch.process_group import gloo_threads
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 torch._C._stash_obj_in_tls("an object of Python, which each collective refers to", [])
