@@ -11,7 +11,7 @@ from pathlib import Path
 _NAME = "pt_gloo_runloop"
 _FIELDS = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
 _INTERVAL = timedelta(milliseconds=2)
-#: So many intervals without a change: a thread that has just been woken may not have run in one of them.
+#: The number of intervals without a change: a thread that has just been woken may not have run in one of them.
 _QUIET_INTERVALS = 5
 #: A thread that is busy for longer gets new collectives all the time: waiting would not prevent its abort.
 _LIMIT = timedelta(seconds=1)
