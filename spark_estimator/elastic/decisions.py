@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from datetime import timedelta
+
+
+class AfterLoss(enum.Enum):
+    """What the launch of a function does when it loses a rank."""
+
+    RESTART = "All ranks start again."
+    REPLACE = "A new process takes the lost rank. If that is impossible, all ranks start again."
+    SHRINK = "As REPLACE, but if no new process comes in time, the other ranks continue without it."
 
 
 @dataclass(frozen=True)
@@ -20,6 +29,9 @@ class Terms:
         reset_limit: how many rounds may follow the first; None: any number, as long as there is progress (see
             `FRUITLESS_ROUNDS`).
         timeout: how long to wait for the members of a new round, and for newcomers without whom there are too few.
+        patience: how long a round may wait for newcomers before it begins with fewer than `size` ranks. All ranks of
+            the last round have to end well. None: a round waits for newcomers only if there are less than `min_size`
+            ranks, and `min_size` ranks have to end well.
     """
 
     size: int
@@ -29,6 +41,7 @@ class Terms:
     timeout: timedelta = timedelta(seconds=600)
     max_size: int | None = None
     standby: int = 0
+    patience: timedelta | None = None
 
     @property
     def most(self) -> int:
@@ -53,6 +66,8 @@ class Terms:
             raise ValueError(f"reset_limit={self.reset_limit} must be at least 0.")
         if self.timeout <= timedelta(0):
             raise ValueError(f"timeout={self.timeout} must be more than 0.")
+        if self.patience is not None and self.patience < timedelta(0):
+            raise ValueError(f"patience={self.patience} must be at least 0.")
 
 
 # --- Decisions --------------------------------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ class RoundPlanner:
     _gathering_since: float | None = None
     _found_silent: dict[int, float] = field(default_factory=dict)
     _broken_since: float | None = None  # when the present round lost a member, or a member left it
+    _lost_since: float | None = None  # when it lost the first member
     _dissolved: bool = False
     _announced: bool = False
     _unwanted: dict[int, float] = field(default_factory=dict)  # since when
@@ -185,6 +186,7 @@ class RoundPlanner:
         else:
             self._stories.append(story)
             self._break(now)
+            self._lost_since = now if self._lost_since is None else self._lost_since
             if self._members(Phase.READY):
                 self._gather(now)
 
@@ -237,14 +239,14 @@ class RoundPlanner:
         if self._broken_since is not None and at_work and not self._dissolved:
             self._dissolved = True
             decisions.append(Dissolve(tuple(at_work)))
-        for start in self._starts():
+        for start in self._starts(now):
             decisions.append(start)
         if not members or self._gathering_since is not None:
             return decisions + self._gathered(now)
         if self._well or not self._resets_allow(1):
             return decisions
         missing = self._wanted_members() < self.terms.most
-        if ((missing and self._waiting()) or self._can_do_without()) and not self._announced:
+        if ((missing and self._waiting()) or self._can_do_without(now)) and not self._announced:
             self._announced = True
             decisions.append(Announce(tuple(members)))
         return decisions + self._overdue(now)
@@ -260,11 +262,11 @@ class RoundPlanner:
         newcomers = [] if self._well else self._waiting()
         coming += newcomers[: max(self.terms.most - len(coming), 0)]
         staying = sorted(set(ready) - set(coming), key=self._in_the_next_round)
-        while staying and not self._can_be_a_round(coming):
+        while staying and not self._can_be_a_round(coming, now):
             # One with the state is enough, who hands it on; so there is, for a round, one more than there may be.
             coming.append(staying.pop(0))
-        if len(coming) < self.terms.min_size:
-            return []  # newcomers are starting, or `_too_few` would be true
+        if len(coming) < self._needed(now):
+            return []  # newcomers are starting, or may still start, or `_too_few` would be true
         if not self._resets_allow(1):
             return [Fail(f"it reached reset_limit={self.terms.reset_limit}")]
         self._fruitless += 1
@@ -283,7 +285,7 @@ class RoundPlanner:
             self._processes[process].rank = rank
         self._gathering_since, self.waits_for_room = None, ""
         self._found_silent.clear()
-        self._broken_since = None
+        self._broken_since = self._lost_since = None
         self._dissolved = self._announced = self._newcomer_failed = self._standby_failed = False
         return [*self._released([process for process in ready if process not in coming]), Begin(self._ranks)]
 
@@ -294,9 +296,25 @@ class RoundPlanner:
         others = iter([process for process in processes if process not in kept.values()])
         return [kept[rank] if rank in kept else next(others) for rank in range(len(processes))]
 
-    def _can_be_a_round(self, processes: list[int]) -> bool:
+    def _can_be_a_round(self, processes: list[int], now: float) -> bool:
         there_is_state = any(self._processes[process].holds_state for process in processes)
-        return there_is_state and len(processes) >= self.terms.min_size
+        return there_is_state and len(processes) >= self._needed(now)
+
+    def _needed(self, now: float) -> int:
+        """How many ranks a round needs to begin now."""
+        patience = self.terms.patience
+        if patience is None:
+            return self.terms.min_size
+        if self._lost_since is not None:
+            return self.terms.size if now - self._lost_since < patience.total_seconds() else self.terms.min_size
+        return self.terms.min_size if self._announced else len(self._ranks)
+
+    @property
+    def _fewest(self) -> int:
+        """How many ranks have to be at work or to have ended well: with less the job can't continue."""
+        if self.terms.patience is not None and self._well:
+            return len(self._ranks)  # no round follows, and each rank's part of the result is needed
+        return self.terms.min_size
 
     def _released(self, processes: list[int]) -> list[Decision]:
         for process in processes:
@@ -330,14 +348,14 @@ class RoundPlanner:
     def _too_few(self, now: float) -> Fail | None:
         """The end of the job, if too few processes are left and no other will join."""
         members = self._members()
-        if len(members) + self._well >= self.terms.min_size and not self._stranded():
+        if len(members) + self._well >= self._fewest and not self._stranded():
             return None
         remaining = f"{len(members)} ranks are left" if len(members) != 1 else "1 rank is left"
-        needed = f"{remaining}, and at least {self.terms.min_size} are needed"
+        needed = f"{remaining}, and at least {self._fewest} are needed"
         if self._well:
             return Fail(f"{needed} ({self._well} had succeeded before)")
         newcomers = [known for known in self._processes.values() if known.phase in (Phase.STARTING, Phase.WAITING)]
-        if members and len(members) + len(newcomers) >= self.terms.min_size:
+        if members and len(members) + len(newcomers) >= self._fewest:
             if self._gathering_since is None:
                 self._gathering_since = now
             if now - self._gathering_since < self.terms.timeout.total_seconds():
@@ -347,7 +365,7 @@ class RoundPlanner:
             late = ", ".join([*at_work, *([f"{starting} new processes"] if starting else [])])
             seconds = self.terms.timeout.total_seconds()
             return Fail(f"{needed}; {late} didn't join round {self.round + 1} within {seconds:g} seconds")
-        if members and any(not start.standby for start in self._starts()):
+        if members and any(not start.standby for start in self._starts(now)):
             return None
         if members and self.room_may_grow:
             if self._gathering_since is None:
@@ -362,20 +380,20 @@ class RoundPlanner:
     def _stranded(self) -> bool:
         """Whether the members wait for a round that those cannot be in which have ended well already."""
         ready = self._members(Phase.READY)
-        return bool(self._well and ready and len(self._members()) < self.terms.min_size)
+        return bool(self._well and ready and len(self._members()) < self._fewest)
 
     def _end(self) -> Decision:
-        if self._well >= self.terms.min_size:
+        if self._well >= self._fewest:
             return Finish()
-        return Fail(f"{self._well} of its ranks succeeded, and at least {self.terms.min_size} are needed")
+        return Fail(f"{self._well} of its ranks succeeded, and at least {self._fewest} are needed")
 
-    def _starts(self) -> list[Start]:
+    def _starts(self, now: float) -> list[Start]:
         """The newcomers to start: those that are missing, and those that wait for a loss."""
         if not self.terms.replace or self._well or not self._members():
             return []
         # A loss takes one reset, and admitting a newcomer another; they are the same reset if there are too few.
         broken = self._broken_since is not None
-        if not self._resets_allow(2 if broken and len(self._members()) >= self.terms.min_size else 1):
+        if not self._resets_allow(2 if broken and len(self._members()) >= self._needed(now) else 1):
             return []
         room = self._places()
         missing = max(min(self.terms.most, room) - self._wanted(), 0)
@@ -401,10 +419,10 @@ class RoundPlanner:
     def _unwanted_members(self) -> list[int]:
         return [process for process in self._members() if process in self._unwanted]
 
-    def _can_do_without(self) -> bool:
+    def _can_do_without(self, now: float) -> bool:
         """Whether there are unwanted ones, and enough others for the next round."""
         unwanted = len(self._unwanted_members())
-        return bool(unwanted) and len(self._members()) - unwanted + len(self._waiting()) >= self.terms.min_size
+        return bool(unwanted) and len(self._members()) - unwanted + len(self._waiting()) >= self._needed(now)
 
     def _resets_allow(self, more: int) -> bool:
         return self.terms.reset_limit is None or self.round - 1 + more <= self.terms.reset_limit

@@ -194,6 +194,12 @@ class StatusLine:
         self._came[rank] = time.monotonic()
         self._training.note(rank, progress)
 
+    def resize(self, size: int) -> None:
+        """The job continues on this number of ranks: what others have reported is no longer shown."""
+        self._size = size
+        for rank in [rank for rank in self._reports if rank >= size]:
+            del self._reports[rank], self._came[rank]
+
     def hide(self) -> None:
         """To be called before something is printed."""
         if self._screen.only_training:

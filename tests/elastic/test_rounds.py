@@ -69,6 +69,85 @@ def test_where_ranks_are_kept_a_new_process_has_the_lost_one_s() -> None:
     assert job.ready(2) == [Begin((0, 3, 2))]
 
 
+def patient(size: int = 3, **terms: Any) -> Job:
+    return Job(size, 1, replace=True, patience=timedelta(seconds=30), **terms)
+
+
+def test_a_patient_job_waits_for_the_replacement_and_then_begins_without_it() -> None:
+    job = patient()
+    assert job.lost(1) == [Start(1)]
+    job.ready(0, keeps_ranks=True)
+    assert job.ready(2, keeps_ranks=True) == []
+    job.now += 29
+    assert job.decide() == []
+    job.now += 1
+    assert job.decide() == [Begin((0, 2))]
+    # The round of two is whole: it does not wait, and grows when the newcomer is there.
+    job.now += 1000
+    assert job.decide() == []
+    assert job.ready(3) == [Announce((0, 2))]
+    job.ready(0)
+    assert job.ready(2) == [Begin((0, 2, 3))]
+
+
+def test_a_patient_job_has_the_replacement_in_its_place_if_it_comes_in_time() -> None:
+    job = patient()
+    job.lost(1)
+    job.ready(0, keeps_ranks=True)
+    job.ready(2)
+    job.now += 20
+    assert job.ready(3) == [Begin((0, 3, 2))]
+
+
+def test_a_patient_job_grows_at_once_though_another_is_missing() -> None:
+    job = patient()
+    job.lost(1)
+    job.lost(2)
+    job.now += 30
+    assert job.ready(0, keeps_ranks=True) == [Begin((0,))]
+    assert job.ready(3) == [Announce((0,))]
+    assert job.ready(0) == [Begin((0, 3))]
+
+
+def test_a_round_of_fewer_that_fails_without_a_loss_begins_again_at_once() -> None:
+    job = patient()
+    job.lost(1)
+    job.ready(0)
+    job.ready(2)
+    job.now += 30
+    assert job.decide() == [Begin((0, 2))]
+    job.ready(0)
+    assert job.ready(2) == [Begin((0, 2))]
+
+
+def test_with_one_reset_a_patient_job_still_starts_a_replacement() -> None:
+    job = patient(reset_limit=1)
+    assert job.lost(1) == [Start(1)]
+    job.ready(0, keeps_ranks=True)
+    job.ready(2)
+    assert job.ready(3) == [Begin((0, 3, 2))]
+
+
+def test_all_ranks_of_a_patient_job_have_to_end_well() -> None:
+    job = patient(2)
+    job.ended_well(1)
+    assert job.lost(0) == [Fail("1 of its ranks succeeded, and at least 2 are needed")]
+    job = patient(3)
+    job.lost(2)
+    job.ready(0)
+    job.ready(1)
+    job.now += 30
+    job.decide()
+    job.ended_well(0)
+    assert job.ended_well(1) == [Finish()]
+
+
+def test_a_patient_job_that_fewer_ranks_cannot_continue_ends() -> None:
+    job = patient(2)
+    job.lost(0)
+    assert isinstance(job.lost(1)[-1], Fail)
+
+
 def test_survivors_keep_their_order_and_the_lowest_becomes_0() -> None:
     job = Job()
     assert job.lost(0) == []

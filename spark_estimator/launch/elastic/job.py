@@ -77,7 +77,7 @@ class Following:
     Attributes:
         began: called with the number of each round after the first, from 2, when it begins.
         take_record: as in `JobOptions`.
-        status: shows how far the ranks are; for a job whose number of ranks does not change.
+        status: shows how far the ranks are; for a job whose number of ranks does not change, but for lost ones.
         error: makes the error of a job that can't continue, of the arguments of `elastic_error`.
     """
 
@@ -347,6 +347,8 @@ class ElasticJob:
     def _begin(self, numbers: Sequence[int]) -> None:
         """Sends the processes of a new round their ranks in it."""
         self._following.began(self._planner.round)
+        if self._following.status is not None:
+            self._following.status.resize(len(numbers))
         self._replaced = len(self._lost)
         job_id, key = new_job_id(), new_key()
         waiting = [self._processes[number].ready for number in numbers]
@@ -356,9 +358,11 @@ class ElasticJob:
             if ready is not None
         )
         whys = [ready.why for ready in waiting if ready is not None and ready.why]
+        missing = 0 if self._terms.patience is None else self._terms.size - len(peers)
         self._report(
             f"round {self._planner.round} starts with {len(peers)} ranks, pids "
             f"{', '.join(str(peer.pid) for peer in peers)}"
+            + (f"; {missing} lost ranks were not replaced in time" if missing else "")
             + (f"; round {self._planner.round - 1} ended with: {whys[0]}" if whys else "")
         )
         for rank, number in enumerate(numbers):
