@@ -64,8 +64,12 @@ class EpochRows(ABC):
         """A batch to build a model with, which the epochs have, too."""
         return next(self.batches(1, 1))
 
-    def split(self, share: float, seed: int) -> tuple[EpochRows, EpochRows]:
+    def split(self, share: float, seed: int, read: Sequence[int] = ()) -> tuple[EpochRows, EpochRows]:
         """Leaves out a share of the rows, drawn by chance: all ranks' rows together, to the row.
+
+        Args:
+            read: [ranks] rows that each rank had read when the rows were drawn, in a training whose ranks have changed
+                since: the same rows are left out. Empty: they are drawn now.
 
         Returns:
             The others, and those left out.

@@ -72,13 +72,60 @@ def numbers_of(read: Sequence[int]) -> list[Array]:
     return [numpy.concatenate(pieces) for pieces in result]
 
 
-def seen(legs: Sequence[Leg], order: tuple[int, int] | None) -> Array:
+@dataclass(frozen=True)
+class HeldShare:
+    """Rows that are left out of training, drawn by chance.
+
+    Attributes:
+        share: of the rows of all ranks.
+        seed: of the draw.
+        read: [ranks] rows that each rank had read from the files when they were drawn. The same rows stay left out
+            when the ranks change.
+    """
+
+    share: float
+    seed: int
+    read: tuple[int, ...]
+
+    @staticmethod
+    def counts(rows: Sequence[int], share: float) -> dict[int, int]:
+        """By rank, how many of its rows are left out: a rank with more rows gives up more, so that the rest is even.
+
+        Args:
+            rows: [ranks] that each has.
+        """
+        order = sorted(range(len(rows)), key=lambda rank: -rows[rank])
+        held = min(round(sum(rows) * share), sum(rows) - 1)  # something is left to train on
+        return {rank: shares.share(held, len(rows), position) for position, rank in enumerate(order)}
+
+    def drawn(self, rank: int, rows: int, count: int) -> tuple[Array, Array]:
+        """The places, ascending, of a rank's rows that are left out, and of its others.
+
+        Args:
+            rows: that the rank has.
+            count: how many of them are left out.
+        """
+        mixed = numpy.random.default_rng([self.seed, rank]).permutation(rows)
+        return numpy.sort(mixed[:count]), numpy.sort(mixed[count:])
+
+    def mask(self) -> Array:
+        """[rows of all ranks] whether the row of this number is left out."""
+        numbers = numbers_of(self.read)
+        counts = self.counts([len(each) for each in numbers], self.share)
+        result = numpy.zeros(sum(self.read), bool)
+        for rank, each in enumerate(numbers):
+            result[each[self.drawn(rank, len(each), counts[rank])[0]]] = True
+        return result
+
+
+def seen(legs: Sequence[Leg], order: tuple[int, int] | None, held: Array | None = None) -> Array:
     """[rows of all ranks] whether the legs, one after the other, have read the row of this number.
 
     Args:
         order: seed and epoch; None: rows are read in the order in which they are stored.
+        held: [rows of all ranks] those that no leg reads, and that count as read; None: none.
     """
-    result = numpy.zeros(sum(legs[0].read) if legs else 0, bool)
+    result = numpy.zeros(sum(legs[0].read) if legs else 0, bool) if held is None else held.copy()
     for leg in legs:
         left = [numbers[~result[numbers]] for numbers in numbers_of(leg.read)]
         plan = shares.Batches(tuple(len(numbers) for numbers in left), leg.batch_size)
@@ -88,18 +135,22 @@ def seen(legs: Sequence[Leg], order: tuple[int, int] | None) -> Array:
     return result
 
 
-def left_over(read: Sequence[int], rank: int, was_seen: Array) -> tuple[Callable[[Array], Array], tuple[int, ...]]:
+def left_over(
+    read: Sequence[int], rank: int, was_seen: Array, held: Array | None = None
+) -> tuple[Callable[[Array], Array], tuple[int, ...]]:
     """The remaining rows, for the present ranks.
 
     Args:
         read: [ranks] rows that each has read.
-        was_seen: as of `seen`.
+        was_seen, held: as of `seen`.
 
     Returns:
-        A function that keeps the remaining ones of a rank's rows, and [ranks] the number of remaining rows of each.
+        A function that keeps the remaining ones of a rank's rows that are not held, and [ranks] the number of remaining
+        rows of each.
     """
     numbers = numbers_of(read)
-    here = ~was_seen[numbers[rank]]
+    mine = numbers[rank] if held is None else numbers[rank][~held[numbers[rank]]]
+    here = ~was_seen[mine]
     return lambda places: places[here], tuple(int((~was_seen[each]).sum()) for each in numbers)
 
 

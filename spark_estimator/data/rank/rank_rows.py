@@ -13,7 +13,7 @@ from spark_estimator.collectives import arrays, context
 from spark_estimator.data.fields import Array
 from spark_estimator.data.rank import shares
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
-from spark_estimator.data.rank.position import Leg, left_over, seen
+from spark_estimator.data.rank.position import HeldShare, Leg, left_over, seen
 from spark_estimator.data.rank.prefetch import Ahead
 from spark_estimator.data.rank.spool import Spool
 from spark_estimator.errors import DataError
@@ -31,6 +31,7 @@ class RankRows(EpochRows):
         counts: [ranks] how many each rank has; they differ by one at most, but for rows that a column has marked.
         rank: whose they are.
         read: [ranks] how many each has read, before they were evened out; empty where the rows have no order.
+        held: the rows that `split` has left out; None: none.
         ahead: makes batches before they are asked for.
     """
 
@@ -39,37 +40,32 @@ class RankRows(EpochRows):
     counts: tuple[int, ...]
     rank: int = 0
     read: tuple[int, ...] = ()
+    held: HeldShare | None = None
     ahead: Ahead = field(default_factory=Ahead, init=False, compare=False, repr=False)
 
-    def split(self, share: float, seed: int) -> tuple[RankRows, RankRows]:
-        size = len(self.counts)
-        # A rank with more rows gives up more, so that the rest is as even as before.
-        order = sorted(range(size), key=lambda rank: -self.counts[rank])
-        held = min(round(self.total * share), self.total - 1)  # something is left to train on
-        held_counts = {rank: shares.share(held, size, position) for position, rank in enumerate(order)}
-        rank = self.rank
-        mixed = numpy.random.default_rng([seed, rank]).permutation(len(self.chosen))
+    def split(self, share: float, seed: int, read: Sequence[int] = ()) -> tuple[RankRows, RankRows]:
+        held = HeldShare(share, seed, tuple(read) or self.read)
+        if held.read == self.read:
+            counts = HeldShare.counts(self.counts, share)
+            left_out, others = held.drawn(self.rank, len(self.chosen), counts[self.rank])
+            rest = tuple(count - counts[rank] for rank, count in enumerate(self.counts))
+        else:
+            drawn, places = held.mask(), numpy.arange(len(self.chosen))
+            keep, rest = left_over(self.read, self.rank, drawn)
+            others, left_out = keep(places), left_over(self.read, self.rank, ~drawn)[0](places)
+            counts = {rank: count - rest[rank] for rank, count in enumerate(self.counts)}
         return (
-            RankRows(
-                self.matrices,
-                self.chosen[numpy.sort(mixed[held_counts[rank] :])],
-                tuple(count - held_counts[other] for other, count in enumerate(self.counts)),
-                rank,
-            ),
-            RankRows(
-                self.matrices,
-                self.chosen[numpy.sort(mixed[: held_counts[rank]])],
-                tuple(held_counts[other] for other in range(size)),
-                rank,
-            ),
+            RankRows(self.matrices, self.chosen[others], rest, self.rank, self.read, held),
+            RankRows(self.matrices, self.chosen[left_out], tuple(counts[rank] for rank in sorted(counts)), self.rank),
         )
 
     def leg(self, batch_size: int, steps: int) -> dict[str, Any]:
         return Leg(self.read, batch_size, steps).to_dict()
 
     def left(self, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None) -> RankRows:
-        was_seen = seen([Leg.from_dict(leg) for leg in legs], order)
-        leave, counts = left_over(self.read, self.rank, was_seen)
+        held = None if self.held is None else self.held.mask()
+        was_seen = seen([Leg.from_dict(leg) for leg in legs], order, held)
+        leave, counts = left_over(self.read, self.rank, was_seen, held)
         return RankRows(self.matrices, leave(self.chosen), counts, self.rank)
 
     def checksum(self) -> list[int]:

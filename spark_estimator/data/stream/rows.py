@@ -82,7 +82,7 @@ class StreamedRows(EpochRows):
                 factor = (stop - start) * len(self.counts) / plan.total(step)
                 yield Batch(matrices, factor, stop - start)
 
-    def split(self, share: float, seed: int) -> tuple[StreamedRows, StreamedRows]:
+    def split(self, share: float, seed: int, read: Sequence[int] = ()) -> tuple[StreamedRows, StreamedRows]:
         held = min(round(self.total * share), self.total - 1)  # something is left to train on
         ends = numpy.cumsum([0, *self._piece_counts])
         # Of each piece its part, so that the rows left out are the same on any number of ranks.

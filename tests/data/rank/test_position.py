@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from spark_estimator.data.rank import shares
-from spark_estimator.data.rank.position import Leg, left_over, numbers_of, seen
+from spark_estimator.data.rank.position import HeldShare, Leg, left_over, numbers_of, seen
 from spark_estimator.data.rank.prefetch import in_chance_order
 
 
@@ -24,22 +24,32 @@ def test_every_row_is_with_one_rank(read: tuple[int, ...]) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+def test_a_share_is_held_to_the_row() -> None:
+    held = HeldShare(0.25, 7, (3, 9, 0)).mask()
+    assert len(held) == 12 and held.sum() == 3
+    assert HeldShare(0.9, 7, (1, 1)).mask().sum() == 1, "something is left to train on"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
 @pytest.mark.parametrize("order", [None, (3, 1)])
 @pytest.mark.parametrize("seed", range(6))
-def test_legs_of_any_ranks_read_each_row_once(order: tuple[int, int] | None, seed: int) -> None:
+def test_legs_of_any_ranks_read_each_row_once(order: tuple[int, int] | None, seed: int, share: float) -> None:
     chance = random.Random(seed)
     total, legs, counts = 211, [], numpy.zeros(211, int)
+    mask = HeldShare(share, seed, (100, 90, 21)).mask() if share else None
+    counts += 0 if mask is None else mask
     while True:
         ranks, size = chance.randrange(1, 6), chance.randrange(3, 12)
         # A rank drops the rows with nulls that it reads, so that ranks have different numbers of rows.
         cuts = sorted(chance.randrange(total + 1) for _ in range(ranks - 1))
         read = tuple(stop - start for start, stop in zip([0, *cuts], [*cuts, total], strict=True))
-        was_seen = seen(legs, order) if legs else numpy.zeros(total, bool)
+        was_seen = seen(legs, order, mask) if legs or mask is not None else numpy.zeros(total, bool)
         assert numpy.array_equal(was_seen, counts == 1)
         steps = chance.randrange(1, 9)
         for rank in range(ranks):  # as RankRows has it
-            leave, left = left_over(read, rank, was_seen)
+            leave, left = left_over(read, rank, was_seen, mask)
             held = numbers_of(read)[rank]
+            held = held if mask is None else held[~mask[held]]
             places = leave(numpy.arange(len(held)))
             assert len(places) == left[rank]
             if order is not None:
