@@ -339,6 +339,11 @@ class Settings:
         effect="processes that an elastic job, or a fit with max_restarts, starts in free slots beside its ranks, to "
         "replace lost ranks at once",
     )  # fmt: skip
+    replace_within_seconds: float = _variable(
+        "SPARK_ESTIMATOR_REPLACE_WITHIN", 120.0, _seconds, unit="seconds",
+        effect="time that a fit of TorchEstimator or TransformersEstimator with max_restarts waits for a process that "
+        "replaces a lost rank, before it continues on fewer ranks",
+    )  # fmt: skip
     launched_local_size: int | None = _variable(
         "HOROVOD_LOCAL_SIZE", None, _positive_count, unit="ranks",
         effect="set by launchers for scripts; `env` shows decisions for this number of ranks on a host",

@@ -36,6 +36,16 @@ def smallest_within(sizes: Sequence[int], most_bytes: int) -> set[int]:
     return {place for place, total in zip(by_size, totals, strict=True) if total <= most_bytes}
 
 
+def ranks_stay(facts: Sequence[Facts]) -> bool:
+    """Whether a new round has as many ranks as the one before, and new processes only in the place of lost ones.
+
+    Args:
+        facts: [ranks] of the new round.
+    """
+    known = {each.size for each in facts if each.rank >= 0}
+    return known == {len(facts)} and all(each.rank in (-1, new) for new, each in enumerate(facts))
+
+
 class PeerCopies:
     """The copies that this rank keeps of another one, of the last commit and of the step in progress.
 
@@ -84,11 +94,9 @@ class PeerCopies:
         Args:
             facts: [ranks] of the new round.
         """
-        rank, size = context.rank(), context.size()
-        known = {each.size for each in facts if each.rank >= 0}
-        stayed = known == {size} and all(each.rank in (-1, new) for new, each in enumerate(facts))
-        missing = [new for new, each in enumerate(facts) if each.rank < 0] if stayed and not at.from_full else []
-        if not missing:
+        rank = context.rank()
+        missing = [new for new, each in enumerate(facts) if each.rank < 0] if ranks_stay(facts) else []
+        if not missing or at.from_full:
             return None
         mine = {new: self._kept[new, at.step] for new in missing if (new, at.step) in self._kept}
         copies: dict[int, bytes] = {}
@@ -102,6 +110,28 @@ class PeerCopies:
                 rank,
             )
         return copies.get(rank)
+
+    def inherited(self, facts: Sequence[Facts], at: Resumption) -> list[bytes]:
+        """What lost ranks alone had that no process replaces: of those of which this rank keeps copies. A collective.
+
+        A warning reports which copies were lost, too.
+
+        Args:
+            facts: [ranks] of the new round.
+        """
+        present = {each.rank for each in facts if each.rank >= 0}
+        gone = set(range(max((each.size for each in facts), default=0))) - present
+        if not present or not gone or ranks_stay(facts):
+            return []
+        mine = {source: content for (source, step), content in self._kept.items() if step == at.step and source in gone}
+        kept = set().union(*allgather_object(sorted(mine), name="elastic.step.inherited"))
+        if context.rank() == 0 and gone - kept:
+            _log.warning(
+                "the statistics of the lost ranks %s are lost, too, as are those that kept their copies: averages of "
+                "the present epoch do not count their rows.",
+                sorted(gone - kept),
+            )
+        return [mine[source] for source in sorted(mine)]
 
     def begin(self, content: bytes, step: int) -> None:
         """A round begins on all ranks, at a commit. A collective.

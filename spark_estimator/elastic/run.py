@@ -94,6 +94,7 @@ class JobRounds:
         if not (isinstance(self._why, HostsUpdatedInterrupt) and self._why.skip_sync):
             self._state.sync()
             _note_that_the_state_is_here()
+        self._why = None  # its traceback keeps what the last round had in memory
 
     def ended(self, error: HorovodInternalError | HostsUpdatedInterrupt) -> None:
         """A round has ended: restores the last commit, unless the job is only about to be made of other ranks.

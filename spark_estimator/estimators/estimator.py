@@ -20,6 +20,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.materialize import prepared
 from spark_estimator.data.stream.limits import RowLimits
+from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.estimators import backends, checks
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.metadata import ModelMetadata, column_facts
@@ -61,7 +62,7 @@ class FrameworkTraining(Protocol):
         trial: tries the model on the first rows.
         train: what every rank runs; is pickled.
         framework: `TrainSpec.framework`.
-        recovers: `train` recovers within a step in an elastic job, if its ranks keep rows of files.
+        after_loss: if not RESTART, `train` recovers within a step in an elastic job whose ranks keep rows of files.
     """
 
     labels: list[str]
@@ -70,7 +71,7 @@ class FrameworkTraining(Protocol):
     trial: Trial
     train: Callable[[TrainSpec], TrainResult | None]
     framework: Any
-    recovers: bool
+    after_loss: AfterLoss
 
     def trained(self, state: bytes) -> tuple[Any, Any]:
         """A copy of the framework's model with the weights of rank 0's result; the user's model is not changed.
@@ -347,7 +348,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                     metadata.plan.source.rows,
                     caller=f"{type(self).__name__}.fit",
                     max_restarts=self._value("max_restarts"),
-                    recovers=metadata.training.recovers and spec.keeps_file_rows,
+                    after_loss=metadata.training.after_loss if spec.keeps_file_rows else AfterLoss.RESTART,
                     take_record=take_record,
                 )
             except BaseException:

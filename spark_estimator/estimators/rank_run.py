@@ -15,7 +15,7 @@ from spark_estimator.collectives import arrays, context, objects
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.data.rank.function_rows import FunctionRows
-from spark_estimator.data.rank.rank_rows import balanced
+from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.data.rank.spool import Spool
 from spark_estimator.data.stream.rows import streamed
 from spark_estimator.errors import DataError
@@ -40,10 +40,12 @@ class KnownRun:
 
     Attributes:
         identity, seed: as in `RankRun`.
+        read: [ranks] rows that each rank had read from files when the run began; empty where rows have no order.
     """
 
     identity: Identity
     seed: int
+    read: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,21 +55,24 @@ class RankRun:
     Attributes:
         rows: to train on; all ranks have equal numbers of them, or nearly.
         held: for validation; None: there are none, on any rank.
-        seed: of the run, which is its checkpoint's if it resumes from one.
-        identity: of the training; empty without a store.
         kept: the checkpoint to resume from; None: it starts from the beginning.
+        known: what a process that joins needs.
     """
 
     rows: EpochRows
     held: EpochRows | None
-    seed: int
-    identity: Identity
     kept: Checkpoint | None
+    known: KnownRun
 
     @property
-    def known(self) -> KnownRun:
-        """What a process that joins needs."""
-        return KnownRun(self.identity, self.seed)
+    def seed(self) -> int:
+        """Of the run, which is its checkpoint's if it resumes from one."""
+        return self.known.seed
+
+    @property
+    def identity(self) -> Identity:
+        """Of the training; empty without a store."""
+        return self.known.identity
 
     def result(self, spec: TrainSpec, state: bytes, history: list[dict[str, Any]], name: str) -> TrainResult:
         """On rank 0, at the end: the training's result, with a large model in the store.
@@ -99,7 +104,7 @@ def begin(
         identity_of: (spec, checksums of all rows) returns what distinguishes the training from others.
         form: of the framework's checkpoints.
         brought: rows for training and validation from a data module; None: they are read here.
-        known: the run has begun on the same number of ranks, and continues where it is, not from a checkpoint.
+        known: the run has begun, and continues where it is, not from a checkpoint.
         read: reads this rank's rows and those that are marked, as `rank_rows` does.
 
     Raises:
@@ -110,21 +115,25 @@ def begin(
     if brought is not None:
         identity = {} if spec.store is None else identity_of(spec, [rows.total for rows in brought if rows is not None])
         kept = _recorded(spec, load(spec, identity, form))
-        return RankRun(*brought, spec.seed if kept is None else kept.seed, identity, kept)
+        return RankRun(*brought, kept, KnownRun(identity, spec.seed if kept is None else kept.seed))
     rows, held = _evened(spec, read)
     kept = None
     if known is None:
         identity = {} if spec.store is None else identity_of(spec, rows.checksum())
         kept = _recorded(spec, load(spec, identity, form))
-        known = KnownRun(identity, spec.seed if kept is None else kept.seed)
-    identity, seed = known.identity, known.seed
+        known = KnownRun(identity, spec.seed if kept is None else kept.seed, _read(rows))
     if spec.held_share:
-        rows, held = rows.split(spec.held_share, seed)
+        rows, held = rows.split(spec.held_share, known.seed, known.read)
     held = held if held is not None and held.total else None
     if spec.kept is not None:
         rows = FunctionRows(rows, spec.kept, spec.fields)
         held = None if held is None else FunctionRows(held, spec.kept, spec.fields)
-    return RankRun(rows, held, seed, identity, kept)
+    return RankRun(rows, held, kept, known)
+
+
+def _read(rows: EpochRows) -> tuple[int, ...]:
+    """`KnownRun.read`."""
+    return rows.read if isinstance(rows, RankRows) else ()
 
 
 def _evened(spec: TrainSpec, read: ReadRows) -> tuple[EpochRows, EpochRows | None]:

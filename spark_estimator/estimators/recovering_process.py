@@ -1,4 +1,4 @@
-"""What one process of a training that recovers within a step does once, however often the job loses ranks."""
+"""One process of a training that recovers within a step: what it does once, and again when the job's ranks change."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from spark_estimator.estimators.train_spec import TrainSpec
 
 
 class RecoveringProcess:
-    """One process: it reads its rows once, and joins a training that may have begun without it."""
+    """One process: it reads its rows, and joins a training that may have begun without it."""
 
     def __init__(self, spec: TrainSpec) -> None:
         self._spec = spec
         self._rows: tuple[Spool, Spool] | None = None
-        self._has_joined = False
+        self._place = (-1, -1)
+        self._has_joined = self._was_first = False
 
     def joins(self, history: Sequence[dict[str, Any]], *, first: bool) -> None:
         """A round begins.
@@ -32,9 +33,10 @@ class RecoveringProcess:
             DataError: the store cannot be written.
         """
         is_new, self._has_joined = not self._has_joined, True
-        if first or not is_new:
+        becomes_first, self._was_first = context.rank() == 0 and not self._was_first, context.rank() == 0
+        if first or not (is_new or becomes_first):
             return
-        if self._spec.tracking is not None:
+        if is_new and self._spec.tracking is not None:
             self._spec.tracking.sample_system(context.rank())
         fence = Fence.of(self._spec)
         if context.rank() == 0 and fence is not None:
@@ -43,7 +45,9 @@ class RecoveringProcess:
             record_epoch(self._spec, entry)
 
     def read(self, spec: TrainSpec) -> tuple[Spool, Spool]:
-        """As `rank_rows`, which it calls once."""
-        if self._rows is None:
-            self._rows = rank_rows(spec)
+        """As `rank_rows`, which it calls once for each rank and number of ranks that this process has."""
+        place = (context.rank(), context.size())
+        if self._rows is None or place != self._place:
+            self._rows = None  # its files are freed before others are written
+            self._rows, self._place = rank_rows(spec), place
         return self._rows

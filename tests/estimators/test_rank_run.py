@@ -18,7 +18,7 @@ from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rank_run import RankRun, averages_of, begin, check_loss, meter_of
+from spark_estimator.estimators.rank_run import KnownRun, RankRun, averages_of, begin, check_loss, meter_of
 from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.observe import progress
 from spark_estimator.store import Store
@@ -36,7 +36,7 @@ def run_of(rows: int, held: int) -> RankRun:
     def of(count: int) -> RankRows:
         return RankRows(([numpy.zeros((count, 1), numpy.float32)],), numpy.arange(count), (count,))
 
-    return RankRun(of(rows), of(held) if held else None, 1, {}, None)
+    return RankRun(of(rows), of(held) if held else None, None, KnownRun({}, 1))
 
 
 def test_a_small_model_is_in_the_result_and_a_large_one_in_the_store(tmp_path: Path) -> None:

@@ -16,18 +16,34 @@ _STAGES = {"train": "train", "validation": "val"}
 
 
 @contextlib.contextmanager
-def epoch_log(spec: TrainSpec, rank: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def epoch_log(spec: TrainSpec, rank: Callable[[], int]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Gives a function that logs an entry of the history: ``train/loss``, ``val/loss``, ``train/group_0_y:0``, ...
 
     It does nothing except on rank 0, with a store that keeps runs, where TensorBoard is installed. Files are in the
     store after each epoch.
+
+    Args:
+        rank: the rank, which may change during the training.
     """
     store = spec.store
-    wanted = rank == 0 and isinstance(store, FilesystemStore) and store.saving_runs()
-    if not wanted or importlib.util.find_spec("tensorboard") is None:
+    if not isinstance(store, FilesystemStore) or not store.saving_runs():
         yield lambda entry: None
         return
-    assert isinstance(store, FilesystemStore)
+    with contextlib.ExitStack() as until_closed:
+        log: Callable[[Mapping[str, Any]], None] | None = None
+
+        def of_first_rank(entry: Mapping[str, Any]) -> None:
+            nonlocal log
+            if rank() != 0 or importlib.util.find_spec("tensorboard") is None:
+                return
+            log = log or until_closed.enter_context(_written(spec, store))
+            log(entry)
+
+        yield of_first_rank
+
+
+@contextlib.contextmanager
+def _written(spec: TrainSpec, store: FilesystemStore) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     from torch.utils.tensorboard import SummaryWriter
 
     sync = store.sync_fn(spec.run_id)

@@ -7,6 +7,10 @@ Promises
   checkpoint.
 - The history and the model are those of a training without a loss, bit for bit. (What a lossy compression has left
   out of gradients is not among what peers keep.)
+- If no process replaces the lost rank in time, the others continue without it. They divide the rows of the epoch that
+  no rank has trained on: none is lost and none is repeated. A batch of all ranks is smaller, and so is the learning
+  rate, which is multiplied with the number of ranks. The epoch's averages count the rows of the lost rank. When a
+  process joins later, the rest of the epoch is divided again. Numbers are no longer those of a training without a loss.
 - An epoch is logged once by the process that is rank 0 at its end. After a loss, callbacks get ``on_train_begin`` and
   ``on_epoch_begin`` again on all ranks, and ``on_epoch_end`` if the loss came before all ranks had returned from it.
   What callbacks keep in their own attributes is lost with a rank.
@@ -14,26 +18,28 @@ Promises
 Order of events in a round
 --------------------------
 1. All ranks have the state: `TorchState.sync`.
-2. All ranks even out their rows, which only new processes read again (`rank_run.begin`). In the first round, before the
-   first commit, the run's checkpoint is read.
+2. All ranks even out their rows, which processes read again whose rank or number of ranks is new (`rank_run.begin`). In
+   the first round, before the first commit, the run's checkpoint is read.
 3. Epochs. There is a commit before the first step of an epoch, after each step, and after an epoch with its validation,
-   its checkpoint and its callbacks.
+   its checkpoint and its callbacks. In the rest of an epoch that was divided again there are no checkpoints.
 
-Other trainings restart from the checkpoint: see `FrameworkTraining.recovers` and `TrainSpec.keeps_file_rows`.
+Other trainings restart from the checkpoint: see `FrameworkTraining.after_loss` and `TrainSpec.keeps_file_rows`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy
 import torch
-from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows
 from spark_estimator.estimators.recovering_process import RecoveringProcess
+from spark_estimator.estimators.torch.epoch_means import EpochMeans
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.torch.elastic.state import TorchState
@@ -52,7 +58,12 @@ class RecoverableTraining(Protocol):
         """`TorchParts.leaving_out`. A collective."""
 
     def run(
-        self, beginning: RankRun, leaving: frozenset[int], steps: int, commits: Commits | None
+        self,
+        beginning: RankRun,
+        leaving: frozenset[int],
+        steps: int,
+        commits: Commits | None,
+        legs: tuple[Mapping[str, Any], ...],
     ) -> TrainResult | None:
         """Trains to the end. A collective."""
 
@@ -71,10 +82,12 @@ class BegunRun(_Constant):
     Attributes:
         run: its identity and seed.
         leaving: `TorchParts.leaving_out`.
+        size: its ranks at the beginning.
     """
 
     run: KnownRun
     leaving: frozenset[int]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -91,19 +104,68 @@ class EndedEpochs(_Constant):
     ended: bool = False
 
 
-class RankSums(nn.Module):
-    """The sums of an epoch as a module's buffer: a peer keeps a rank's buffers, and gives them to its successor."""
+@dataclass(frozen=True)
+class Division(_Constant):
+    """How the rows of the present epoch were divided among ranks.
 
-    def __init__(self, sums: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("sums", sums)
+    Attributes:
+        earlier: parts of the epoch that other ranks have trained on: results of `EpochRows.leg`.
+        present: such a part for the present ranks, of no steps.
+    """
+
+    earlier: tuple[Mapping[str, Any], ...]
+    present: Mapping[str, Any]
+
+    def next(self, steps: int, present: Mapping[str, Any]) -> Division:
+        """For the ranks of a new round, after `steps` steps of the ranks before."""
+        if present == self.present or not steps:
+            return Division(self.earlier, present)
+        return Division((*self.earlier, {**self.present, "steps": steps}), present)
+
+
+class SumsOfRank:
+    """The sums of an epoch: a peer keeps those of a rank for its successor, or for itself if there is none.
+
+    See `torch.elastic.steps.HeritableContent`.
+    """
+
+    def __init__(self, means: EpochMeans) -> None:
+        self._sums = means.sums
+
+    def packed(self) -> bytes:
+        return self._sums.numpy().tobytes()
+
+    def take(self, content: bytes) -> None:
+        self._sums.copy_(_numbers(content))
+
+    def inherit(self, content: bytes) -> None:
+        self._sums += _numbers(content)
+
+
+def _numbers(content: bytes) -> torch.Tensor:
+    return torch.from_numpy(numpy.frombuffer(content, numpy.float64).copy())
 
 
 class RecoverableState(TorchState):
-    """The state of a training on a fixed number of ranks."""
+    """The state of a training on as many ranks as at its beginning, or on fewer.
+
+    Args:
+        sums: of this rank's rows.
+        values: as of `TorchState`.
+    """
+
+    def __init__(self, sums: SumsOfRank, **values: Any) -> None:
+        self._sums = sums
+        super().__init__(**values)
+
+    def rank_content(self) -> SumsOfRank:
+        """As in `TorchState`."""
+        return self._sums
 
     def check_host_updates(self) -> None:
-        """No rank joins but in the place of a lost one."""
+        """A rank joins in the place of a lost one, also later."""
+        if self.begun is not None and hvd.size() < self.begun.size:
+            super().check_host_updates()
 
 
 class Commits:
@@ -113,9 +175,10 @@ class Commits:
         ended: a callback has ended the training.
     """
 
-    def __init__(self, state: RecoverableState, begun: BegunRun) -> None:
+    def __init__(self, state: RecoverableState, begun: BegunRun, division: Division) -> None:
         self._state = state
         self._begun = begun
+        self._division = division
         self.ended = state.epochs.ended
 
     def resumed(self, progress: TrainingProgress) -> None:
@@ -124,13 +187,14 @@ class Commits:
 
     def step(self, done: int) -> None:
         """`done` batches of the epoch are done."""
-        self._state.begun, self._state.steps = self._begun, done
+        self._state.begun, self._state.steps, self._state.division = self._begun, done, self._division
         self._state.commit()
 
     def epoch(self, progress: TrainingProgress, *, ended: bool) -> None:
         """An epoch is over."""
         self._note(progress, ended=ended)
-        self._state.steps = 0
+        self._division = Division((), self._division.present)
+        self._state.steps, self._state.division = 0, self._division
         self._state.commit()
 
     def _note(self, progress: TrainingProgress, *, ended: bool) -> None:
@@ -138,16 +202,17 @@ class Commits:
 
 
 def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | None:
-    """Trains in an elastic job, on as many ranks as it has at the beginning. Returns the result on rank 0."""
+    """Trains in an elastic job. Returns the result on rank 0."""
     trainer = training.trainer
     state = RecoverableState(
-        trainer.model,
-        trainer.optimizer,
-        sums=RankSums(trainer.sums.sums),
+        SumsOfRank(trainer.sums),
+        model=trainer.model,
+        optimizer=trainer.optimizer,
         scheduler=spec.framework.scheduler,
         epochs=EndedEpochs(),
         steps=0,
         begun=None,
+        division=None,
     )
     process = RecoveringProcess(spec)
 
@@ -155,14 +220,18 @@ def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | N
     def rounds(state: RecoverableState) -> TrainResult | None:
         begun: BegunRun | None = state.begun
         training.progress.history, training.progress.best = list(state.epochs.history), state.epochs.best
-        within = trainer.here() if state.steps else None
+        last: Division | None = state.division
+        within = trainer.here() if last is not None and (state.steps or last.earlier) else None
         process.joins(state.epochs.history, first=begun is None)
         beginning = training.begin(None if begun is None else begun.run, process.read)
         if begun is None:
-            begun = BegunRun(beginning.known, training.leaving(beginning))
+            begun = BegunRun(beginning.known, training.leaving(beginning), hvd.size())
         if within is not None:
             trainer.resume_within(within)
-        return training.run(beginning, begun.leaving, state.steps, Commits(state, begun))
+        present = beginning.rows.leg(spec.batch_size, 0)
+        division = Division((), present) if last is None else last.next(state.steps, present)
+        steps = state.steps if last is not None and last.present == present else 0
+        return training.run(beginning, begun.leaving, steps, Commits(state, begun, division), division.earlier)
 
     result: TrainResult | None = rounds(state)
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -152,7 +152,13 @@ class Trainer:
                 scheduler.step()
 
     def train(
-        self, rows: EpochRows, epoch: int, first: int, save: SaveWithin, commit: Callable[[int], None] | None = None
+        self,
+        rows: EpochRows,
+        epoch: int,
+        first: int,
+        save: SaveWithin,
+        commit: Callable[[int], None] | None = None,
+        legs: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, Any]:
         """One epoch. Returns its averages over all rows.
 
@@ -161,18 +167,23 @@ class Trainer:
             save: writes a checkpoint within the epoch.
             commit: called with the number of batches done, before the first and after each step: what follows repeats
                 nothing of these. No collective happens between a step and this.
+            legs: parts of the epoch that other ranks have done, before `first`. The rest has no checkpoints.
         """
         spec = self._spec
+        most_steps = spec.train_steps
+        order = (self._seed, epoch) if spec.shuffle else None
+        if legs:
+            rows = rows.left(legs, order)
+            most_steps = None if most_steps is None else max(most_steps - sum(leg["steps"] for leg in legs), 0)
         self._enter(epoch)
         if commit is not None:
             commit(first)
-        order = (self._seed, epoch) if spec.shuffle else None
         pending = 0
-        schedule, is_due = schedule_of(spec), False
+        schedule, is_due = None if legs else schedule_of(spec), False
         self.optimizer.zero_grad()
-        plan = rows.plan(spec.batch_size, spec.train_steps)
+        plan = rows.plan(spec.batch_size, most_steps)
         self.meter.begin_epoch(epoch, plan.steps, first, self.sums.rows)
-        batches = rows.batches(spec.batch_size, spec.train_steps, order, first)
+        batches = rows.batches(spec.batch_size, most_steps, order, first)
         most = 1 if self._parts.minibatch is not None else spec.backward_passes_per_step
         # Horovod's rule where the learning rate is Horovod's, that of one process.
         parts = passes(

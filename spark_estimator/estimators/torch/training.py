@@ -45,7 +45,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     """
     hvd.init()
     with Saver(spec, TorchForm()) as saver, data_modules.opened(spec, hvd.rank(), hvd.size()) as brought:
-        with epoch_log(spec, hvd.rank()) as log:
+        with epoch_log(spec, hvd.rank) as log:
             training = Training(spec, saver, log)
             if launcher_link.link() is not None:
                 return recovery.recovered(training, spec)
@@ -84,7 +84,12 @@ class Training:
         return leaving_out(self._spec.framework, self._spec, beginning)
 
     def run(
-        self, beginning: RankRun, leaving: frozenset[int], steps: int = 0, commits: recovery.Commits | None = None
+        self,
+        beginning: RankRun,
+        leaving: frozenset[int],
+        steps: int = 0,
+        commits: recovery.Commits | None = None,
+        legs: tuple[Mapping[str, Any], ...] = (),
     ) -> TrainResult | None:
         """Trains to the end. Returns the result on rank 0. A collective.
 
@@ -92,6 +97,7 @@ class Training:
             leaving: `TorchParts.leaving_out`.
             steps: of the epoch after those of `progress` that are done.
             commits: of a training that recovers within a step; None: of others.
+            legs: parts of that epoch that other ranks have done, before the steps.
         """
         spec, trainer, progress = self._spec, self.trainer, self.progress
         trainer.begin(beginning.seed, leaving)
@@ -110,8 +116,8 @@ class Training:
             epoch = len(progress.history)
             self._callbacks.call("on_epoch_begin", epoch)
             commit = None if commits is None else commits.step
-            averages = trainer.train(beginning.rows, epoch, steps, save_within, commit)
-            steps = 0
+            averages = trainer.train(beginning.rows, epoch, steps, save_within, commit, legs)
+            steps, legs = 0, ()
             entry = self._entry(beginning, epoch, averages)
             if commits is None:
                 self._record(entry)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.env import Settings
 from spark_estimator.errors import (
     JobFailedError,
@@ -47,7 +48,7 @@ def run_in_session(
     caller: str,
     size_word: str = "num_proc",
     rows: Rows | None = None,
-    recovers: bool = False,
+    after_loss: AfterLoss = AfterLoss.RESTART,
 ) -> list[Any]:
     """Calls `function` on ranks in the active Spark session, or in a new local one.
 
@@ -55,8 +56,8 @@ def run_in_session(
         caller: the user's call, for messages: ``spark.run(num_proc=2)``.
         size_word: the name of its argument for the number of ranks.
         options, rows: as in ``stage_job.run_on_spark``; without a start_timeout, see `with_start_timeout`.
-        recovers: `function` recovers within a step if its job is elastic: where the options allow restarts, there are
-            no rows, and the executors reach this process, lost ranks are replaced one by one.
+        after_loss: REPLACE or SHRINK: `function` recovers within a step if its job is elastic. This counts where the
+            options allow restarts, there are no rows, and the executors reach this process.
 
     Returns:
         Rank 0's value, or all ranks' values in rank order.
@@ -71,11 +72,12 @@ def run_in_session(
     options = with_start_timeout(options, has_rows=rows is not None)
     with interruption_in_words(caller):
         spark, number = session_and_size(size, caller, size_word)
-        if recovers and rows is None and options.limits.max_restarts and _can_replace_ranks(Configuration(spark)):
+        replaces = after_loss is not AfterLoss.RESTART and rows is None and options.limits.max_restarts
+        if replaces and _can_replace_ranks(Configuration(spark)):
             from spark_estimator.launch.spark.elastic.replacing import run_replacing
 
             try:
-                return run_replacing(spark, function, number, options)
+                return run_replacing(spark, function, number, options, after_loss)
             except PreflightError as error:
                 if isinstance(error.__cause__, JobFailedError):  # it had started before
                     raise

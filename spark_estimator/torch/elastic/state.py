@@ -13,7 +13,7 @@ from spark_estimator.collectives.objects import allgather_object, broadcast_obje
 from spark_estimator.elastic.resumption import resumption
 from spark_estimator.elastic.state import ObjectState
 from spark_estimator.torch.elastic.sampler import ElasticSampler
-from spark_estimator.torch.elastic.steps import StepKeeper
+from spark_estimator.torch.elastic.steps import HeritableContent, RankContent, StepKeeper
 from spark_estimator.torch.local_steps import LocalStepsMethods
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
@@ -205,8 +205,12 @@ class TorchState(ObjectState):
             raise ValueError('mode="step" does not apply to DiLoCo and LocalSGD, whose ranks step alone.')
         optimizer = self._one_optimizer()
         models = [each.value for each in self._handlers.values() if isinstance(each, ModelStateHandler)]
-        self._keeper = StepKeeper(models)
+        self._keeper = StepKeeper(models, self.rank_content())
         optimizer.register_step_pre_hook(self._keeper.agree)
+
+    def rank_content(self) -> RankContent | HeritableContent | None:
+        """What each rank alone has beside generators and buffers; None: nothing. For subclasses."""
+        return None
 
     def _one_optimizer(self) -> torch.optim.Optimizer:
         optimizers = [each.value for each in self._handlers.values() if isinstance(each, OptimizerStateHandler)]

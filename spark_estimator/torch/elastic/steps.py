@@ -37,7 +37,7 @@ import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy
 import torch
@@ -64,23 +64,33 @@ class RankContent(Protocol):
         """Restores what `packed` returned, on this rank or on the process that replaces it."""
 
 
+@runtime_checkable
+class HeritableContent(RankContent, Protocol):
+    """Content that others take over if no process replaces the rank."""
+
+    def inherit(self, content: bytes) -> None:
+        """Adds what `packed` returned on a lost rank."""
+
+
 @dataclass
 class StepKeeper:
     """One rank's data for the recovery within a step.
 
     Attributes:
         models: whose buffers the rank alone has.
-        content: what else it alone has; None: nothing.
+        content: what else it alone has; None: nothing. That of a rank that is lost and not replaced is lost, too, if
+            it is not a `HeritableContent`.
         state: where it is.
         step: of the last commit.
     """
 
     models: Sequence[torch.nn.Module]
-    content: RankContent | None = None
+    content: RankContent | HeritableContent | None = None
     state: RecoveryState = RecoveryState.FRESH
     step: int = 0
     full: int = -1
     _committed: bytes = b""  # at the last commit
+    _committed_fully: bytes = b""  # at the last full copy
     _interrupted: bytes = b""  # where the step in progress was interrupted
     _peers: PeerCopies = field(default_factory=PeerCopies)
     _warned: bool = False
@@ -108,7 +118,7 @@ class StepKeeper:
         self._committed = self._packed()
         due = self.step % FULL_COPY_COMMITS == 0
         if due:
-            self.full = self.step
+            self.full, self._committed_fully = self.step, self._committed
         return due
 
     def renew(self) -> None:
@@ -156,9 +166,15 @@ class StepKeeper:
                 self._unpack(self._interrupted)
             elif mine_before.step == at.step:  # buffers may be the root's
                 self._unpack(self._committed)
+        elif mine_before.rank >= 0 and mine_before.full == at.step:
+            self._unpack(self._committed_fully)
+        if isinstance(self.content, HeritableContent):
+            for of_lost_rank in self._peers.inherited(facts, at):
+                self.content.inherit(unpack(of_lost_rank)[_GENERATORS])
         self.state, self.step = RecoveryState.COMMITTED, at.step
         self.full = at.step
         self._committed, self._interrupted = self._packed(), b""
+        self._committed_fully = self._committed
         self._peers.begin(self._committed, self.step)
 
     def _packed(self) -> bytes:

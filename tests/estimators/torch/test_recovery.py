@@ -6,6 +6,9 @@ import copy
 import json
 import os
 import signal
+import time
+from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,93 @@ def test_more_losses_than_allowed_end_the_job(folder: str) -> None:
         )
 
 
+class Recording(Killing):
+    """Writes the labels of each batch whose step was taken to a file of its process; the loss is their mean."""
+
+    def __init__(self, folder: str, kills: list[tuple[int, int, bool]]) -> None:
+        super().__init__(folder, kills)
+        self._batch: tuple[str, list[float]] = ("", [])
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            self._batch = (round_id(), label.reshape(-1).tolist())
+        return super().forward(output, label) * 0 + label.mean()
+
+    def step_taken(self) -> None:
+        """A commit. A batch of an earlier round was interrupted, or was counted before."""
+        of_round, labels = self._batch
+        if of_round == round_id():
+            with Path(self._folder, f"labels-{os.getpid()}").open("a") as file:
+                file.write(json.dumps(labels) + "\n")
+        self._batch = ("", [])
+
+
+def round_id() -> str:
+    from spark_estimator.collectives import rendezvous
+
+    present = rendezvous.current()
+    assert present is not None
+    return present.job_id
+
+
+def recorded(folder: str, kills: list[tuple[int, int, bool]], step_seconds: float = 0, **changed: Any) -> Any:
+    from spark_estimator.estimators.torch import recovery
+
+    loss, commit = Recording(folder, kills), recovery.Commits.step
+
+    def step(self: Any, done: int) -> None:
+        loss.step_taken()
+        time.sleep(step_seconds)
+        commit(self, done)
+
+    recovery.Commits.step = step  # type: ignore[method-assign]  # in this rank's process
+    result = trained(folder, loss=loss, backward_passes_per_step=1, **changed)
+    return None if result is None else result.history
+
+
+def labels_of_steps(folder: str) -> Counter[float]:
+    """How often a step was taken with each label."""
+    return Counter(
+        label
+        for file in Path(folder).glob("labels-*")
+        for line in file.read_text().splitlines()
+        for label in json.loads(line)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held_share", [0.0, 0.25])
+@pytest.mark.parametrize(
+    "kills", [[(1, 4, True)], [(0, 9, True)], [(2, 1, False)], [(0, 3, True), (0, 6, True)]], ids=str
+)
+def test_without_a_replacement_the_others_have_the_rest_of_the_epoch(
+    kills: list[tuple[int, int, bool]], held_share: float, folder: str
+) -> None:
+    if not held_share and not kills[0][2]:
+        pytest.skip("there is no validation")
+    terms = Terms(3, 1, reset_limit=4, patience=timedelta(0))
+    changed = {"epochs": 2, "held_share": held_share}
+    results = run_elastic_local(recorded, terms, JobOptions(args=(folder, kills), kwargs=changed))
+    assert len(results) == 3 - len(kills) == 3 - len(list(Path(folder).glob("killed-*")))
+    labels = labels_of_steps(folder)
+    assert set(labels.values()) == {2}, "two epochs"
+    assert len(labels) == ROWS - round(ROWS * held_share)
+    mean = sum(labels) / len(labels)
+    assert [entry["train"]["loss"] for entry in results[0]] == pytest.approx([mean, mean])
+
+
+@pytest.mark.slow
+def test_a_process_that_comes_later_has_its_part_of_the_epoch(folder: str) -> None:
+    terms = Terms(3, 1, replace=True, reset_limit=4, patience=timedelta(0))
+    changed = {"epochs": 2, "held_share": 0.25, "batch_size": 4, "step_seconds": 0.6}  # the process needs some time
+    results = run_elastic_local(recorded, terms, JobOptions(args=(folder, [(0, 9, True)]), kwargs=changed))
+    assert len(results) == 3, "it has grown again"
+    labels = labels_of_steps(folder)
+    assert set(labels.values()) == {2} and len(labels) == ROWS - round(ROWS * 0.25)
+    mean = sum(labels) / len(labels)
+    assert [entry["train"]["loss"] for entry in results[0]] == pytest.approx([mean, mean])
+
+
 def test_a_commit_copies_nothing_that_never_changes() -> None:
-    epochs, begun = EndedEpochs(({"epoch": 0},), {"weight": torch.ones(2)}), BegunRun(KnownRun({}, 1), frozenset())
+    epochs, begun = EndedEpochs(({"epoch": 0},), {"weight": torch.ones(2)}), BegunRun(KnownRun({}, 1), frozenset(), 2)
     assert copy.deepcopy((epochs, begun))[0] is epochs and copy.deepcopy((epochs, begun))[1] is begun

@@ -20,7 +20,7 @@ from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rank_run import RankRun
+from spark_estimator.estimators.rank_run import KnownRun, RankRun
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.training import leaving_out, train
 from tests.estimators.specs import spec_of
@@ -118,7 +118,7 @@ def test_labels_of_which_none_counts_are_named() -> None:
 
     def left_out(rows: RankRows, held: RankRows | None, **changed: object) -> frozenset[int]:
         made = parts(losses=[nn.CrossEntropyLoss()], labels=["y"], **changed)
-        return leaving_out(made, spec_of(framework=made), RankRun(rows, held, 5, {}, None))
+        return leaving_out(made, spec_of(framework=made), RankRun(rows, held, None, KnownRun({}, 5)))
 
     assert left_out(run_of(0, 1), run_of(1)) == frozenset()
     assert left_out(run_of(-100, 1), None) == {0} == left_out(run_of(1, 1), run_of(0, -100))

@@ -99,7 +99,7 @@ def run_elastic_on_spark(
             ranks.
         ResultError: a rank's value can't be returned.
     """
-    fixed = terms.min_size == terms.size == terms.most
+    fixed = terms.size == terms.most and (terms.min_size == terms.size or terms.patience is not None)
     built = spark_job(spark, function, terms.size, replace(options, all_results=True))
     status = StatusLine.on_screen(terms.size, options.progress_display) if fixed and built.progress else None
     built = replace(built, encrypted=encryption_of(spark)[0], attempt=attempt.number)

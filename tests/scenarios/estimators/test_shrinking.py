@@ -1,0 +1,34 @@
+"""A fit that loses an executor, which is not replaced in time: it continues on fewer ranks, and grows again.
+
+The program is ``shrinking_fit.py``, beside this.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("torch")
+
+from tests.launch import clusters
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.timeout(330)
+def test_a_fit_continues_without_a_lost_executor(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    with clusters.driver(
+        Path(__file__).with_name("shrinking_fit.py"), "local-cluster[3,1,1024]", str(folder), folder=tmp_path
+    ) as driver:
+        results = driver.wait(300)
+    lines = driver.output()
+    assert results["killed"], lines
+    # The mean of the labels 0 ... 359: each epoch has counted each row once, those of the lost rank, too.
+    assert results["losses"] == pytest.approx([179.5] * 4)
+    assert "lost rank 1" in lines and "round 2 starts with 2 ranks" in lines
+    assert "; 1 lost ranks were not replaced in time" in lines
+    assert "round 3 starts with 3 ranks" in lines
