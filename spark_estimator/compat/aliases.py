@@ -126,6 +126,7 @@ PACKAGES: dict[str, dict[str, str]] = {
         "PetastormDataModule": "spark_estimator.data.prepared.keras_module:PetastormDataModule"
     },
     "horovod.spark.keras.estimator": {
+        "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",
         "KerasEstimator": "spark_estimator.estimators.keras.estimator:KerasEstimator",
         "KerasModel": "spark_estimator.estimators.keras.model:KerasModel",
     },
@@ -137,6 +138,7 @@ PACKAGES: dict[str, dict[str, str]] = {
         "PetastormDataModule": "spark_estimator.estimators.lightning.petastorm_module:PetastormDataModule"
     },
     "horovod.spark.lightning.estimator": {
+        "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",
         "MIN_PL_VERSION": "spark_estimator.lightning.flavours:MIN_PL_VERSION",
         "TorchEstimator": "spark_estimator.estimators.lightning.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.lightning.model:TorchModel",
@@ -151,6 +153,7 @@ PACKAGES: dict[str, dict[str, str]] = {
         "PetastormDataModule": "spark_estimator.data.prepared.module:PetastormDataModule"
     },
     "horovod.spark.torch.estimator": {
+        "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",
     },

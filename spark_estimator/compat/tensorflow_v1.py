@@ -4,6 +4,9 @@ TensorFlow 2 contains TensorFlow 1's API as ``tensorflow.compat.v1``. While this
 names in the program's own files. In the files of installed packages, including TensorFlow and Keras, it stays
 TensorFlow 2, because some names differ in meaning between the two (``tf.Variable``, ``tf.summary.scalar``).
 
+With Keras 2 (``TF_USE_LEGACY_KERAS=1``), ``tf.keras`` and ``tensorflow.keras`` are those of TensorFlow 1, too, with
+``keras.backend.set_session`` and optimizers for graphs. Keras 3 has no such names.
+
 Modules that TensorFlow has removed raise an error that names the replacement. Of ``tf.estimator`` only ``ModeKeys`` is
 available, and ``tf.layers`` needs Keras 2.
 """
@@ -105,6 +108,7 @@ class _Loader:
 
 _finder = _Finder()
 _classes: dict[int, type] = {}  # id of a switched module -> its original class
+_paths: dict[int, list[str]] = {}  # id of a switched module -> its original __path__
 
 
 def install() -> None:
@@ -124,6 +128,9 @@ def uninstall() -> None:
     if module is None or id(module) not in _classes:
         return
     module.__class__ = _classes.pop(id(module))
+    if module.__path__ != _paths[id(module)]:
+        _forget_keras()
+    module.__path__[:] = _paths.pop(id(module))
     v1 = module.compat.v1
     v1.reset_default_graph()
     v1.enable_v2_behavior()
@@ -135,10 +142,17 @@ def _switch_to_v1(module: ModuleType) -> None:
     v1 = module.compat.v1
     v1.disable_v2_behavior()
     base = type(module)
+    _paths[id(module)] = list(module.__path__)
+    module.__path__[:] = [_with_keras_of_v1(folder) for folder in module.__path__]
+    has_old_keras = module.__path__ != _paths[id(module)]
+    if has_old_keras:
+        _forget_keras()
     estimator = _Estimator(f"{_NAME}.estimator")
     layers = _Layers(v1.layers, module.__version__)
 
     def lookup(self: ModuleType, name: str) -> Any:
+        if name == "keras" and has_old_keras and _is_the_programs(sys._getframe(1)):
+            return v1.keras
         if name.startswith("_") or name in _UNCHANGED or not _is_the_programs(sys._getframe(1)):
             return base.__getattribute__(self, name)
         if name == "layers":
@@ -163,6 +177,19 @@ def _switch_to_v1(module: ModuleType) -> None:
     methods: dict[str, Any] = {"__getattribute__": lookup, "__getattr__": missing}
     _classes[id(module)] = base
     module.__class__ = type(base.__name__, (base,), methods)
+
+
+def _with_keras_of_v1(folder: str) -> str:
+    """A folder of ``tensorflow.__path__``; Keras 2's names for TensorFlow 1 in place of those for TensorFlow 2."""
+    parent, name = os.path.split(folder)
+    is_keras_2 = name == "_v2" and os.path.basename(os.path.dirname(parent)) == "tf_keras"
+    return os.path.join(parent, "_v1") if is_keras_2 else folder
+
+
+def _forget_keras() -> None:
+    """Has the next import of ``tensorflow.keras`` load it from where it is now."""
+    for name in [name for name in sys.modules if name == f"{_NAME}.keras" or name.startswith(f"{_NAME}.keras.")]:
+        del sys.modules[name]
 
 
 _libraries = tuple(

@@ -17,8 +17,10 @@ import numpy
 from spark_estimator.data.categories import LONGEST_TEXT, MOST_HASHED_IDS, MOST_IDS
 from spark_estimator.data.nulls import STATISTICS
 from spark_estimator.errors import DataError, PreflightError
+from spark_estimator.log import logger
 from spark_estimator.store import Store
 
+_log = logger(__name__)
 _REPR = reprlib.Repr()
 _REPR.maxother = _REPR.maxstring = _REPR.maxlong = 100
 
@@ -111,7 +113,10 @@ def weights(name: str, value: Any) -> list[float] | None:
 
 
 def shapes(name: str, value: Any) -> list[list[int]] | None:
-    """A list of shapes, the first extent of each being -1: the rows of the batch; or None."""
+    """A list of shapes, the first extent of each being -1: the rows of the batch; or None.
+
+    A shape without -1 is taken as that of a row, with a warning: Horovod reshapes a batch to it, of one row.
+    """
     if value is None:
         return None
     kind = "a list of shapes that start with -1 (the batch), for example [[-1, 20]]"
@@ -121,6 +126,9 @@ def shapes(name: str, value: Any) -> list[list[int]] | None:
         if not all(isinstance(extent, numbers.Integral) for extent in extents):
             raise TypeError(f"{name} must be {kind}; it contains {shape!r}.")
         extents = [int(extent) for extent in extents]
+        if extents and min(extents) >= 1:
+            _log.warning("%s: %s is taken as %s, the shape of a batch of any size.", name, extents, [-1, *extents])
+            extents = [-1, *extents]
         if extents[:1] != [-1] or any(extent < 1 for extent in extents[1:]):
             raise ValueError(f"{name} must be {kind}; it contains {shape!r}.")
         result.append(extents)

@@ -22,6 +22,8 @@ from spark_estimator.store.replacement import discard_leftovers, replace_file
 from spark_estimator.store.run_views import RunViews
 
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
+#: Schemes that fsspec itself does not list, and the name by which it knows their file system.
+_SCHEMES = {"abfss": "abfs"}
 # A URL that is not written as one: a local folder of that name is not meant.
 _NEARLY_URL = re.compile(r"^(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+:/(?!/)|^[^/]*::|^(?!file://)[^/]*[^a-zA-Z0-9+.-][^/]*://")
 #: As Horovod lays them out; users of `fit_on_parquet` rely on it.
@@ -282,7 +284,7 @@ class FilesystemStore(RunViews, Store):
     def _filesystem_of(self, path: str) -> tuple[Any, str]:
         """fsspec's file system for a path, and the path as that has it."""
         match = _SCHEME.match(path)
-        scheme = match[1] if match else "file"
+        scheme = _SCHEMES.get(match[1], match[1]) if match else "file"
         try:
             import fsspec
 

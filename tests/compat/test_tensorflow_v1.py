@@ -37,6 +37,27 @@ print("done")
 """
 
 
+KERAS = """
+import tensorflow as tf
+from tensorflow.keras import backend as K
+from tensorflow.keras.layers import Dense
+from tensorflow import keras
+import numpy
+import tensorflow.keras as again
+
+K.set_session(tf.Session(config=tf.ConfigProto()))
+assert K is again.backend and tf.keras.backend.set_session and keras.optimizers.SGD is again.optimizers.SGD
+model = tf.keras.Sequential([Dense(1, input_shape=(2,))])
+model.compile(optimizer=keras.optimizers.Adadelta(1.0), loss="mse")
+history = model.fit(numpy.ones((4, 2)), numpy.ones(4), epochs=2, verbose=0).history["loss"]
+assert history[1] < history[0]
+compat.uninstall()
+from tensorflow.keras import backend
+assert not hasattr(backend, "set_session") and not hasattr(tf.keras.backend, "set_session")
+print("done")
+"""
+
+
 REMOVED = """
 import tensorflow as tf
 
@@ -58,14 +79,14 @@ assert not hasattr(tf, "estimator")
 """
 
 
-def run(folder: Path, text: str) -> list[str]:
-    """The lines that a program prints, in a separate process."""
+def run(folder: Path, text: str, **variables: str) -> list[str]:
+    """The lines that a program prints, in a separate process with these variables more."""
     script = folder / "script.py"
     script.write_text(text)
     environ = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, str(script)],
-        env={key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"} | environ,
+        env={key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"} | environ | variables,
         cwd=folder,
         capture_output=True,
         text=True,
@@ -88,6 +109,12 @@ def test_what_tensorflow_has_removed(tmp_path: Path) -> None:
     assert "removed tf.contrib in 2.0" in contrib and "removed tf.contrib in 2.0" in imported
     assert re.search(r"pip install 'tf_keras==2\.\d+\.\*', and set TF_USE_LEGACY_KERAS=1 before", layers)
     assert nothing == "AttributeError: module 'tensorflow' has no attribute 'nothing'"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="Keras 2 is not installed here")
+def test_keras_2_has_its_names_of_tensorflow_1(tmp_path: Path) -> None:
+    assert run(tmp_path, BEFORE + KERAS, TF_USE_LEGACY_KERAS="1") == ["done"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed here")

@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 from spark_estimator import TorchEstimator
+from spark_estimator.estimators import checks
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ from spark_estimator import TorchEstimator
         ({"feature_cols": ["x", "x"]}, ValueError, "feature_cols contains 'x' twice"),
         ({"validation": 1.0}, ValueError, "validation must be at least 0 and less than 1"),
         ({"validation": [0.1]}, ValueError, "validation must be a fraction of the rows or a column name"),
-        ({"input_shapes": [[20]]}, ValueError, r"shapes that start with -1.*it contains \[20\]"),
+        ({"input_shapes": [[20, -1]]}, ValueError, r"shapes that start with -1.*it contains \[20, -1\]"),
         ({"nulls": "ignore"}, ValueError, "nulls must be 'error', 'drop' or a number"),
         ({"nulls": {"x": "ignore"}}, ValueError, r"nulls\['x'\] must be 'error', 'drop' or a number .*; got 'ignore'"),
         ({"nulls": {3: 0}}, TypeError, "nulls must have the names of columns as its keys; got {3: 0}"),
@@ -85,3 +86,9 @@ def test_categories_become_what_json_has() -> None:
     assert categories == {"a": 9, "b": [3, 1], "c": ["x", "y"], "d": {"hash": 5}, "e": [1, 0]}
     assert json.loads(json.dumps(categories)) == categories
     assert TorchEstimator(categories={}).getCategories() is None
+
+
+def test_a_shape_without_the_batch_is_that_of_a_row(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        assert checks.shapes("input_shapes", [[2], [-1, 3]]) == [[-1, 2], [-1, 3]]
+    assert "input_shapes: [2] is taken as [-1, 2]" in caplog.text

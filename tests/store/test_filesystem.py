@@ -82,11 +82,14 @@ def test_an_unknown_scheme() -> None:
         FilesystemStore("nonsense://x")
 
 
-def test_a_missing_package_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+@pytest.mark.parametrize(
+    ("url", "package"), [("s3://bucket/x", "s3fs"), ("abfss://container@account.dfs.core.windows.net/x", "adlfs")]
+)
+def test_a_missing_package_is_named_once(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(PreflightError) as caught:
-        FilesystemStore("s3://bucket/x")
-    text = "s3://bucket/x: a package is missing. Run pip install s3fs, on the driver and on all executors.\n"
+        FilesystemStore(url)
+    text = f"{url}: a package is missing. Run pip install {package}, on the driver and on all executors.\n"
     assert str(caught.value).startswith(text)
 
 

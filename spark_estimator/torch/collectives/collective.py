@@ -250,6 +250,8 @@ def alltoall_of(
     engine = context.engine(process_set)
     gpu = location.gpu(kind)
     shares = _shares(splits, source.shape[0], engine, kind)
+    if shares is not None:
+        source = source[: sum(shares)]
     device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
 
     def result(handle: Handle | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -331,22 +333,22 @@ def _with_rows(tensor: torch.Tensor, kind: str, device: torch.device) -> torch.T
 
 
 def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, ...] | None:
-    """[size] how many rows are sent to each rank; None: equally many."""
-    if splits is None:
+    """[size] how many rows are sent to each rank, together at most as many as there are; None: equally many."""
+    lengths = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    if lengths is None or (isinstance(lengths, (list, tuple)) and not lengths):
         if rows % engine.size:
             raise ValueError(
                 f"{where(kind)}: {rows} rows can't be divided equally among {engine.size} ranks; pass splits."
             )
         return None
-    lengths = splits.tolist() if isinstance(splits, torch.Tensor) else splits
     try:
         shares = tuple(operator.index(share) for share in lengths)  # type: ignore[attr-defined]
     except TypeError:
         shares = ()
-    if len(shares) != engine.size or min(shares) < 0 or sum(shares) != rows:
+    if len(shares) != engine.size or min(shares) < 0 or sum(shares) > rows:
         raise ValueError(
             f"{where(kind)}: splits={splits!r} must be {engine.size} non-negative integers, one per rank, that add up "
-            f"to the {rows} rows."
+            f"to at most the {rows} rows."
         )
     return shares
 

@@ -131,14 +131,14 @@ def alltoall(
 
     Args:
         tensor: [n, *shape], where n may differ from rank to rank and be 0.
-        splits: [size] how many rows each rank gets, the first to rank 0; whole numbers, whose sum is n. None: equally
-            many.
+        splits: [size] how many rows each rank gets, the first to rank 0; whole numbers, whose sum is at most n. Rows
+            after those are not sent. None, or empty: equally many.
         name, process_set: as in `allreduce`.
 
     Returns:
         The rows that this rank got; with `splits` a pair of them and of [size] how many of them each rank sent (int32).
 
-    The gradient is each row's gradient, sent back to the rank that sent the row.
+    The gradient is each row's gradient, sent back to the rank that sent the row; zero for rows that were not sent.
 
     Raises:
         ValueError: the splits do not fit the tensor, or without them n is not a multiple of size; else as in
@@ -352,7 +352,7 @@ class HorovodAlltoall(torch.autograd.Function):
         """See `alltoall`."""
         rows, received = alltoall_of(tensor, splits, "alltoall", name, process_set).run()
         ctx.gradient_name = gradient_name("alltoall", name, process_set)
-        ctx.received, ctx.process_set = received, process_set
+        ctx.received, ctx.process_set, ctx.rows = received, process_set, tensor.shape[0]
         if splits is None:
             return rows
         ctx.mark_non_differentiable(received)
@@ -362,6 +362,9 @@ class HorovodAlltoall(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
         """Every row's gradient, back on the rank that sent the row."""
         back, _received = alltoall(gradient, ctx.received, ctx.gradient_name, ctx.process_set)
+        not_sent = ctx.rows - len(back)
+        if not_sent:
+            back = torch.cat([back, back.new_zeros(not_sent, *back.shape[1:])])
         return back, None, None, None
 
 

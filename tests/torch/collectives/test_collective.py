@@ -61,7 +61,14 @@ def test_splits_and_rows_of_two_ranks(two_ranks: RankPool) -> None:
             received, lengths = collective.alltoall_of(rows, splits, "alltoall", None, None).run()
             assert received.tolist() == ([0.0, 10.0] if rank == 0 else [1.0, 2.0, 11.0, 12.0])
             assert lengths.tolist() == [rank + 1] * 2 and lengths.dtype is torch.int32
-        for wrong in ([3], [1, 1], [-1, 4], [1.5, 1.5], [1, 1, 1]):
+        # Rows that no rank is to get stay here, and empty splits are none.
+        received, lengths = collective.alltoall_of(rows, [1, 1], "alltoall", None, None).run()
+        assert received.tolist() == [float(rank), 10.0 + rank] and lengths.tolist() == [1, 1]
+        received, lengths = collective.alltoall_of(rows, torch.tensor([0, 0]), "alltoall", None, None).run()
+        assert received.tolist() == [] and lengths.tolist() == [0, 0]
+        received, lengths = collective.alltoall_of(rows[:2], torch.tensor([]), "alltoall", None, None).run()
+        assert received.tolist() == [float(rank), 10.0 + rank] and lengths.tolist() == [1, 1]
+        for wrong in ([3], [2, 2], [-1, 4], [1.5, 1.5], [1, 1, 1]):
             with pytest.raises(ValueError, match=r"must be 2 non-negative integers, one per rank, that add up to"):
                 collective.alltoall_of(rows, wrong, "alltoall", None, None)
         with pytest.raises(ValueError, match="3 rows can't be divided equally among 2 ranks; pass splits"):

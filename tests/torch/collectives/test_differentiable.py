@@ -45,6 +45,7 @@ FORMS: list[tuple[str, Callable[[int], float], Form]] = [
     ("broadcast", lambda n: 1 / n, lambda t, s, r: [hvd.broadcast(t, r[-1], process_set=s)]),
     ("even alltoall", lambda n: 1, lambda t, s, r: [hvd.alltoall(t[: len(r)], process_set=s)]),
     ("alltoall", lambda n: 1, lambda t, s, r: hvd.alltoall(t, splits_of(t, r), process_set=s)[:1]),
+    ("alltoall of some rows", lambda n: 1, lambda t, s, r: hvd.alltoall(t, [1] * len(r), process_set=s)[:1]),
     ("sum of rows", lambda n: n, lambda t, s, r: [hvd.reducescatter(t, op=hvd.Sum, process_set=s)]),
     ("average of rows", lambda n: n, lambda t, s, r: [hvd.reducescatter(t, process_set=s, prescale_factor=2.0)]),
     (

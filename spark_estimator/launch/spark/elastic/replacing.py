@@ -80,6 +80,6 @@ def run_replacing(
 
 
 def _replaced(count: int, earlier: Sequence[FailureReport]) -> str:
-    lines = [f"Lost ranks were replaced {count} times before (each takes one of max_restarts)"]
+    lines = [f"The job continued {count} times after a loss (each takes one of max_restarts)"]
     lines += [f"  {report.where} {report.message.splitlines()[0]}" for report in earlier if not report.secondary]
     return "\n".join(lines)

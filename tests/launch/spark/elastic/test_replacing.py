@@ -69,7 +69,7 @@ def test_each_replacement_takes_one_restart(tmp_path: Path) -> None:
         run(tmp_path, 3, 2)
     text = str(failure.value)
     assert text.startswith("rank 1 (host ") and "was killed by signal 9" in text.splitlines()[0]
-    assert "Lost ranks were replaced 2 times before (each takes one of max_restarts)" in text
+    assert "The job continued 2 times after a loss (each takes one of max_restarts)" in text
     assert (failure.value.kind, failure.value.rank, len(list(tmp_path.iterdir()))) == ("killed", 1, 3)
 
 
