@@ -5,7 +5,7 @@ names in the program's own files. In the files of installed packages, including 
 TensorFlow 2, because some names differ in meaning between the two (``tf.Variable``, ``tf.summary.scalar``).
 
 With Keras 2 (``TF_USE_LEGACY_KERAS=1``), ``tf.keras`` and ``tensorflow.keras`` are those of TensorFlow 1, too, with
-``keras.backend.set_session`` and optimizers for graphs. Keras 3 has no such names.
+``keras.backend.set_session`` and optimizers for graphs. Keras 3 does not have these names.
 
 Modules that TensorFlow has removed raise an error that names the replacement. Of ``tf.estimator`` only ``ModeKeys`` is
 available, and ``tf.layers`` needs Keras 2.

@@ -237,10 +237,10 @@ def test_roots(two_ranks: RankPool, op: Call) -> None:
 @pytest.mark.parametrize("op", [hvd.alltoall, hvd.alltoall_async])
 def test_splits(two_ranks: RankPool, op: Call) -> None:
     def check(rank: int) -> None:
-        for splits in ([1, 1], [4], [1, 1, 1], [4, -1], [1.5, 1.5], "12", 3, torch.tensor([1, 3]), torch.tensor(3)):
+        for splits in ([3, 1], [4], [1, 1, 1], [4, -1], [1.5, 1.5], "12", 3, torch.tensor([1, 3]), torch.tensor(3)):
             with pytest.raises(
                 ValueError,
-                match=rf"alltoall on rank {rank}: splits=.* must be 2 non-negative integers.* add up to the 3 rows",
+                match=rf"alltoall on rank {rank}: splits=.* must be 2 non-negative integers.* to at most the 3 rows",
             ):
                 op(torch.ones(3), splits)
         with pytest.raises(ValueError, match=f"alltoall on rank {rank}: 3 rows can't be divided equally among 2 ranks"):
