@@ -69,6 +69,7 @@ class Training:
         self._saver = saver
         self._log = log
         self._callbacks = TorchCallbacks(spec.framework.callbacks)
+        self._recorded: int | None = None  # how many epochs this process has logged, or others before it began
 
     def begin(
         self,
@@ -106,6 +107,11 @@ class Training:
             steps = self._resumed(beginning, spread)
             if commits is not None:
                 commits.resumed(progress)
+        # The commit at an epoch's end may also end the round, before the epoch was logged.
+        for entry in [] if self._recorded is None else progress.history[self._recorded :]:
+            self._record(entry)
+            self._report(entry)
+        self._recorded = len(progress.history)
         self._callbacks.call("on_train_begin", trainer.model, spec.framework.optimizer)
         ended = commits is not None and commits.ended
 
@@ -127,8 +133,7 @@ class Training:
             if commits is not None:
                 commits.epoch(progress, ended=ended)
                 self._record(entry)  # not before: the epoch's end would be repeated after the loss of a rank
-            if hvd.rank() == 0 and spec.verbose:
-                log_to_driver(line_of(entry, spec.epochs))
+            self._report(entry)
         trainer.synchronize()
         self._callbacks.call("on_train_end")
         if hvd.rank() != 0:
@@ -152,6 +157,12 @@ class Training:
         """Logs an epoch's entry."""
         self._log(entry)
         record_epoch(self._spec, entry)
+        self._recorded = len(self.progress.history)
+
+    def _report(self, entry: dict[str, Any]) -> None:
+        """Prints a line about an epoch's entry at the driver."""
+        if hvd.rank() == 0 and self._spec.verbose:
+            log_to_driver(line_of(entry, self._spec.epochs))
 
     def _save(self, beginning: RankRun, ranks: list[dict[str, Any]], place: Cursor | None = None) -> None:
         if hvd.rank() == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -188,6 +189,41 @@ def test_a_process_that_comes_later_has_its_part_of_the_epoch(folder: str) -> No
     assert set(labels.values()) == {2} and len(labels) == ROWS - round(ROWS * 0.25)
     mean = sum(labels) / len(labels)
     assert [entry["train"]["loss"] for entry in results[0]] == pytest.approx([mean, mean])
+
+
+def growing_at_an_epochs_end(folder: str, kills: list[tuple[int, int, bool]]) -> Any:
+    """The new process is let in by the commit after the first epoch, and by no other."""
+    import spark_estimator.torch as hvd
+    from spark_estimator.collectives import launcher_link
+    from spark_estimator.elastic.state import HostUpdateResult
+    from spark_estimator.estimators.torch import recovery
+
+    check, end = recovery.RecoverableState.check_host_updates, recovery.Commits.epoch
+
+    def epoch(self: Any, *arguments: Any, **keywords: Any) -> None:
+        link = launcher_link.link()
+        while hvd.size() == 2:
+            if link is not None and link.announced():  # which tells it once
+                self._state.on_hosts_updated(0.0, HostUpdateResult.added)
+                break
+            time.sleep(0.05)
+        recovery.RecoverableState.check_host_updates = check  # type: ignore[method-assign]
+        end(self, *arguments, **keywords)
+
+    recovery.Commits.epoch = epoch  # type: ignore[method-assign]
+    recovery.RecoverableState.check_host_updates = lambda self: None  # type: ignore[method-assign]
+    return recorded(folder, kills, epochs=2)
+
+
+@pytest.mark.slow
+def test_an_epoch_at_whose_end_the_job_grows_is_reported(folder: str, capfd: pytest.CaptureFixture[str]) -> None:
+    terms = Terms(3, 1, replace=True, reset_limit=4, patience=timedelta(0))
+    results = run_elastic_local(growing_at_an_epochs_end, terms, JobOptions(args=(folder, [(1, 9, True)])))
+    assert len(results) == 3
+    assert re.findall(r"epoch \d/2, train loss", capfd.readouterr().out) == [
+        "epoch 1/2, train loss",
+        "epoch 2/2, train loss",
+    ]
 
 
 def test_a_commit_copies_nothing_that_never_changes() -> None:
