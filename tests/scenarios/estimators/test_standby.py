@@ -1,6 +1,6 @@
-"""A fit of Lightning's estimator that loses an executor: a process that waits in another one takes the lost rank.
+"""Fits that lose an executor: a process that waits in another one takes the lost rank, or the others continue without.
 
-The program is ``standby_fit.py``, beside this.
+The programs are ``standby_fit.py`` and ``shrinking_fit.py``, beside this.
 """
 
 from __future__ import annotations
@@ -29,3 +29,20 @@ def test_a_lost_executor_costs_a_step(tmp_path: Path) -> None:
     lines = driver.output()
     assert lines.count("starting 1 processes that wait for the loss of a rank") >= 1
     assert "lost rank 1" in lines and "round 2 starts with 2 ranks" in lines
+
+
+@pytest.mark.timeout(330)
+def test_a_fit_continues_without_a_lost_executor(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    with clusters.driver(
+        Path(__file__).with_name("shrinking_fit.py"), "local-cluster[3,1,1024]", str(folder), folder=tmp_path
+    ) as driver:
+        results = driver.wait(300)
+    lines = driver.output()
+    assert results["killed"], lines
+    # The mean of the labels 0 ... 359: each epoch has counted each row once, those of the lost rank, too.
+    assert results["losses"] == pytest.approx([179.5] * 4)
+    assert "lost rank 1" in lines and "round 2 starts with 2 ranks" in lines
+    assert "; 1 lost ranks were not replaced in time" in lines
+    assert "round 3 starts with 3 ranks" in lines
