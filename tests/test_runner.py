@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -89,6 +90,20 @@ class TestJobs:
     def test_nothing_is_started_when_something_cannot_travel(self, np: int) -> None:
         with pytest.raises(PicklingError, match=r"named_main\(\) receives the argument 'lock'"):
             HorovodRunner(np=np).run(named_main, lock=threading.Lock())
+
+    def test_an_interruption_that_a_library_catches_ends_the_job(self, np: int) -> None:
+        class Interrupting:
+            def __reduce__(self) -> Any:
+                if threading.current_thread() is threading.main_thread():
+                    with contextlib.suppress(KeyboardInterrupt):
+                        signal.raise_signal(signal.SIGINT)
+                return str, ()
+
+        def main(_argument: Any) -> None:
+            threading.Event().wait()
+
+        with pytest.raises(KeyboardInterrupt, match=r"main\(\) was interrupted; all of its ranks were stopped"):
+            HorovodRunner(np=np).run(main, _argument=Interrupting())
 
     def test_messages_always_reach_the_driver(self, np: int, capsys: pytest.CaptureFixture[str]) -> None:
         def main() -> None:

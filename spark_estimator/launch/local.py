@@ -17,6 +17,7 @@ from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
 from spark_estimator.launch.job.environment import host_share, worker_environment
 from spark_estimator.launch.job.failures import first_failure, job_error
+from spark_estimator.launch.job.interruption import remembered_interruption
 from spark_estimator.launch.job.monitor import EventRelay, JobMonitor, say_when_done
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Outcome
@@ -31,6 +32,7 @@ from spark_estimator.observe.training_records import TakeRecord
 _DEFAULTS, _ONLY_ATTEMPT = JobOptions(), Attempt()
 
 
+@remembered_interruption()
 def run_local(
     function: Callable[..., Any],
     size: int,

@@ -30,6 +30,7 @@ from spark_estimator.launch.elastic.placement import FAILURES, Placement
 from spark_estimator.launch.elastic.process import MakeWorker, Process
 from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, error_of, first_failure
 from spark_estimator.launch.job.hosts import Host
+from spark_estimator.launch.job.interruption import raise_lost_interruption, remembered_interruption
 from spark_estimator.launch.job.monitor import Begun, Ended, FrameReceived, JobMonitor, Offered
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.observe.status_line import StatusLine
@@ -142,6 +143,7 @@ class ElasticJob:
             self._following.status.hide()
         self._print(text)
 
+    @remembered_interruption()
     def run(self) -> list[Outcome]:
         """As ``elastic.run_elastic``."""
         try:
@@ -150,6 +152,7 @@ class ElasticJob:
                 self._discovery.start(lambda hosts: self._watch.events.put(Offered(tuple(hosts))), self._report)
             while not self._over:
                 self._take_one_event()
+                raise_lost_interruption()
                 self._look(self._terms.size)
                 self._update_placement(time.monotonic())
                 waited_for = self._planner.waits_for_room
@@ -179,6 +182,7 @@ class ElasticJob:
         try:
             for number, process in enumerate(processes):
                 while not process.started.wait(_SLICE_SECONDS):
+                    raise_lost_interruption()
                     self._look(number)
         finally:
             peers = [replace(process.facts, rank=process.rank) for process in processes if process.facts is not None]

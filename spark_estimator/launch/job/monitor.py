@@ -19,6 +19,7 @@ from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, Settings
 from spark_estimator.errors import JobTimeoutError, StartTimeoutError
 from spark_estimator.launch.job.failures import STOPPED, FailureReport, first_failure
 from spark_estimator.launch.job.hosts import Host
+from spark_estimator.launch.job.interruption import raise_lost_interruption, remembered_interruption
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import flush, print_line, print_message
@@ -225,6 +226,7 @@ class JobMonitor:
     def __post_init__(self) -> None:
         _warn_of_copies()
 
+    @remembered_interruption()
     def follow(self) -> None:
         """Returns when the job has ended on its own, or has been ended after a failure (see `reports`).
 
@@ -240,6 +242,7 @@ class JobMonitor:
                 if isinstance(event, Finished):
                     finished = True
                     return
+                raise_lost_interruption()
                 if isinstance(event, Failed):
                     decide_at = self._decision_time(decide_at)
                 if decide_at is not None and time.monotonic() >= decide_at:

@@ -23,6 +23,7 @@ from spark_estimator.errors import (
     PythonEnvironmentError,
     SparkEstimatorError,
 )
+from spark_estimator.launch.job.interruption import is_interruption, remembered_interruption
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import check_call
 from spark_estimator.launch.spark.configuration import Configuration, wanted_gpus
@@ -72,19 +73,32 @@ def run_in_session(
     options = with_start_timeout(options, has_rows=rows is not None)
     with interruption_in_words(caller):
         spark, number = session_and_size(size, caller, size_word)
-        replaces = after_loss is not AfterLoss.RESTART and rows is None and options.limits.max_restarts
-        if replaces and _can_replace_ranks(Configuration(spark)):
-            from spark_estimator.launch.spark.elastic.replacing import run_replacing
+        return _run(spark, function, number, options, rows, after_loss)
 
-            try:
-                return run_replacing(spark, function, number, options, after_loss)
-            except PreflightError as error:
-                if isinstance(error.__cause__, JobFailedError):  # it had started before
-                    raise
-                _log.warning("A lost rank will restart all ranks, and will not be replaced alone: %s", error)
-        from spark_estimator.launch.spark.stage_job import run_on_spark
 
-        return run_on_spark(spark, function, number, options, rows=rows)
+@remembered_interruption()  # once more: a new session has a new handler
+def _run(
+    spark: SparkSession,
+    function: Callable[..., Any],
+    number: int,
+    options: JobOptions,
+    rows: Rows | None,
+    after_loss: AfterLoss,
+) -> list[Any]:
+    """As `run_in_session`, in its session."""
+    replaces = after_loss is not AfterLoss.RESTART and rows is None and options.limits.max_restarts
+    if replaces and _can_replace_ranks(Configuration(spark)):
+        from spark_estimator.launch.spark.elastic.replacing import run_replacing
+
+        try:
+            return run_replacing(spark, function, number, options, after_loss)
+        except PreflightError as error:
+            if isinstance(error.__cause__, JobFailedError):  # it had started before
+                raise
+            _log.warning("A lost rank will restart all ranks, and will not be replaced alone: %s", error)
+    from spark_estimator.launch.spark.stage_job import run_on_spark
+
+    return run_on_spark(spark, function, number, options, rows=rows)
 
 
 def _can_replace_ranks(conf: Configuration) -> bool:
@@ -119,36 +133,24 @@ def interruption_in_words(caller: str) -> Iterator[None]:
 
     def keep(record: logging.LogRecord) -> bool:
         ours = record.thread == thread and record.getMessage().endswith("while sending command.")
-        return not (ours and record.exc_info and _is_interruption(record.exc_info[1]))
+        return not (ours and record.exc_info and is_interruption(record.exc_info[1]))
 
     root = logging.getLogger()  # by which py4j logs this
     root.addFilter(keep)
     try:
-        yield
+        with remembered_interruption():
+            yield
     except KeyboardInterrupt as interruption:
         if str(interruption):
             raise
         raise KeyboardInterrupt(f"{caller} was interrupted while no rank was running") from None
     except Exception as error:
         # py4j raises its own error for an interruption in the middle of a command.
-        if isinstance(error, SparkEstimatorError) or not _is_interruption(error, handled):
+        if isinstance(error, SparkEstimatorError) or not is_interruption(error, handled):
             raise
         raise KeyboardInterrupt(f"{caller} was interrupted while it called Spark") from None
     finally:
         root.removeFilter(keep)
-
-
-def _is_interruption(error: BaseException | None, handled: BaseException | None = None) -> bool:
-    """Whether an error is Ctrl-C, or the error that results if PySpark's handler calls Java while this thread does so.
-
-    Args:
-        handled: an older error, which is not the cause of this one.
-    """
-    while error is not None and error is not handled:
-        if isinstance(error, KeyboardInterrupt) or "reentrant call" in str(error):
-            return True
-        error = error.__context__
-    return False
 
 
 def session_and_size(size: Size, caller: str, size_word: str = "num_proc") -> tuple[SparkSession, int]:
