@@ -6,6 +6,8 @@ NAMES ?=
 DIAGRAMS ?= 1
 # Tests wait about half of their time, so that two cores run three files of tests, or packages that share ranks, at a time.
 JOBS ?= $(shell [ "$$(nproc 2>/dev/null || echo 1)" -ge 2 ] && echo 3 || echo 1)
+# When set, in seconds since 1970: tests that have not begun by then are skipped, with a message.
+BEGIN_UNTIL ?=
 # What the sanitizers watch: all C++ tests, or those of some folders of native/tests.
 SANITIZERS ?= address thread
 AREAS ?=
@@ -96,11 +98,12 @@ test-faults: test-native
 chaos: build
 	$(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed '$(SEED)') $(if $(RUN),--run $(RUN))
 
+LIMITED = $(if $(BEGIN_UNTIL),--begin-until $(BEGIN_UNTIL))
 # Tests that fail beside others run once more, alone: what fails there too has failed.
 ifeq ($(JOBS),1)
-pytest = $(BIN)/python -m pytest $(1)
+pytest = $(BIN)/python -m pytest $(LIMITED) $(1)
 else
-pytest = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1)
+pytest = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(LIMITED) $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1)
 endif
 
 notebooks: build
