@@ -98,7 +98,7 @@ class _Passes:
         return self._aggregation.apply(apply, lambda: optimizer.iterations.assign_add(1))
 
 
-def rate_namespace(base: Any, factor: float) -> dict[str, Any]:
+def rate_namespace(base: Any, factor: Callable[[], float]) -> dict[str, Any]:
     """What has an optimizer take its steps at `factor` times its learning rate; see ``wrapping.multiply_rate``.
 
     Args:
@@ -108,7 +108,7 @@ def rate_namespace(base: Any, factor: float) -> dict[str, Any]:
 
     def rate(self: Any) -> Any:
         plain = base.learning_rate.fget(self)
-        return plain * factor if stepping else plain
+        return plain * factor() if stepping else plain
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         stepping.append(None)
@@ -118,7 +118,7 @@ def rate_namespace(base: Any, factor: float) -> dict[str, Any]:
             stepping.pop()
 
     def _decayed_lr(self: Any, var_dtype: Any) -> Any:
-        return base._decayed_lr(self, var_dtype) * factor
+        return base._decayed_lr(self, var_dtype) * factor()
 
     public = {name: vars(base)[name] for name in _PUBLIC_NAMES if name in vars(base)}
     if hasattr(base, "_decayed_lr"):  # a legacy optimizer reads it in each step, and nowhere else

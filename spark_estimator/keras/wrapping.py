@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spark_estimator.keras import keras_2
@@ -97,10 +97,11 @@ def _as(base: Any) -> dict[str, Any]:
     }
 
 
-def multiply_rate(optimizer: Any, factor: float) -> None:
+def multiply_rate(optimizer: Any, factor: Callable[[], float]) -> None:
     """Has the innermost optimizer take its steps, and its weight decay, at `factor` times its learning rate.
 
     Code that reads or sets the rate, such as schedules and checkpoints, gets the unscaled rate. Call it before `wrap`.
+    `factor` is called in each step, or when a step is compiled.
     """
     settable = innermost(optimizer)
     base: Any = type(settable)
@@ -112,7 +113,7 @@ def multiply_rate(optimizer: Any, factor: float) -> None:
 
     def rate(self: Any) -> Any:
         plain = base._get_current_learning_rate(self)
-        return plain * factor if stepping else plain
+        return plain * factor() if stepping else plain
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         stepping.append(None)

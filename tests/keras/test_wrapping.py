@@ -108,7 +108,7 @@ def test_a_multiplied_rate_is_seen_by_the_step_alone(two_ranks: RankPool) -> Non
         plain = type(optimizer)
         scaler = keras.optimizers.LossScaleOptimizer(optimizer)
         assert innermost(scaler) is optimizer is innermost(optimizer)
-        multiply_rate(scaler, 4.0)
+        multiply_rate(scaler, lambda: 4.0)
         variable = keras.Variable(numpy.zeros(1, "float32"))
         optimizer.apply([keras.ops.ones(1)], [variable])
         assert keras.ops.convert_to_numpy(variable).tolist() == [-2.0]

@@ -72,23 +72,32 @@ class KerasCallbacks:
         custom = opened(parts.custom_objects)
         callbacks = opened(parts.callbacks, custom)
         _begin_at_rate_of(model.optimizer, callbacks)
-        checkpoint_callback = opened(parts.checkpoint_callback, custom)
-        self.saves_best = checkpoint_callback is not None
-        self._saves: Any = checkpoint_callback if context.rank() == 0 else None
-        if self._saves is not None:
-            self._folder = tempfile.TemporaryDirectory(prefix="checkpoint_")
-            name = "model.weights.h5" if self._saves.save_weights_only else "model.keras"
-            self._saves.filepath = str(Path(self._folder.name) / name)
-            callbacks = [*callbacks, self._saves]
+        self._checkpoint_callback = opened(parts.checkpoint_callback, custom)
+        self.saves_best = self._checkpoint_callback is not None
+        self._saves: Any = None
         self._last = _Last()
-        self._on_all = list(callbacks) if self._saves is None else list(callbacks[:-1])
-        callbacks = [*callbacks, self._last]
+        self._on_all = list(callbacks)
         self._model = model
         self._model.stop_training = False
-        self._list = keras_of(model).callbacks.CallbackList(
-            callbacks, add_history=False, add_progbar=False, model=model, epochs=epochs, steps=steps, verbose=0
-        )
+        self._numbers = {"epochs": epochs, "steps": steps}
+        self._list = self._listed(self._on_all)
+        self.take_rank()
         self.want_to_stop = False
+
+    def take_rank(self) -> None:
+        """Calls ``checkpoint_callback`` if this process is rank 0, also where it has become that since."""
+        if context.rank() != 0 or self._saves is not None or not self.saves_best:
+            return
+        self._saves = self._checkpoint_callback
+        self._folder = tempfile.TemporaryDirectory(prefix="checkpoint_")
+        name = "model.weights.h5" if self._saves.save_weights_only else "model.keras"
+        self._saves.filepath = str(Path(self._folder.name) / name)
+        self._list = self._listed([*self._on_all, self._saves])
+
+    def _listed(self, callbacks: Sequence[Any]) -> Any:
+        make = keras_of(self._model).callbacks.CallbackList
+        settings = {"add_history": False, "add_progbar": False, "model": self._model, "verbose": 0, **self._numbers}
+        return make([*callbacks, self._last], **settings)
 
     def on_train_begin(self) -> None:
         """As Keras'; the others, too."""

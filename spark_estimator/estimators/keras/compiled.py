@@ -64,6 +64,16 @@ def compile_step(model: Any) -> None:
     model.train_function = train
 
 
+def compile_again(model: Any) -> None:
+    """Has the next step compiled once more, as a number that the program contains has changed."""
+    model.train_function = None
+    if backend(model) == "jax":  # it would find the program by the model's method, which is the same
+        import jax
+
+        jax.clear_caches()
+    compile_step(model)
+
+
 def _any_size(model: Any, batch: tuple[Any, ...], absent: int) -> Callable[..., Any]:
     """A model's ``train_step``, compiled for batches of any size.
 

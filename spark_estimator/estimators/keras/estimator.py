@@ -104,7 +104,7 @@ class _KerasTraining:
         self.output_kinds: Sequence[OutputKind] = output_kinds
         # Keras 2's optimizers do not show what passes have gathered.
         recovers = parts.backend != "tf_keras" or value("backward_passes_per_step") == 1
-        self.after_loss = AfterLoss.REPLACE if recovers else AfterLoss.RESTART
+        self.after_loss = AfterLoss.SHRINK if recovers else AfterLoss.RESTART
         self.state_bytes = len(parts.model)
         self.trial: Trial = KerasTrial(parts, value("model"), self.custom)
         self.train: Callable[[TrainSpec], TrainResult | None] = keras_start.train

@@ -7,8 +7,9 @@ rows.
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +20,10 @@ from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 from spark_estimator.elastic.peer_copies import smallest_within
+from spark_estimator.estimators.epoch_division import rest_of_epoch
 from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, as_labels
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
-from spark_estimator.estimators.keras.compiled import compile_step
+from spark_estimator.estimators.keras.compiled import compile_again, compile_step
 from spark_estimator.estimators.keras.objects import Recipe, assign, layers_of, loaded, opened, values_of
 from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
 from spark_estimator.estimators.keras.spec import KerasParts
@@ -68,8 +70,9 @@ class Loop:
         recipe: Recipe = opened(parts.recipe, custom)
         # The user's learning rate is that of one process; the joint batch is larger. The optimizer multiplies the rate
         # inside its step: code that reads or sets it, schedules and checkpoints do not depend on the number of ranks.
-        if context.size() > 1:
-            multiply_rate(recipe.optimizer, float(context.size()))
+        self._size = context.size()
+        if self._size > 1:
+            multiply_rate(recipe.optimizer, lambda: float(self._size))
         DistributedOptimizer(
             recipe.optimizer,
             compression=opened(parts.compression),
@@ -95,6 +98,12 @@ class Loop:
         self._within: dict[str, Any] | None = None
         self._has_warned = False
         self._marks: list[int] = []  # when the epoch began
+
+    def take_size(self) -> None:
+        """Makes steps at the learning rate of the present number of ranks, in a job in which it changes."""
+        if self._size != context.size():
+            self._size = context.size()
+            compile_again(self.model)
 
     def broadcast(self, root: int = 0) -> None:
         """Gives all ranks the weights and the optimizer of one. A collective."""
@@ -173,13 +182,19 @@ class Loop:
         gathered = values_of(self._gathered) if self.is_gathering else []
         return {"gathered": gathered, "statistics": kept} | self._here()
 
-    def resume(self, rank_state: dict[str, Any] | None, *, within: bool) -> None:
+    def resume(
+        self, rank_state: dict[str, Any] | None, *, within: bool, inherited: Sequence[dict[str, Any]] = ()
+    ) -> None:
         """Continues where `rank_state` was made, with weights and optimizer of then.
 
         Args:
             rank_state: None: it was lost.
             within: as of `take`.
+            inherited: the states of lost ranks, whose rows of the epoch this rank counts from now on.
         """
+        if rank_state is not None:
+            sums = functools.reduce(self._sums.joined, (other["sums"] for other in inherited), rank_state["sums"])
+            rank_state = {**rank_state, "sums": sums}
         state = rank_state or {"gathered": []}
         self._take_gathered(state)
         self._take_statistics(state)
@@ -231,6 +246,7 @@ class Loop:
         callbacks: KerasCallbacks,
         save: Callable[[int, int], None],
         commit: Callable[[int], None] | None = None,
+        legs: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, float]:
         """One epoch. Returns losses and metrics over all rows.
 
@@ -238,15 +254,17 @@ class Loop:
             first: batches that are done already, before the checkpoint that was taken.
             save: (batches done, rows of all ranks in them) writes a checkpoint.
             commit: called with the number of batches done after each step: what follows repeats nothing of these.
+            legs: parts of the epoch that other ranks have done, before `first`. The rest has no checkpoints.
         """
         spec = self._spec
         self._enter(epoch)
         order = (self._seed, epoch) if spec.shuffle else None
-        plan = rows.plan(spec.batch_size, spec.train_steps)
-        schedule = schedule_of(spec)
+        rows, most_steps = rest_of_epoch(rows, legs, order, spec.train_steps)
+        plan = rows.plan(spec.batch_size, most_steps)
+        schedule = None if legs else schedule_of(spec)
         self.meter.begin_epoch(epoch, plan.steps, first, self._sums.rows)
         with self._sums.adding_up():
-            for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
+            for done, batch in enumerate(rows.batches(spec.batch_size, most_steps, order, first), first + 1):
                 callbacks.on_batch_begin("train", done - 1)
                 logs = self._step(batch)
                 callbacks.on_batch_end("train", done - 1, logs)

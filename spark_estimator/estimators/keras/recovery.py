@@ -11,6 +11,10 @@ Promises
   arrays, and collections of these) are those of the last step; those of a new process come from another rank. So
   `EarlyStopping` and `ReduceLROnPlateau` continue to count. Other attributes are lost with a rank.
 - An epoch's validation and ``on_epoch_end`` are repeated if the loss came before all ranks had returned from it.
+- If no process replaces the lost rank in time, the others continue without it, as in `estimators.torch.recovery`: they
+  divide the rest of the epoch, the learning rate is multiplied with the number of ranks that are left, and the epoch's
+  losses and metrics count the rows of the lost rank. The new rank 0 calls ``checkpoint_callback``. When a process joins
+  later, the rest of the epoch is divided again.
 
 Unlike `torch.elastic.steps`, which lets a rank pass into the change of parameters only when all can do so, this keeps a
 copy of the variables: a compiled step exchanges gradients and applies them without a stop in between. The copy is on
@@ -35,7 +39,8 @@ What fails how
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from spark_estimator.collectives import context
@@ -44,6 +49,7 @@ from spark_estimator.elastic import rejoin, run_fn
 from spark_estimator.elastic.peer_copies import PeerCopies
 from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption, resumption
 from spark_estimator.elastic.state import State
+from spark_estimator.estimators.epoch_division import Division
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.loop import Loop
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
@@ -72,7 +78,9 @@ class RecoverableKerasTraining(Protocol):
     def take(self, beginning: RankRun) -> int:
         """Takes over the checkpoint. A collective."""
 
-    def run(self, beginning: RankRun, steps: int, commits: KerasCommits | None) -> TrainResult | None:
+    def run(
+        self, beginning: RankRun, steps: int, commits: KerasCommits | None, legs: tuple[Mapping[str, Any], ...]
+    ) -> TrainResult | None:
         """Trains to the end. A collective."""
 
 
@@ -82,20 +90,29 @@ class Position:
 
     Attributes:
         run: its identity and seed.
+        size: its ranks at the beginning.
+        division: of the present epoch.
         history, best: of the epochs that have ended, as in `TrainingProgress`.
-        steps: of the present epoch that are done.
+        steps: of the present ranks in the present epoch that are done.
         has_begun_epoch: the callbacks had ``on_epoch_begin`` of the present epoch.
         ended: a callback has ended the training.
         saved: what `checkpoint_callback` of rank 0 has kept.
     """
 
     run: KnownRun
+    size: int
+    division: Division
     history: tuple[dict[str, Any], ...] = ()
     best: Any = field(default=None, repr=False)
     steps: int = 0
     has_begun_epoch: bool = False
     ended: bool = False
     saved: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """Whether steps of the present epoch are done."""
+        return self.steps > 0 or bool(self.division.earlier)
 
 
 @dataclass(frozen=True)
@@ -156,16 +173,32 @@ class KerasCommits(State):
 
     def step(self, done: int) -> None:
         """`done` batches of the epoch are done. A collective."""
-        position = self._position
-        self.position = Position(
-            position.run, position.history, position.best, done, has_begun_epoch=True, saved=position.saved
-        )
+        self.position = replace(self._position, steps=done, has_begun_epoch=True)
         self.commit()
+
+    def divide(self, present: Mapping[str, Any]) -> Position:
+        """Divides the rest of the epoch among the ranks of a new round. Returns the place. A collective.
+
+        Args:
+            present: `Division.present`.
+        """
+        division = self._position.division.next(self._position.steps, present)
+        if division != self._position.division:
+            self.position = replace(self._position, division=division, steps=0)
+            self.commit()
+        return self._position
 
     def epoch(self, progress: TrainingProgress, *, ended: bool) -> None:
         """An epoch is over. A collective."""
-        self.position = Position(
-            self._position.run, tuple(progress.history), progress.best, ended=ended, saved=saved_by(self._callbacks)
+        self.position = replace(
+            self._position,
+            division=Division((), self._position.division.present),
+            history=tuple(progress.history),
+            best=progress.best,
+            steps=0,
+            has_begun_epoch=False,
+            ended=ended,
+            saved=saved_by(self._callbacks),
         )
         self.commit()
 
@@ -189,7 +222,9 @@ class KerasCommits(State):
         """Each of its commits is of a step."""
 
     def check_host_updates(self) -> None:
-        """No rank joins but in the place of a lost one."""
+        """A rank joins in the place of a lost one, also later."""
+        if context.size() < self._position.size:
+            super().check_host_updates()
 
     def sync(self) -> None:
         """Agrees on the commit at which to continue: sets `position` and `attributes`. A collective."""
@@ -221,13 +256,14 @@ class KerasCommits(State):
             if commit is not None:
                 self._copies.restore(commit.values)  # statistics differ between the ranks
         content = self._peers.recovered(self._facts, self._at)
+        of_lost_ranks = self._peers.inherited(self._facts, self._at)
         if content is None and commit is not None:
             content = commit.rank_state
         if self.attributes is not None:
             callbacks.take_attributes(self.attributes)
             callbacks.take(self._position.saved)
-            state = None if content is None else pickle.loads(content)  # noqa: S301  # from a rank of this job
-            loop.resume(state, within=self._position.steps > 0)
+            state = None if content is None else _unpacked(content)
+            loop.resume(state, within=self._position.is_within_epoch, inherited=list(map(_unpacked, of_lost_ranks)))
         self._last, self._next = self._made(self._at.step), None
         self._state = RecoveryState.COMMITTED
         self._peers.begin(self._last.rank_state, self._at.step)
@@ -241,13 +277,18 @@ class KerasCommits(State):
         return _Commit(step, self._position, self._copies.take(), rank_state, self._callbacks.attributes())
 
 
+def _unpacked(rank_state: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = pickle.loads(rank_state)  # noqa: S301  # from a rank of this job
+    return state
+
+
 def saved_by(callbacks: KerasCallbacks) -> dict[str, Any]:
     """What rank 0's `checkpoint_callback` has kept, on all ranks. A collective, if there is such a callback."""
     return dict(broadcast_object(callbacks.state(), 0)) if callbacks.saves_best else {}
 
 
 def recovered(training: RecoverableKerasTraining, spec: TrainSpec) -> TrainResult | None:
-    """Trains in an elastic job, on as many ranks as it has at the beginning. Returns the result on rank 0."""
+    """Trains in an elastic job. Returns the result on rank 0."""
     process = RecoveringProcess(spec)
     is_built = False
 
@@ -257,21 +298,32 @@ def recovered(training: RecoverableKerasTraining, spec: TrainSpec) -> TrainResul
         position = commits.position
         process.joins([] if position is None else position.history, first=position is None)
         beginning = training.begin(None if position is None else position.run, process.read)
+        present = beginning.rows.leg(spec.batch_size, 0)
         if not is_built:
             training.build(beginning)
             is_built = True
+        training.loop.take_size()
+        training.callbacks.take_rank()
         if position is None:
             steps = training.take(beginning)
             progress = training.progress
             saved = saved_by(training.callbacks)
-            commits.position = Position(beginning.known, tuple(progress.history), progress.best, steps, saved=saved)
+            commits.position = Position(
+                beginning.known,
+                context.size(),
+                Division((), present),
+                tuple(progress.history),
+                progress.best,
+                steps,
+                saved=saved,
+            )
         else:
             training.progress.history, training.progress.best = list(position.history), position.best
             assert commits.attributes is not None
             training.callbacks.take_attributes(commits.attributes)
         training.callbacks.on_train_begin()
         commits.resume(training.loop, training.callbacks)
-        assert commits.position is not None
-        return training.run(beginning, commits.position.steps, commits)
+        position = commits.divide(present)
+        return training.run(beginning, position.steps, commits, position.division.earlier)
 
     return run_fn(rounds, rejoin, "step")(KerasCommits())

@@ -84,6 +84,19 @@ class Sums:
         self._rows = int(state["rows"])
         self._totals = dict(state["totals"])
 
+    def joined(self, state: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        """The counts of two ranks, each as `state` returned them, as those of one."""
+        adds_up = [kind not in ("mean", "only_first_replica") for kind in _kinds(self._variables)]
+        names = {**state["totals"], **other["totals"]}
+        return {
+            "metrics": [
+                mine + more if adds else mine
+                for mine, more, adds in zip(state["metrics"], other["metrics"], adds_up, strict=True)
+            ],
+            "rows": state["rows"] + other["rows"],
+            "totals": {name: state["totals"].get(name, 0.0) + other["totals"].get(name, 0.0) for name in names},
+        }
+
     def averages(self) -> dict[str, float]:
         """Over the rows of all ranks, by the metrics' names. A collective."""
         model = self._model
@@ -113,13 +126,17 @@ def _added_up(variables: list[Any]) -> list[Any]:
     values = values_of(variables)
     if not values:
         return []
-    kinds = [str(getattr(variable, "aggregation", None) or "sum") for variable in variables]
     # As float64: sums of large counts stay exact, and of truth values they are those of numbers.
     sent = [value.astype(numpy.float64) for value in values]
     sums = arrays.grouped_allreduce(sent, ReduceOp.SUM, "estimator.metrics")
     size = context.size()
     result = []
-    for value, total, kind in zip(values, sums, kinds, strict=True):
+    for value, total, kind in zip(values, sums, _kinds(variables), strict=True):
         combined = total / size if kind == "mean" else value if kind == "only_first_replica" else total
         result.append(combined.astype(value.dtype))
     return result
+
+
+def _kinds(variables: list[Any]) -> list[str]:
+    """[variables] how those of several ranks become one: "mean", "only_first_replica", or others: their sum."""
+    return [str(getattr(variable, "aggregation", None) or "sum") for variable in variables]

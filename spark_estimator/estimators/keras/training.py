@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from spark_estimator.collectives import context, launcher_link
@@ -96,12 +97,19 @@ class KerasTraining:
             log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
         return 0 if cursor is None else cursor.steps
 
-    def run(self, beginning: RankRun, steps: int, commits: recovery.KerasCommits | None = None) -> TrainResult | None:
+    def run(
+        self,
+        beginning: RankRun,
+        steps: int,
+        commits: recovery.KerasCommits | None = None,
+        legs: tuple[Mapping[str, Any], ...] = (),
+    ) -> TrainResult | None:
         """Trains to the end. Returns the result on rank 0. A collective.
 
         Args:
             steps: of the epoch after those of `progress` that are done.
             commits: of a training that recovers within a step; None: of others.
+            legs: parts of that epoch that other ranks have done, before the steps.
         """
         spec, loop, callbacks, progress = self._spec, self.loop, self.callbacks, self.progress
         rows, held = beginning.rows, beginning.held
@@ -116,8 +124,8 @@ class KerasTraining:
             if not has_begun:
                 callbacks.on_epoch_begin(epoch)
             commit = None if commits is None else commits.step
-            averages = loop.train(rows, epoch, steps, callbacks, save_within, commit)
-            steps, has_begun = 0, False
+            averages = loop.train(rows, epoch, steps, callbacks, save_within, commit, legs)
+            steps, has_begun, legs = 0, False, ()
             entry: dict[str, Any] = {"epoch": epoch, "train": averages}
             check_loss(entry["train"].get("loss", 0.0), epoch, rows if spec.has_stored_rows else None, spec.fields)
             if held is not None:

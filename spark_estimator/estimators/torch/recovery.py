@@ -36,6 +36,7 @@ import numpy
 import torch
 
 import spark_estimator.torch as hvd
+from spark_estimator.estimators.epoch_division import Division
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows
 from spark_estimator.estimators.recovering_process import RecoveringProcess
@@ -102,25 +103,6 @@ class EndedEpochs(_Constant):
     history: tuple[dict[str, Any], ...] = ()
     best: Any = field(default=None, repr=False)
     ended: bool = False
-
-
-@dataclass(frozen=True)
-class Division(_Constant):
-    """How the rows of the present epoch were divided among ranks.
-
-    Attributes:
-        earlier: parts of the epoch that other ranks have trained on: results of `EpochRows.leg`.
-        present: such a part for the present ranks, of no steps.
-    """
-
-    earlier: tuple[Mapping[str, Any], ...]
-    present: Mapping[str, Any]
-
-    def next(self, steps: int, present: Mapping[str, Any]) -> Division:
-        """For the ranks of a new round, after `steps` steps of the ranks before."""
-        if present == self.present or not steps:
-            return Division(self.earlier, present)
-        return Division((*self.earlier, {**self.present, "steps": steps}), present)
 
 
 class SumsOfRank:

@@ -12,6 +12,7 @@ import torch
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
+from spark_estimator.estimators.epoch_division import rest_of_epoch
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, schedule_of
 from spark_estimator.estimators.rank_run import check_loss, meter_of
 from spark_estimator.estimators.torch.checkpoint import packed
@@ -170,11 +171,8 @@ class Trainer:
             legs: parts of the epoch that other ranks have done, before `first`. The rest has no checkpoints.
         """
         spec = self._spec
-        most_steps = spec.train_steps
         order = (self._seed, epoch) if spec.shuffle else None
-        if legs:
-            rows = rows.left(legs, order)
-            most_steps = None if most_steps is None else max(most_steps - sum(leg["steps"] for leg in legs), 0)
+        rows, most_steps = rest_of_epoch(rows, legs, order, spec.train_steps)
         self._enter(epoch)
         if commit is not None:
             commit(first)

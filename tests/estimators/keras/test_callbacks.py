@@ -122,3 +122,25 @@ def test_a_process_in_the_place_of_a_lost_one_continues_another_s_callbacks() ->
     assert after.lock is lock and after.function is function
     assert attributes[0]["large"] is before.large, "not copied"
     assert after.recent is not before.recent
+
+
+def test_a_process_that_becomes_rank_0_calls_checkpoint_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_estimator.keras.callbacks import BestModelCheckpoint
+
+    net = network()
+    with monkeypatch.context() as other_rank:
+        other_rank.setattr(context, "rank", lambda: 1)
+        callbacks = callbacks_of(net, checkpoint_callback=BestModelCheckpoint(monitor="loss", save_weights_only=True))
+        callbacks.on_epoch_end(0, {"train": {"loss": 3.0}})
+        assert callbacks.saves_best and callbacks.state() == {}
+    callbacks.take_rank()
+    callbacks.take({"file": numpy.empty(0, numpy.uint8), "best": 2.0})  # what the lost rank 0 had
+    callbacks.on_train_begin()
+    entry: dict[str, Any] = {"train": {"loss": 2.5}}
+    callbacks.on_epoch_end(1, entry)
+    assert callbacks.state()["best"] == 2.0 and not len(callbacks.state()["file"])
+    callbacks.on_epoch_end(2, {"train": {"loss": 1.0}})
+    state = callbacks.state()
+    assert state["best"] == 1.0 and len(state["file"])
+    callbacks.take_rank()
+    assert callbacks.state()["best"] == 1.0, "it keeps what it has"
