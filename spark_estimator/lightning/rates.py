@@ -46,7 +46,7 @@ def scale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: int
     multiplied: set[int] = set()
     unchanged = [schedule for schedule in schedules if not _multiply_schedule(schedule, factor, multiplied)]
     _multiply_groups(optimizers, factor)
-    _remember(optimizers, schedules, factor)
+    remember(optimizers, schedules, factor)
     if not any(before):
         return ""
     changes = [
@@ -63,16 +63,19 @@ def scale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: int
 
 def rescale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], old: int, new: int) -> None:
     """Changes the factor of rates that were multiplied by `old` to `new`."""
+    if old == new:
+        remember(optimizers, schedules, new)
+        return
     _multiply_groups(optimizers, new / old)
     multiplied: set[int] = set()
     for schedule in schedules:
         _multiply_schedule(schedule, new / old, multiplied)
-    _remember(optimizers, schedules, new)
+    remember(optimizers, schedules, new)
 
 
 def note_factor(checkpoint: dict[str, Any], optimizers: Iterable[Optimizer]) -> None:
     """Puts the factor of the optimizers' rates into a checkpoint that holds these optimizers."""
-    factor = _factor_of(optimizers)
+    factor = factor_of(optimizers)
     if factor != 1 and "optimizer_states" in checkpoint:
         checkpoint[CHECKPOINT_KEY] = factor
 
@@ -83,10 +86,10 @@ def restored(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], sch
     Returns:
         A line for the log if the factor is not that of this job; else an empty one.
     """
-    ours, theirs = _factor_of(optimizers), checkpoint.get(CHECKPOINT_KEY)
+    ours, theirs = factor_of(optimizers), checkpoint.get(CHECKPOINT_KEY)
     if ours == (theirs or 1):
         return ""
-    _remember(optimizers, schedules, theirs or 1)
+    remember(optimizers, schedules, theirs or 1)
     shown = _shown([rate for optimizer in optimizers for rate in _rates(optimizer)])
     return (
         f"The training continues with the learning rate of the checkpoint, {shown}. The factor of the checkpoint is "
@@ -94,7 +97,8 @@ def restored(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], sch
     )
 
 
-def _remember(optimizers: Iterable[Optimizer], schedules: Iterable[Any], factor: int) -> None:
+def remember(optimizers: Iterable[Optimizer], schedules: Iterable[Any], factor: int) -> None:
+    """Notes the factor that the rates of a Trainer's optimizers and schedules have."""
     references = [weakref.ref(schedule) for schedule in schedules]
     for optimizer in optimizers:
         if factor == 1:
@@ -103,7 +107,7 @@ def _remember(optimizers: Iterable[Optimizer], schedules: Iterable[Any], factor:
             _scaled[optimizer] = _Scaled(factor, references)
 
 
-def _factor_of(optimizers: Iterable[Optimizer]) -> int:
+def factor_of(optimizers: Iterable[Optimizer]) -> int:
     """The factor that a Trainer's optimizers have; 1 where their rates are plain, or nothing is known."""
     return next((_scaled[optimizer].factor for optimizer in optimizers if optimizer in _scaled), 1)
 

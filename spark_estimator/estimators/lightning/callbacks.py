@@ -92,9 +92,12 @@ class EpochSums:
 
     def epoch_starts(self, trainer: Any) -> None:
         self.seen.clear()
-        for part in self._sums:
-            self._forget(part)
+        self.forget()
         self.enter_epoch(trainer, 0)
+        self._begin(trainer)
+
+    def seed(self, trainer: Any) -> None:
+        """Seeds the random number generators for a rank that enters the epoch in its middle."""
         self._begin(trainer)
 
     def enter_epoch(self, trainer: Any, done: int) -> None:
@@ -102,7 +105,7 @@ class EpochSums:
         epoch = int(trainer.current_epoch)
         train = self._loaders["train"]
         if train is not None:
-            train.epoch, train.first = epoch, done
+            train.enter(epoch, done)
         self._meter.epochs = max(trainer.max_epochs or 0, 0)
         self._meter.begin_epoch(epoch, _count(trainer.num_training_batches), done, self._counts["train"][0])
 
@@ -113,6 +116,19 @@ class EpochSums:
     def take(self, state: tuple[Any, ...]) -> None:
         """Restores what `state` returned."""
         self._sums, self._counts, self.seen = state
+
+    def inherit(self, state: tuple[Any, ...]) -> None:
+        """Counts what `state` returned on a lost rank as this rank's, too."""
+        sums, counts, seen = state
+        for part, (rows, loss) in counts.items():
+            self._sums[part] = self._sums[part] + sums[part]
+            self._counts[part] = self._counts[part][0] + rows, self._counts[part][1] + loss
+        self.seen |= seen
+
+    def forget(self) -> None:
+        """Nothing of the epoch was counted here."""
+        for part in self._sums:
+            self._forget(part)
 
     def validation_starts(self, trainer: Any) -> None:
         """Where an epoch has several, the last one counts."""

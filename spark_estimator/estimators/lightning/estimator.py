@@ -120,7 +120,7 @@ class _LightningTraining:
         by_hand = not getattr(parts.model, "automatic_optimization", True)
         refused = any(kind.__name__ in _NOT_ENTERED for callback in parts.callbacks for kind in type(callback).__mro__)
         recovers = parts.data_module is None and not parts.steps_locally and not by_hand and not refused
-        self.after_loss = AfterLoss.REPLACE if recovers else AfterLoss.RESTART
+        self.after_loss = AfterLoss.SHRINK if recovers else AfterLoss.RESTART
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )

@@ -17,6 +17,7 @@ import torch
 
 from spark_estimator.estimators.lightning.callbacks import EpochSums
 from spark_estimator.estimators.lightning.plain_values import PlainValues, dumped
+from spark_estimator.lightning import rates
 from spark_estimator.lightning.metrics import collections_in, metrics_in
 
 #: Attributes of their modules are constants.
@@ -35,7 +36,7 @@ _OF_CONNECTOR = (
 
 
 class TrainerContent:
-    """See `torch.elastic.steps.RankContent`.
+    """See `torch.elastic.steps.HeritableContent`.
 
     Attributes:
         takes_schedules: `take` restores schedules and options of optimizers. False where another rank's are here.
@@ -72,6 +73,7 @@ class TrainerContent:
         connector = trainer._logger_connector
         values: dict[str, Any] = {f"connector {name}": getattr(connector, name) for name in _OF_CONNECTOR}
         values["sums"] = self._watch.state()
+        values["factor"] = rates.factor_of(trainer.optimizers)
         for number, config in enumerate(trainer.lr_scheduler_configs):
             values[f"schedule {number}"] = config.scheduler.state_dict()
         for number, optimizer in enumerate(trainer.optimizers):
@@ -116,11 +118,8 @@ class TrainerContent:
             for key, value in values.items():
                 if key.startswith(f"{name}."):
                     _set_if_changed(metric, key[len(name) + 1 :], value)
-        for collection in self._collections:  # metrics of a group have one state again
-            collection._state_is_copy = False
-            if collection._groups_checked:
-                collection._compute_groups_create_state_ref()
-        self._take_results({key[7:]: state for key, state in values.items() if key.startswith("result ")})
+        self._join_groups()
+        self._take_results(_results_in(values))
         for prefix, holder in self._holders():
             for key, value in values.items():
                 if key.startswith(prefix):
@@ -129,6 +128,63 @@ class TrainerContent:
                 for name in self._attributes(holder):
                     if prefix + name not in values and not self._values.leaves_out(prefix + name):
                         del vars(holder)[name]
+
+    def inherit(self, content: bytes) -> None:
+        """See `HeritableContent.inherit`: sums, metrics of torchmetrics, and what was logged."""
+        values: dict[str, Any] = pickle.loads(content)  # noqa: S301  # from a rank of this job
+        if "sums" in values:
+            self._watch.inherit(values["sums"])
+        for number, metric in enumerate(self._metrics):
+            name = f"metric {number} {type(metric).__name__}"
+            if name in values:
+                state, updates, _ = values[name]
+                _add_to_metric(metric, state, updates)
+        self._join_groups()
+        for key, state in _results_in(values).items():
+            self._add_to_result(key, *state)
+
+    def enter(self, content: bytes) -> None:
+        """Takes what `packed` has returned on a rank that stays in the training, less what that has counted."""
+        self.take(content)
+        self._watch.forget()
+        for metric in self._metrics:
+            metric.reset()
+        self._join_groups()
+        results = self._results()
+        for key in list(results):
+            result = results[key]
+            # Ranks compute what is synced together, so that each must have it.
+            if result.is_tensor and not result.meta.sync.should:
+                del results[key]
+            elif result.is_tensor and not result.has_reset:
+                updates = result._update_count
+                result.reset()
+                result._update_count, result.has_reset = updates, False
+        self._watch.seed(self._trainer)
+
+    def _join_groups(self) -> None:
+        """Metrics of a group of a collection have one state again."""
+        for collection in self._collections:
+            collection._state_is_copy = False
+            if collection._groups_checked:
+                collection._compute_groups_create_state_ref()
+
+    def _add_to_result(self, key: str, meta: bytes, is_tensor: bool, state: dict[str, Any]) -> None:
+        results = self._results()
+        if key not in results:
+            self._take_result(key, meta, is_tensor, state)
+            return
+        result = results[key]
+        if not is_tensor or state["has_reset"] or not result.meta.on_epoch:
+            return  # a metric adds up its own states
+        value = state["value"].to(result.value.device)
+        if result.meta.is_max_reduction or result.meta.is_min_reduction:
+            result.value = result.meta.reduce_fx(torch.stack([result.value, value]))
+        else:
+            result.value = result.value + value
+        if result.meta.is_mean_reduction:
+            result.cumulated_batch_size = result.cumulated_batch_size + state["cumulated_batch_size"]
+        result._update_count, result._computed = result._update_count + state["_update_count"], None
 
     def _take_schedules(self, values: dict[str, Any]) -> None:
         for number, config in enumerate(self._trainer.lr_scheduler_configs):
@@ -141,6 +197,8 @@ class TrainerContent:
             del optimizer.param_groups[len(groups) :]  # which a callback has added since
             for group, options in zip(optimizer.param_groups, groups, strict=False):
                 group.update(options)
+        schedules = [config.scheduler for config in self._trainer.lr_scheduler_configs]
+        rates.remember(self._trainer.optimizers, schedules, values.get("factor", 1))
 
     def _holders(self) -> list[tuple[str, Any]]:
         """The objects whose attributes are kept: the user's parts of the module, and callbacks."""
@@ -168,11 +226,15 @@ class TrainerContent:
         results = self._results()
         for key in [key for key in results if key not in states]:
             del results[key]
-        for key, (meta, is_tensor, state) in states.items():
-            if key not in results:
-                results[key] = self._result_of(meta, is_tensor)
-            for name, value in state.items():
-                setattr(results[key], name, value)
+        for key, state in states.items():
+            self._take_result(key, *state)
+
+    def _take_result(self, key: str, meta: bytes, is_tensor: bool, state: dict[str, Any]) -> None:
+        results = self._results()
+        if key not in results:
+            results[key] = self._result_of(meta, is_tensor)
+        for name, value in state.items():
+            setattr(results[key], name, value)
 
     def _result_of(self, meta: bytes, is_tensor: bool) -> Any:
         fields, sync = pickle.loads(meta)  # noqa: S301  # from a rank of this job
@@ -182,6 +244,31 @@ class TrainerContent:
         if not is_tensor and made.metric_attribute:
             result.value = operator.attrgetter(made.metric_attribute)(self._module)
         return result.to(self._trainer.strategy.root_device)
+
+
+def _results_in(values: dict[str, Any]) -> dict[str, Any]:
+    """What `TrainerContent._result_state` has returned, by the results' keys."""
+    return {key[7:]: state for key, state in values.items() if key.startswith("result ")}
+
+
+def _add_to_metric(metric: Any, state: dict[str, Any], updates: int) -> None:
+    """Adds a lost rank's state to a metric, as its own reductions join the states of ranks."""
+    before = metric._update_count
+    for name, other in state.items():
+        mine, reduction = getattr(metric, name), getattr(metric._reductions.get(name), "__name__", "")
+        if isinstance(mine, list):
+            setattr(metric, name, [*mine, *(value.to(metric.device) for value in other)])
+            continue
+        value = other.to(mine.device)
+        if reduction == "dim_zero_cat":
+            setattr(metric, name, torch.cat([torch.atleast_1d(mine), torch.atleast_1d(value)]))
+        elif reduction in ("dim_zero_max", "dim_zero_min"):
+            setattr(metric, name, (torch.maximum if reduction.endswith("max") else torch.minimum)(mine, value))
+        elif reduction == "dim_zero_mean" and before + updates:
+            setattr(metric, name, (mine * before + value * updates) / (before + updates))
+        elif reduction == "dim_zero_sum":
+            setattr(metric, name, mine + value)
+    metric._update_count, metric._computed = before + updates, None
 
 
 def _packed_meta(meta: Any) -> bytes:

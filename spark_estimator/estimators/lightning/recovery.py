@@ -12,6 +12,10 @@ Promises
 - Hooks of the step in progress, of the validation in progress and of the epoch's end, if the loss came before all ranks
   had ended it, are called again. Plain attributes of the module and of callbacks (numbers, strings, tensors, and
   collections of these) are those of the last step; other ones of callbacks are kept where ``state_dict()`` has them.
+- If no process replaces the lost rank in time, the others continue without it, as in `estimators.torch.recovery`: they
+  divide the rest of the epoch, and learning rates get the factor of the ranks that are left. The lost rank's rows count
+  in the estimator's averages, in metrics of torchmetrics and in what was logged. Other attributes of its module and
+  callbacks are lost. When a process joins later, after a step, the rest of the epoch is divided again.
 - In a new process, hooks before the first step (``setup``, ``on_fit_start``, ``on_train_start``) find the other ranks
   elsewhere: collectives of the Trainer are that rank's alone there, and hooks must not call others.
 
@@ -19,10 +23,11 @@ Order of events in a round
 --------------------------
 1. All ranks agree on the commit at which to continue: `LightningCommits.sync`. A rank that has it sends the Trainer's
    checkpoint to those that lack it.
-2. All ranks even out their rows, which only new processes read again (`rank_run.begin`).
+2. All ranks even out their rows, which processes read again whose rank or number of ranks is new (`rank_run.begin`).
 3. A new process makes its Trainer and enters ``fit``. Before its first step it meets the others, who wait for it:
    `LightningCommits.resume`.
-4. Epochs (`resumable_fit`). There is a commit after each optimizer step, after each validation, and after an epoch with
+4. If the number of ranks is another one: `LightningCommits.divide`, which is a commit.
+5. Epochs (`resumable_fit`). There is a commit after each optimizer step, after each validation, and after an epoch with
    its checkpoint and hooks.
 
 What fails how
@@ -44,7 +49,7 @@ from __future__ import annotations
 
 import enum
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +60,7 @@ from spark_estimator.collectives.objects import allgather_object, broadcast_obje
 from spark_estimator.elastic import rejoin, run_fn
 from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption, resumption
 from spark_estimator.elastic.state import State
+from spark_estimator.estimators.epoch_division import Division
 from spark_estimator.estimators.lightning.callbacks import EpochSums
 from spark_estimator.estimators.lightning.checkpoint import (
     live_checkpoint,
@@ -69,7 +75,7 @@ from spark_estimator.estimators.lightning.checkpoint import (
 from spark_estimator.estimators.lightning.rank_content import TrainerContent, undo_step
 from spark_estimator.estimators.lightning.weights_copy import OtherWeights, WeightsCopy, modules_of
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
-from spark_estimator.estimators.rank_run import KnownRun, ReadRows
+from spark_estimator.estimators.rank_run import KnownRun
 from spark_estimator.estimators.recovering_process import RecoveringProcess
 from spark_estimator.estimators.torch.checkpoint import packed
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
@@ -95,6 +101,8 @@ class FitPosition:
 
     Attributes:
         run: its identity and seed.
+        size: its ranks at the beginning.
+        division: of the present epoch.
         leaving: `TorchParts.leaving_out` of a plain module.
         history, best: of the epochs that have ended, as in `TrainingProgress`.
         phase: of the Trainer.
@@ -104,6 +112,8 @@ class FitPosition:
     """
 
     run: KnownRun
+    size: int
+    division: Division
     leaving: frozenset[int] = frozenset()
     history: tuple[dict[str, Any], ...] = ()
     best: Any = field(default=None, repr=False)
@@ -111,6 +121,15 @@ class FitPosition:
     loops: bytes = field(default=b"", repr=False)
     should_stop: bool = False
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def batches(self) -> int:
+        """Of the present ranks in the present epoch that are done."""
+        if self.phase in (FitPhase.BETWEEN_EPOCHS, FitPhase.OVER):
+            return 0
+        done: int = loop_states(self.loops)["epoch_loop.batch_progress"]["current"]["ready"]
+        by_others: int = sum(leg["steps"] for leg in self.division.earlier)
+        return done - by_others
 
     def moved(self, trainer: Any, phase: FitPhase) -> FitPosition:
         """The place where a Trainer is now."""
@@ -131,7 +150,7 @@ class FitPosition:
 
 #: Trains on this process from the place of the commits, or from the beginning. Returns the result on rank 0. A
 #: collective.
-TrainFrom = Callable[["LightningCommits", ReadRows], "TrainResult | None"]
+TrainFrom = Callable[["LightningCommits", RecoveringProcess], "TrainResult | None"]
 
 
 class LightningCommits(State):
@@ -180,8 +199,13 @@ class LightningCommits(State):
 
         Args:
             renew: peers get once more what this rank alone has, which may have changed since the agreement.
+
+        Raises:
+            HostsUpdatedInterrupt: a rank joins in the place of a lost one, before the next batch.
         """
         self._commit(self._position.moved(trainer, FitPhase.AFTER_BATCH), renew=renew)
+        if context.size() < self._position.size and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            super().check_host_updates()
 
     def validation(self, trainer: Any) -> None:
         """A validation after a batch is over. A collective."""
@@ -190,8 +214,25 @@ class LightningCommits(State):
     def epoch(self, trainer: Any, progress: TrainingProgress) -> None:
         """An epoch is over. A collective."""
         phase = FitPhase.OVER if trainer.fit_loop.done else FitPhase.BETWEEN_EPOCHS
-        position = self._position.moved(trainer, phase)
-        self._commit(replace(position, history=tuple(progress.history), best=progress.best), renew=True)
+        position = replace(
+            self._position.moved(trainer, phase),
+            division=Division((), self._position.division.present),
+            history=tuple(progress.history),
+            best=progress.best,
+        )
+        self._commit(position, renew=True)
+
+    def divide(self, present: Mapping[str, Any]) -> FitPosition:
+        """Divides the rest of the epoch among the ranks of a new round. Returns the place. A collective.
+
+        Args:
+            present: `Division.present`.
+        """
+        position = self._position
+        division = position.division.next(position.batches, present)
+        if division != position.division:
+            self._commit(replace(position, division=division), renew=True)
+        return self._position
 
     @property
     def _position(self) -> FitPosition:
@@ -243,7 +284,7 @@ class LightningCommits(State):
         """Each of its commits is of a step."""
 
     def check_host_updates(self) -> None:
-        """No rank joins but in the place of a lost one."""
+        """Ranks join at no other commit than `step`."""
 
     def sync(self) -> None:
         """Agrees on the commit at which to continue: sets `position` and `checkpoint`. A collective.
@@ -307,20 +348,37 @@ class LightningCommits(State):
         self._content.takes_schedules = False
         try:
             self._keeper.resume(self._facts, self._at)
+            self._share_content()
         finally:
             self._content.takes_schedules = True
         self.checkpoint = None
         self.position.place(trainer)
         return self.position
 
+    @property
+    def has_other_ranks(self) -> bool:
+        """Whether this round has another number of ranks than the one before."""
+        return any(each.size not in (-1, len(self._facts)) for each in self._facts)
+
+    def _share_content(self) -> None:
+        """Gives ranks that join what the module and callbacks of another rank have. A collective."""
+        joins = [each.rank < 0 for each in self._facts]
+        if not self.has_other_ranks or not any(joins):
+            return
+        assert self._content is not None
+        rank = context.rank()
+        content = broadcast_object(self._content.packed() if rank == self._at.root else None, self._at.root)
+        if joins[rank]:
+            self._content.enter(content)
+
 
 def recovered(train_from: TrainFrom, spec: TrainSpec) -> TrainResult | None:
-    """Trains in an elastic job, on as many ranks as it has at the beginning. Returns the result on rank 0."""
+    """Trains in an elastic job. Returns the result on rank 0."""
     process = RecoveringProcess(spec)
 
     def rounds(commits: LightningCommits) -> TrainResult | None:
         position = commits.position
         process.joins([] if position is None else position.history, first=position is None)
-        return train_from(commits, process.read)
+        return train_from(commits, process)
 
     return run_fn(rounds, rejoin, "step")(LightningCommits())

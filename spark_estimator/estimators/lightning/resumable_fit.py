@@ -7,14 +7,30 @@ is Lightning's, called batch by batch.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from spark_estimator.elastic.run import JobRounds, rejoin
-from spark_estimator.errors import HorovodInternalError
+from spark_estimator.errors import HorovodInternalError, HostsUpdatedInterrupt
 from spark_estimator.estimators.lightning.callbacks import EpochSums
 from spark_estimator.estimators.lightning.checkpoint import take_loaders
 from spark_estimator.estimators.lightning.recovery import FitPhase, FitPosition, LightningCommits
+
+
+class DividedRows(Protocol):
+    """This rank's rows, which change with the number of ranks."""
+
+    def read_again(self) -> None:
+        """Evens out the rows in a new round. A collective."""
+
+    def leg(self) -> dict[str, Any]:
+        """`Division.present`."""
+
+    def take_legs(self, epoch: int, legs: Sequence[Mapping[str, Any]]) -> None:
+        """See `RowLoader.take_legs`."""
+
+    def lengths(self) -> tuple[int, int]:
+        """The numbers of batches of training and of validation."""
 
 
 class ResumableFit:
@@ -26,7 +42,7 @@ class ResumableFit:
         watch: the estimator's sums.
         commits: of the training.
         first: the place where the training begins, if it does.
-        read_again: evens out the rows in a new round. A collective.
+        rows: of this rank.
     """
 
     def __init__(
@@ -36,14 +52,15 @@ class ResumableFit:
         watch: EpochSums,
         commits: LightningCommits,
         first: FitPosition,
-        read_again: Callable[[], None],
+        rows: DividedRows,
     ) -> None:
         self._trainer = trainer
         self._flavour = flavour
         self._watch = watch
         self._commits = commits
         self._first = first
-        self._read_again = read_again
+        self._rows = rows
+        self._lengths = rows.lengths()  # for which Lightning has its loaders
         self._rounds = JobRounds(commits, rejoin, "step")
         self._has_met = False
         module = trainer.lightning_module
@@ -92,7 +109,7 @@ class ResumableFit:
                     return
                 self._run_epoch()
                 return
-            except HorovodInternalError as error:
+            except (HorovodInternalError, HostsUpdatedInterrupt) as error:
                 if not self._commits.has_begun:
                     raise
                 if self._recover(error).phase in (FitPhase.BETWEEN_EPOCHS, FitPhase.OVER):
@@ -113,18 +130,45 @@ class ResumableFit:
             take_loaders(self._trainer, position.settings)
         self._has_met = True
         self._trainer.strategy.is_apart = position.phase is FitPhase.OVER
+        if self._commits.has_other_ranks:
+            self._trainer.strategy.take_ranks()
+        if position.phase is not FitPhase.OVER:
+            if self._commits.has_other_ranks:
+                position = self._commits.divide(self._rows.leg())
+            self._rows.take_legs(int(self._trainer.current_epoch), position.division.earlier)
+            self._take_lengths()
         return position
 
-    def _recover(self, error: HorovodInternalError) -> FitPosition:
+    def _take_lengths(self) -> None:
+        """Lightning's loops get loaders again whose numbers of batches have changed; they are the same on all ranks."""
+        loop, strategy = self._trainer.fit_loop, self._trainer.strategy
+        validation = loop.epoch_loop.val_loop
+        before, self._lengths = self._lengths, self._rows.lengths()
+        reloaded = loop._last_train_dl_reload_epoch, validation._last_val_dl_reload_epoch
+        apart, strategy.is_apart = strategy.is_apart, True
+        try:
+            if loop._combined_loader is not None and self._lengths[0] != before[0]:
+                loop._combined_loader = None
+                loop.setup_data()
+            if validation._combined_loader is not None and self._lengths[1] != before[1]:
+                self._trainer.validating = True
+                validation._combined_loader = None
+                validation.setup_data()
+                self._trainer.training = True
+        finally:
+            strategy.is_apart = apart
+            loop._last_train_dl_reload_epoch, validation._last_val_dl_reload_epoch = reloaded
+
+    def _recover(self, error: HorovodInternalError | HostsUpdatedInterrupt) -> FitPosition:
         """Joins the next round. Returns the place at which to continue."""
         while True:
             try:
                 self._rounds.ended(error)
                 self._rounds.begin()
-                self._read_again()
+                self._rows.read_again()
                 self._commits.take_checkpoint()
                 return self._meet()
-            except HorovodInternalError as another:
+            except (HorovodInternalError, HostsUpdatedInterrupt) as another:
                 error = another
 
     def _run_epoch(self) -> None:
@@ -134,6 +178,8 @@ class ResumableFit:
         assert position is not None
         phase = position.phase
         if phase is FitPhase.BETWEEN_EPOCHS:
+            self._rows.take_legs(int(trainer.current_epoch), ())  # the last epoch may have been divided
+            self._take_lengths()
             self._commits.keep_weights()
             self._begin_epoch()
             fetcher = loop._data_fetcher  # it may be another one

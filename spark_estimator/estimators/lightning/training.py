@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import launcher_link
 from spark_estimator.estimators.data_modules import ModulePlan
+from spark_estimator.estimators.epoch_division import Division
 from spark_estimator.estimators.lightning.callbacks import EpochSums, callback_of, logged, strategy_of
 from spark_estimator.estimators.lightning.checkpoint import (
     begin_after,
@@ -42,13 +43,13 @@ from spark_estimator.estimators.persistence.checkpoint import (
 )
 from spark_estimator.estimators.rank_run import (
     RankRun,
-    ReadRows,
     averages_of,
     begin,
     check_loss,
     meter_of,
     record_epoch,
 )
+from spark_estimator.estimators.recovering_process import RecoveringProcess
 from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.epoch_means import results_of
@@ -70,20 +71,22 @@ def train(spec: TrainSpec) -> TrainResult | None:
     hvd.init()
     with Saver(spec, TorchForm()) as saver:
         if launcher_link.link() is not None:
-            return recovered(lambda commits, read: _trained(spec, saver, commits, read), spec)
-        return _trained(spec, saver, None, rank_rows)
+            return recovered(lambda commits, process: _trained(spec, saver, commits, process), spec)
+        return _trained(spec, saver)
 
 
-def _trained(spec: TrainSpec, saver: Saver, commits: LightningCommits | None, read: ReadRows) -> TrainResult | None:
+def _trained(
+    spec: TrainSpec, saver: Saver, commits: LightningCommits | None = None, process: RecoveringProcess | None = None
+) -> TrainResult | None:
     """The epochs that are left. Returns the result on rank 0. A collective.
 
     Args:
-        commits: of a training that recovers within a step; None: of others.
-        read: as of `rank_run.begin`.
+        commits, process: of a training that recovers within a step; None: of others.
     """
     position = None if commits is None else commits.position
+    read = rank_rows if process is None else process.read
     beginning = begin(spec, identity_of, TorchForm(), known=None if position is None else position.run, read=read)
-    training = _Training(spec, beginning, saver, commits, read)
+    training = _Training(spec, beginning, saver, commits, process)
     kept = beginning.kept
     if kept is not None:
         training.take(kept)
@@ -99,7 +102,12 @@ class _Training:
     """The module and its Trainer."""
 
     def __init__(
-        self, spec: TrainSpec, beginning: RankRun, saver: Saver, commits: LightningCommits | None, read: ReadRows
+        self,
+        spec: TrainSpec,
+        beginning: RankRun,
+        saver: Saver,
+        commits: LightningCommits | None,
+        process: RecoveringProcess | None,
     ) -> None:
         parts: LightningParts = spec.framework
         joined = None if commits is None else commits.position
@@ -110,7 +118,7 @@ class _Training:
         self._seed = seed
         self._known = beginning.known
         self._commits = commits
-        self._read = read
+        self._process = process
         self._joined = joined
         self._checkpoint = None if commits is None else commits.checkpoint
         self._leaving: frozenset[int] = frozenset()
@@ -239,21 +247,44 @@ class _Training:
             restore_optimizers(trainer, content)
         self._checkpoint = None
         if self._commits is not None:
-            first = FitPosition(self._known, self._leaving, tuple(self.progress.history), self.progress.best)
+            epochs = self.progress
+            first = FitPosition(
+                self._known,
+                hvd.size(),
+                Division((), self.leg()),
+                self._leaving,
+                tuple(epochs.history),
+                epochs.best,
+            )
             first = first.moved(trainer, FitPhase.BETWEEN_EPOCHS)
-            ResumableFit(trainer, self._parts.flavour, self._watch, self._commits, first, self._read_again)
+            ResumableFit(trainer, self._parts.flavour, self._watch, self._commits, first, self)
 
-    def _read_again(self) -> None:
+    def read_again(self) -> None:
         """Takes the rows and the epochs of a new round. A collective."""
-        assert self._commits is not None
+        assert self._commits is not None and self._process is not None and self._train is not None
         position = self._commits.position
         assert position is not None
-        again = begin(self._spec, identity_of, TorchForm(), known=self._known, read=self._read)
-        assert self._train is not None
+        self._process.joins(position.history, first=False)
+        again = begin(self._spec, identity_of, TorchForm(), known=self._known, read=self._process.read)
         self._train.take(again.rows)
         if self._held is not None and again.held is not None:
             self._held.take(again.held)
         self.progress.history, self.progress.best = list(position.history), position.best
+
+    def leg(self) -> dict[str, Any]:
+        """See `DividedRows`."""
+        assert self._train is not None
+        return self._train.leg()
+
+    def take_legs(self, epoch: int, legs: Sequence[Mapping[str, Any]]) -> None:
+        """See `DividedRows`."""
+        assert self._train is not None
+        self._train.take_legs(epoch, legs)
+
+    def lengths(self) -> tuple[int, int]:
+        """See `DividedRows`."""
+        assert self._train is not None
+        return len(self._train), 0 if self._held is None else len(self._held)
 
     def _take_up(self, trainer: Any) -> None:
         if self._checkpoint is not None:
