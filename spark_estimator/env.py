@@ -341,8 +341,8 @@ class Settings:
     )  # fmt: skip
     replace_within_seconds: float = _variable(
         "SPARK_ESTIMATOR_REPLACE_WITHIN", 120.0, _seconds, unit="seconds",
-        effect="time that a fit of TorchEstimator, KerasEstimator or TransformersEstimator with max_restarts waits for "
-        "a process that replaces a lost rank, before it continues on fewer ranks",
+        effect="time that a fit with max_restarts waits for a process that replaces a lost rank, before it continues "
+        "on fewer ranks",
     )  # fmt: skip
     launched_local_size: int | None = _variable(
         "HOROVOD_LOCAL_SIZE", None, _positive_count, unit="ranks",

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from datetime import timedelta
-
-
-class AfterLoss(enum.Enum):
-    """What the launch of a function does when it loses a rank."""
-
-    RESTART = "All ranks start again."
-    REPLACE = "A new process takes the lost rank. If that is impossible, all ranks start again."
-    SHRINK = "As REPLACE, but if no new process comes in time, the other ranks continue without it."
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.estimators.params import warn_caller
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.launch.job.attempts import Limits
@@ -83,7 +82,7 @@ def launched(
     *,
     caller: str,
     max_restarts: int,
-    after_loss: AfterLoss = AfterLoss.RESTART,
+    recovers: bool = False,
     take_record: TakeRecord | None = None,
 ) -> TrainResult:
     """Runs a training. Returns rank 0's result.
@@ -93,7 +92,7 @@ def launched(
         rows: that Spark's tasks bring; None: the ranks read files. A backend that has its own run() gets none.
         caller: how messages call what the user has called.
         max_restarts: of the estimator.
-        after_loss: as in `run_in_session`.
+        recovers: as in `run_in_session`.
         take_record: receives the ranks' records while they train; by a user's own backend it is not.
 
     Raises:
@@ -110,7 +109,7 @@ def launched(
             max_result_bytes=_MOST_RESULT_BYTES,
             limits=Limits.checked(max_restarts, None),
         )
-        results: Any = run_in_session(train, size, options, caller=caller, rows=rows, after_loss=after_loss)
+        results: Any = run_in_session(train, size, options, caller=caller, rows=rows, recovers=recovers)
     elif takes_rows(backend):
         results = backend.run_on_rows(
             train,
@@ -120,7 +119,7 @@ def launched(
             max_restarts=max_restarts or backend.max_restarts,
             max_result_bytes=_MOST_RESULT_BYTES,
             verbose=spec.verbose,
-            after_loss=after_loss,
+            recovers=recovers,
             take_record=take_record,
         )
     elif type(backend).run is LocalBackend.run:

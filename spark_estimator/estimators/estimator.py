@@ -20,7 +20,6 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.materialize import prepared
 from spark_estimator.data.stream.limits import RowLimits
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.estimators import backends, checks
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.metadata import ModelMetadata, column_facts
@@ -62,7 +61,7 @@ class FrameworkTraining(Protocol):
         trial: tries the model on the first rows.
         train: what every rank runs; is pickled.
         framework: `TrainSpec.framework`.
-        after_loss: if not RESTART, `train` recovers within a step in an elastic job whose ranks keep rows of files.
+        recovers: `train` recovers within a step in an elastic job whose ranks keep rows of files.
     """
 
     labels: list[str]
@@ -71,7 +70,7 @@ class FrameworkTraining(Protocol):
     trial: Trial
     train: Callable[[TrainSpec], TrainResult | None]
     framework: Any
-    after_loss: AfterLoss
+    recovers: bool
 
     def trained(self, state: bytes) -> tuple[Any, Any]:
         """A copy of the framework's model with the weights of rank 0's result; the user's model is not changed.
@@ -348,7 +347,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                     metadata.plan.source.rows,
                     caller=f"{type(self).__name__}.fit",
                     max_restarts=self._value("max_restarts"),
-                    after_loss=metadata.training.after_loss if spec.keeps_file_rows else AfterLoss.RESTART,
+                    recovers=metadata.training.recovers and spec.keeps_file_rows,
                     take_record=take_record,
                 )
             except BaseException:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.env import Settings
 from spark_estimator.launch.cli.obsolete import REASONS, explain
 from spark_estimator.launch.job.environment import OMP, inherited_environment
@@ -91,7 +90,7 @@ class SparkBackend(Backend):
         max_restarts: int,
         max_result_bytes: int,
         verbose: int = 1,
-        after_loss: AfterLoss = AfterLoss.RESTART,
+        recovers: bool = False,
         take_record: TakeRecord | None = None,
     ) -> list[Any]:
         """As `run`, for estimators.
@@ -102,7 +101,7 @@ class SparkBackend(Backend):
             max_restarts: overrides this backend's.
             max_result_bytes: a larger value is an error.
             verbose: of the estimator. Its progress is shown if neither this nor the backend's is 0.
-            after_loss: as in `run_in_session`.
+            recovers: as in `run_in_session`.
             take_record: as in `JobOptions`.
 
         Returns:
@@ -116,7 +115,7 @@ class SparkBackend(Backend):
             take_record=take_record,
             progress=ProgressDisplay.ANYWHERE if verbose and options.verbose else ProgressDisplay.OFF,
         )
-        return run_with(fn, options, self.num_processes(), rows=rows, caller=caller, after_loss=after_loss)
+        return run_with(fn, options, self.num_processes(), rows=rows, caller=caller, recovers=recovers)
 
     @property
     def max_restarts(self) -> int:

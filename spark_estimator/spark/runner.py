@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spark_estimator.elastic.decisions import AfterLoss, Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.env import Settings
 from spark_estimator.launch.cli.obsolete import explain, renamed
 from spark_estimator.launch.job.attempts import Limits, duration
@@ -145,12 +145,12 @@ def run_with(
     *,
     rows: Rows | None = None,
     caller: str | None = None,
-    after_loss: AfterLoss = AfterLoss.RESTART,
+    recovers: bool = False,
 ) -> list[Any]:
     """As `run`, with its options in one value.
 
     Args:
-        options, rows, caller, after_loss: as in `run_in_session`.
+        options, rows, caller, recovers: as in `run_in_session`.
     """
     check_num_proc(num_proc)
 
@@ -166,7 +166,7 @@ def run_with(
         options,
         caller=caller or f"spark.run(num_proc={num_proc})",
         rows=rows,
-        after_loss=after_loss,
+        recovers=recovers,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.estimators.folder_fit import FolderFit
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.keras import estimator_files as keras_estimator_files
@@ -103,8 +102,7 @@ class _KerasTraining:
         self.framework: Any = parts
         self.output_kinds: Sequence[OutputKind] = output_kinds
         # Keras 2's optimizers do not show what passes have gathered.
-        recovers = parts.backend != "tf_keras" or value("backward_passes_per_step") == 1
-        self.after_loss = AfterLoss.SHRINK if recovers else AfterLoss.RESTART
+        self.recovers = parts.backend != "tf_keras" or value("backward_passes_per_step") == 1
         self.state_bytes = len(parts.model)
         self.trial: Trial = KerasTrial(parts, value("model"), self.custom)
         self.train: Callable[[TrainSpec], TrainResult | None] = keras_start.train

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.estimators import data_modules, estimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.lightning.check import LightningTrial
@@ -119,8 +118,7 @@ class _LightningTraining:
         # A module that optimizes by hand has no single step to agree on.
         by_hand = not getattr(parts.model, "automatic_optimization", True)
         refused = any(kind.__name__ in _NOT_ENTERED for callback in parts.callbacks for kind in type(callback).__mro__)
-        recovers = parts.data_module is None and not parts.steps_locally and not by_hand and not refused
-        self.after_loss = AfterLoss.SHRINK if recovers else AfterLoss.RESTART
+        self.recovers = parts.data_module is None and not parts.steps_locally and not by_hand and not refused
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )

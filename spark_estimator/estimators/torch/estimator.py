@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.estimators.folder_fit import FolderFit
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.params import with_params
@@ -62,8 +61,7 @@ class _TorchTraining:
         self.framework: Any = parts
         self.labels = labels
         # Ranks that step alone, and a user's step, have no point at which all ranks have finished a step.
-        recovers = not parts.steps_locally and parts.minibatch is None
-        self.after_loss = AfterLoss.SHRINK if recovers else AfterLoss.RESTART
+        self.recovers = not parts.steps_locally and parts.minibatch is None
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )

@@ -13,7 +13,6 @@ import torch
 from pyspark.ml.param import Param
 
 from spark_estimator.data.quoting import quoted
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.errors import PythonEnvironmentError
 from spark_estimator.estimators import checks, estimator, params
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
@@ -193,7 +192,7 @@ class _TextTraining:
     def __init__(self, parts: TextParts) -> None:
         self.framework: Any = parts
         self.labels = ["labels"]
-        self.after_loss = AfterLoss.SHRINK
+        self.recovers = True
         made = parts.made()
         assert isinstance(made.model, TextModule)
         if parts.task.task == "causal":

@@ -14,7 +14,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.env import Settings
 from spark_estimator.errors import (
     JobFailedError,
@@ -49,7 +48,7 @@ def run_in_session(
     caller: str,
     size_word: str = "num_proc",
     rows: Rows | None = None,
-    after_loss: AfterLoss = AfterLoss.RESTART,
+    recovers: bool = False,
 ) -> list[Any]:
     """Calls `function` on ranks in the active Spark session, or in a new local one.
 
@@ -57,8 +56,8 @@ def run_in_session(
         caller: the user's call, for messages: ``spark.run(num_proc=2)``.
         size_word: the name of its argument for the number of ranks.
         options, rows: as in ``stage_job.run_on_spark``; without a start_timeout, see `with_start_timeout`.
-        after_loss: REPLACE or SHRINK: `function` recovers within a step if its job is elastic. This counts where the
-            options allow restarts, there are no rows, and the executors reach this process.
+        recovers: `function` recovers within a step if its job is elastic, and may end on fewer ranks. This counts where
+            the options allow restarts, there are no rows, and the executors reach this process.
 
     Returns:
         Rank 0's value, or all ranks' values in rank order.
@@ -73,7 +72,7 @@ def run_in_session(
     options = with_start_timeout(options, has_rows=rows is not None)
     with interruption_in_words(caller):
         spark, number = session_and_size(size, caller, size_word)
-        return _run(spark, function, number, options, rows, after_loss)
+        return _run(spark, function, number, options, rows, recovers)
 
 
 @remembered_interruption()  # once more: a new session has a new handler
@@ -83,15 +82,15 @@ def _run(
     number: int,
     options: JobOptions,
     rows: Rows | None,
-    after_loss: AfterLoss,
+    recovers: bool,
 ) -> list[Any]:
     """As `run_in_session`, in its session."""
-    replaces = after_loss is not AfterLoss.RESTART and rows is None and options.limits.max_restarts
+    replaces = recovers and rows is None and options.limits.max_restarts
     if replaces and _can_replace_ranks(Configuration(spark)):
         from spark_estimator.launch.spark.elastic.replacing import run_replacing
 
         try:
-            return run_replacing(spark, function, number, options, after_loss)
+            return run_replacing(spark, function, number, options)
         except PreflightError as error:
             if isinstance(error.__cause__, JobFailedError):  # it had started before
                 raise

@@ -21,7 +21,6 @@ import lightning.pytorch as pl
 
 import spark_estimator.torch as hvd
 from spark_estimator import DataError
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
 from spark_estimator.lightning import TorchEstimator, TorchModel
 from spark_estimator.observe.status_line import Log
@@ -388,5 +387,4 @@ class ByHand(Line):
 def test_which_trainings_replace_a_lost_rank(changed: dict[str, Any], recovers: bool) -> None:
     if "optimizer" in changed:
         changed = {**changed, "optimizer": torch.optim.SGD(changed["model"].parameters(), lr=0.1)}
-    after_loss = estimator(**{"model": Line(), **changed})._training().after_loss
-    assert after_loss is (AfterLoss.REPLACE if recovers else AfterLoss.RESTART)
+    assert estimator(**{"model": Line(), **changed})._training().recovers is recovers

@@ -1,12 +1,9 @@
 """Runs a job on Spark that replaces its lost ranks one by one, and starts again as a whole where that is not enough.
 
-For functions that recover within a step (``hvd.elastic.run(mode="step")``). Of ``max_restarts``, each replacement takes
-one, and so does each start of all ranks. The whole job starts again when no rank is left that has the state, as after
-the loss of the only executor.
-
-A function that can end on fewer ranks than it began with (`AfterLoss.SHRINK`) continues without a lost rank if none has
-replaced it within ``SPARK_ESTIMATOR_REPLACE_WITHIN``; a process that comes later joins it again. Each of the two takes
-one of ``max_restarts``.
+For functions that recover within a step (``hvd.elastic.run(mode="step")``), also with another number of ranks. If no
+process replaces a lost rank within ``SPARK_ESTIMATOR_REPLACE_WITHIN``, the others continue without it, and a process
+that comes later joins them. Of ``max_restarts``, each of these three takes one, and so does each start of all ranks.
+The whole job starts again when no rank is left that has the state, as after the loss of the only executor.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_estimator.elastic.decisions import AfterLoss, Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.elastic.job import Following
@@ -31,14 +28,14 @@ from spark_estimator.launch.spark.slots import require_slots
 from spark_estimator.launch.spark.stage_job import NEW_EXECUTOR
 
 
-def run_replacing(
-    spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions, after_loss: AfterLoss
-) -> list[Any]:
+def run_replacing(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> list[Any]:
     """As ``stage_job.run_on_spark`` with all results, but a lost rank does not end the others' processes.
 
     Args:
         function: recovers within a step.
-        after_loss: what follows when no process replaces a lost rank; not RESTART.
+
+    Returns:
+        The values of the ranks that returned, in the order of their last ranks; there may be fewer than `size`.
 
     Raises:
         As ``stage_job.run_on_spark``.
@@ -64,9 +61,10 @@ def run_replacing(
 
     def run(attempt: Attempt) -> list[Any]:
         left = max(limits.max_restarts + 1 - attempt.number - replacements, 0)
-        terms = Terms(size, size, replace=True, reset_limit=left, timeout=timeout, standby=settings.standby)
-        if after_loss is AfterLoss.SHRINK:
-            terms = replace(terms, min_size=1, patience=timedelta(seconds=settings.replace_within_seconds))
+        patience = timedelta(seconds=settings.replace_within_seconds)
+        terms = Terms(
+            size, 1, replace=True, reset_limit=left, timeout=timeout, standby=settings.standby, patience=patience
+        )
         # Lost ranks are announced even where the ranks' progress is not shown.
         loud = replace(options, verbose=max(options.verbose, 1), progress=options.progress_display)
         return run_elastic_on_spark(

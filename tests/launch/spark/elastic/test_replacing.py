@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("pyspark")
 
 from spark_estimator import env
-from spark_estimator.elastic.decisions import AfterLoss
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
@@ -52,7 +51,7 @@ def counted(folder: str, deaths: int) -> tuple[int, str, int]:
 
 def run(folder: Path, deaths: int, restarts: int, **more: Any) -> list[Any]:
     options = JobOptions(args=(str(folder), deaths), limits=Limits(restarts, timedelta(seconds=100)), **more)
-    return run_in_session(counted, 2, options, caller="the test", after_loss=AfterLoss.REPLACE)
+    return run_in_session(counted, 2, options, caller="the test", recovers=True)
 
 
 def test_a_lost_rank_is_replaced_and_the_other_stays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
