@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,20 @@ def test_losses_are_means_over_rows() -> None:
         sums.step_ended("train", {"loss": torch.tensor(loss)})
     assert sums.averages("train") == [2.0] and sums.averages("validation") == []
     assert sums.seen == {"train"}
+
+
+def test_the_counts_of_a_lost_rank_are_added() -> None:
+    sums, lost = sums_of(), sums_of()
+    for each, rows, loss in ((sums, 3, 1.0), (lost, 1, 5.0)):
+        each.batch_starts("train", torch.zeros(rows), 0)
+        each.step_ended("train", torch.tensor(loss))
+    lost.batch_starts("validation", torch.zeros(2), 0)
+    lost.step_ended("validation", torch.tensor(7.0))
+    sums.inherit(pickle.loads(pickle.dumps(lost.state())))
+    assert sums.averages("train") == [2.0] and sums.averages("validation") == [7.0]
+    assert sums.seen == {"train", "validation"}
+    sums.forget()
+    assert sums.averages("train") == []
 
 
 def test_metrics_follow_the_loss() -> None:
