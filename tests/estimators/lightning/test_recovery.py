@@ -24,6 +24,9 @@ from tests.ranks import run_ranks
 
 __all__ = ["folder"]
 
+# Each process that replaces one imports Lightning first, which takes ten seconds on a slow machine.
+pytestmark = pytest.mark.timeout(400)
+
 #: A rank kills itself at its n-th call (from 1) of a hook in this process: (rank, hook, n).
 Kills = list[tuple[int, str, int]]
 
