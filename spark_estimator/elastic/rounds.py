@@ -265,7 +265,8 @@ class RoundPlanner:
         while staying and not self._can_be_a_round(coming, now):
             # One with the state is enough, who hands it on; so there is, for a round, one more than there may be.
             coming.append(staying.pop(0))
-        if len(coming) < self._needed(now):
+        may_follow = self.terms.patience is None or self._resets_allow(1)
+        if may_follow and len(coming) < self._needed(now):
             return []  # newcomers are starting, or may still start, or `_too_few` would be true
         if not self._resets_allow(1):
             return [Fail(f"it reached reset_limit={self.terms.reset_limit}")]

@@ -90,6 +90,13 @@ def test_a_patient_job_waits_for_the_replacement_and_then_begins_without_it() ->
     assert job.ready(2) == [Begin((0, 2, 3))]
 
 
+def test_a_patient_job_waits_for_no_round_that_its_limit_forbids() -> None:
+    job = patient(reset_limit=0)
+    assert job.lost(1) == [], "no process is started"
+    assert job.ready(0, keeps_ranks=True) == [], "rank 2 is still at work"
+    assert job.ready(2, keeps_ranks=True) == [Fail("it reached reset_limit=0")]
+
+
 def test_a_patient_job_has_the_replacement_in_its_place_if_it_comes_in_time() -> None:
     job = patient()
     job.lost(1)
