@@ -44,6 +44,11 @@ def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
     return list(jax.lax.cond(condition, lambda: list(run()), lambda: list(values)))
 
 
+def forget_programs() -> None:
+    """Has all functions compiled again: JAX finds the program of a method by the method, which stays the same."""
+    jax.clear_caches()
+
+
 def copier(variables: Sequence[Any]) -> Callable[[], list[Any]]:
     """Returns a function that returns copies of the variables' values."""
     copied = jax.jit(lambda values: [jax.numpy.copy(value) for value in values])

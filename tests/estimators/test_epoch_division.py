@@ -26,7 +26,7 @@ def test_parts_follow_each_other() -> None:
 
 
 class Rows(EpochRows):
-    """Says which rows are left."""
+    """Returns what is asked of it."""
 
     def batches(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from spark_estimator.keras.backends import backend_module
 from spark_estimator.keras.importing import backend, is_keras_2, keras_of
 
 
@@ -67,10 +68,8 @@ def compile_step(model: Any) -> None:
 def compile_again(model: Any) -> None:
     """Has the next step compiled once more, as a number that the program contains has changed."""
     model.train_function = None
-    if backend(model) == "jax":  # it would find the program by the model's method, which is the same
-        import jax
-
-        jax.clear_caches()
+    if backend(model) == "jax":
+        backend_module("jax").forget_programs()
     compile_step(model)
 
 
