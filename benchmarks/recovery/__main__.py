@@ -16,6 +16,10 @@ processes of its host, `every` seconds after the job was at full speed again, or
 seconds. Printed for each way: the seconds from the kill until all ranks have made a step again (median and longest),
 how many batches were computed twice for each kill, and the goodput: the time of the undisturbed training as a part of
 this one's. Histories and parameters are compared with the undisturbed training's, bit for bit.
+
+``--torchft PYTHON`` adds the same model under torchft 0.2, with and without kills, by an interpreter that has it. Its
+replicas continue without a killed one, whose process is started again: the steps that are made in the meantime lack
+the batches of the killed replica. The batches that were trained on are printed as a part of all, as "rows".
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from datetime import timedelta
 from typing import Any
 
 from benchmarks.command_line import ended_by_signals, positive
+from benchmarks.recovery import torchft_job
 from benchmarks.recovery.places import Place, place_of
 from benchmarks.recovery.training import ALL, BATCH, BATCHES, FRAMEWORKS, PID, counts, rank_main, write_rows
 from spark_estimator.elastic.rounds import Terms
@@ -120,6 +125,32 @@ def timed(
     return {"seconds": seconds, "result": results[0], "kills": killer.seconds, "batches": rows[:, ALL].tolist()}
 
 
+def print_torchft(place: Place, arguments: argparse.Namespace, folder: str) -> None:
+    """The trainings under torchft."""
+    size, steps = arguments.np, arguments.steps * arguments.epochs
+    seconds, again = [], [0.0]
+    for kills in (0, arguments.kills):
+        within = f"{folder}/torchft-{kills}"
+        os.makedirs(within)
+        killer = Killer(within, place, size, kills, arguments.every, random.Random(arguments.seed))
+        began = time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            killing = pool.submit(killer.run)
+            try:
+                batches = torchft_job.run(arguments.torchft, within, size, steps, arguments.step_ms)
+            finally:
+                killer.end()
+        killing.result()
+        seconds.append(time.monotonic() - began)
+        again = killer.seconds or again
+    print(
+        f"torchft: {len(killer.seconds)} kills in {seconds[1]:.1f} s ({seconds[0]:.1f} without); all replicas are "
+        f"there again after {statistics.median(again):.2f} s (longest {max(again):.2f}); "
+        f"goodput {seconds[0] / seconds[1]:.3f} of steps, {batches / steps / size:.3f} of their rows",
+        flush=True,
+    )
+
+
 def main() -> int:
     """Returns 0 when the numbers of all trainings are those of the undisturbed one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -135,11 +166,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the kills (1)")
     parser.add_argument("--place", default="local", choices=("local", "spark", "hosts"), help="of the ranks (local)")
     parser.add_argument("--gpu", action="store_true", help="ranks train on their GPUs, which they may share")
+    parser.add_argument("--torchft", metavar="PYTHON", help="an interpreter that has torchft")
     parser.add_argument("--ways", help="replaced,restarted (the default with --place local), or one of them")
     arguments = parser.parse_args()
     ways = (arguments.ways or ("replaced,restarted" if arguments.place == "local" else "replaced")).split(",")
     if "restarted" in ways and arguments.place != "local":
         parser.error("the way 'restarted' needs --place local")
+    if arguments.torchft and arguments.place != "local":
+        parser.error("--torchft needs --place local")
     wrong = 0
     processes = arguments.np + arguments.standby
     with (
@@ -165,6 +199,8 @@ def main() -> int:
                 f"{plain['seconds'] / outcome['seconds']:.3f}; numbers {'the same' if same else 'DIFFER'}",
                 flush=True,
             )
+        if arguments.torchft:
+            print_torchft(place, arguments, folder)
     return int(wrong > 0)
 
 
