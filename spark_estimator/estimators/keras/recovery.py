@@ -172,9 +172,15 @@ class KerasCommits(State):
         return self.position
 
     def step(self, done: int) -> None:
-        """`done` batches of the epoch are done. A collective."""
+        """`done` batches of the epoch are done. A collective.
+
+        Raises:
+            HostsUpdatedInterrupt: a rank joins in the place of a lost one, before the next batch.
+        """
         self.position = replace(self._position, steps=done, has_begun_epoch=True)
         self.commit()
+        if context.size() < self._position.size:
+            super().check_host_updates()
 
     def divide(self, present: Mapping[str, Any]) -> Position:
         """Divides the rest of the epoch among the ranks of a new round. Returns the place. A collective.
@@ -222,9 +228,7 @@ class KerasCommits(State):
         """Each of its commits is of a step."""
 
     def check_host_updates(self) -> None:
-        """A rank joins in the place of a lost one, also later."""
-        if context.size() < self._position.size:
-            super().check_host_updates()
+        """Ranks join at no other commit than `step`."""
 
     def sync(self) -> None:
         """Agrees on the commit at which to continue: sets `position` and `attributes`. A collective."""
