@@ -26,12 +26,14 @@ def run(python: str, folder: str, size: int, steps: int, step_ms: float) -> int:
 
     Raises:
         RuntimeError: a replica has failed.
+        subprocess.TimeoutExpired: one has taken five times as long as its steps wait, and a minute.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     address = f"http://localhost:{port}"
     environment = {**os.environ, "TORCHFT_LIGHTHOUSE": address, "PYTHONPATH": str(_ROOT)}
+    limit = 60 + 5 * steps * step_ms / 1000
     lighthouse = str(Path(python).with_name("torchft_lighthouse"))
 
     def replica(rank: int) -> str:
@@ -40,7 +42,13 @@ def run(python: str, folder: str, size: int, steps: int, step_ms: float) -> int:
         while True:
             with open(f"{folder}/replica-{rank}.log", "a") as log:
                 process = subprocess.run(
-                    [python, *arguments], env=environment, stdout=subprocess.PIPE, stderr=log, text=True, check=False
+                    [python, *arguments],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    timeout=limit,
+                    check=False,
                 )
             if process.returncode == 0:
                 return process.stdout

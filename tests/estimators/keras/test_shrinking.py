@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections import Counter
 from datetime import timedelta
@@ -19,6 +18,9 @@ from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from tests.estimators import keras_ranks
+from tests.estimators.keras.test_recovery import folder
+
+__all__ = ["folder"]
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -99,21 +101,6 @@ def recorded(folder: str, kills: Kills, step_seconds: float = 0, **changed: Any)
         return None
     bias = loaded(result.state, {}).get_weights()[1]  # uncompiled: the loss has no name of a module
     return result.history, float(bias[0])
-
-
-@pytest.fixture(params=["torch", "jax", "tensorflow"])
-def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"{request.param} is not installed here")
-    for name, value in {
-        "KERAS_BACKEND": request.param,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "JAX_PLATFORMS": "cpu",
-        "OMP_NUM_THREADS": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    keras_ranks.write_table(tmp_path)
-    return tmp_path
 
 
 def check(folder: Path, results: list[Any], held_share: float) -> None:
