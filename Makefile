@@ -89,7 +89,7 @@ test-all: test-native
 	$(call pytest,$(TESTS))
 
 test-slow: build
-	$(call pytest,-m slow $(if $(PART),--part $(PART)))
+	$(call pytest,-m slow,$(if $(PART),--part $(PART)))
 
 # The tests that the tables of faults and of security demands name, and all native ones.
 test-faults: test-native
@@ -99,11 +99,12 @@ chaos: build
 	$(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed '$(SEED)') $(if $(RUN),--run $(RUN))
 
 LIMITED = $(if $(BEGIN_UNTIL),--begin-until $(BEGIN_UNTIL))
-# Tests that fail beside others run once more, alone: what fails there too has failed.
+# Tests that fail beside others run once more, alone: what fails there too has failed. A second argument is for the first
+# run only: a part of the tests that failed is not what to repeat.
 ifeq ($(JOBS),1)
-pytest = $(BIN)/python -m pytest $(LIMITED) $(1)
+pytest = $(BIN)/python -m pytest $(LIMITED) $(2) $(1)
 else
-pytest = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(LIMITED) $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1)
+pytest = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(LIMITED) $(2) $(1) || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1)
 endif
 
 notebooks: build

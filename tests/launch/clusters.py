@@ -27,6 +27,8 @@ from benchmarks.namespaces import Host  # noqa: E402
 
 DRIVERS = Path(__file__).parent / "drivers"
 MARKER = "SPARK_ESTIMATOR_TEST_MARKER"
+# Another test runs beside each: a driver may take twice as long, as tests/conftest.py allows the test itself.
+SLOWDOWN = 2 if "PYTEST_XDIST_WORKER" in os.environ else 1
 
 
 def environment(**more: str | None) -> dict[str, str]:
@@ -170,6 +172,7 @@ class Driver:
 
     def wait(self, seconds: float = 240) -> dict[str, object]:
         """Waits for the end. Returns the JSON object that it printed on its line ``RESULT {...}``."""
+        seconds *= SLOWDOWN
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -182,6 +185,7 @@ class Driver:
 
     def wait_for(self, text: str, seconds: float = 120) -> None:
         """Waits until the driver has printed `text`."""
+        seconds *= SLOWDOWN
         deadline = time.monotonic() + seconds
         while text not in self.output():
             assert self.process.poll() is None, f"the driver ended without {text!r}:\n{self.output()[-6000:]}"

@@ -65,7 +65,7 @@ def main() -> None:
     grid = ParamGridBuilder().addGrid(made.learning_rate, [1e-9, 0.5]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     tuned = CrossValidator(
-        estimator=Pipeline(stages=stages), estimatorParamMaps=grid, evaluator=evaluator, numFolds=3, seed=4
+        estimator=Pipeline(stages=stages), estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=4
     ).fit(frame)
     results = {"folds": tuned.avgMetrics, "tuned": evaluator.evaluate(tuned.transform(frame))}
     tuned.bestModel.write().overwrite().save(f"{folder}/pipeline")
