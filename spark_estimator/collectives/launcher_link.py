@@ -157,6 +157,8 @@ class LauncherLink:
 
     Attributes:
         holds_state, silent, why, commits, keeps_ranks: as in `Ready`; the caller sets them before `next_round`.
+        most_ranks: of the largest round that this process was assigned to, also of one that has lost a rank before it
+            began; 0 in its first.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -168,6 +170,7 @@ class LauncherLink:
         self.why = ""
         self.commits = 0
         self.keeps_ranks = False
+        self.most_ranks = 0
         self._updates = 0
         self._over = False
 
@@ -232,6 +235,7 @@ class LauncherLink:
             coming, listen_fd=descriptors[0], local_fd=descriptors[1], launcher_fd=former.launcher_fd, awaited=False
         )
         self.silent, self.why, self.commits, self._updates, self._over = (), "", 0, 0, False
+        self.most_ranks = max(self.most_ranks, len(former.peers), len(coming.peers))
         host = coming.peers[coming.rank].host  # as the launcher calls it
         become_another_rank(coming.topology, host, torch_variables(coming))
         rendezvous_module.set_current(coming)

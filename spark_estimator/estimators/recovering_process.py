@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spark_estimator.collectives import context
+from spark_estimator.collectives import context, launcher_link
 from spark_estimator.data.rank.spool import Spool
 from spark_estimator.estimators.persistence.run_lease import Fence
 from spark_estimator.estimators.rank_run import record_epoch
@@ -43,6 +43,11 @@ class RecoveringProcess:
             fence.take()
         for entry in history:  # the lost rank 0 may not have sent the last one
             record_epoch(self._spec, entry)
+
+    def most_ranks(self) -> int:
+        """The ranks with which the job has begun, also if one was lost before the first commit."""
+        link = launcher_link.link()
+        return max(context.size(), 0 if link is None else link.most_ranks)
 
     def read(self, spec: TrainSpec) -> tuple[Spool, Spool]:
         """As `rank_rows`, which it calls once for each rank and number of ranks that this process has."""

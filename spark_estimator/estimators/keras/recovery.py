@@ -314,7 +314,7 @@ def recovered(training: RecoverableKerasTraining, spec: TrainSpec) -> TrainResul
             saved = saved_by(training.callbacks)
             commits.position = Position(
                 beginning.known,
-                context.size(),
+                process.most_ranks(),
                 Division((), present),
                 tuple(progress.history),
                 progress.best,

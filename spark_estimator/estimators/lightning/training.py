@@ -247,10 +247,11 @@ class _Training:
             restore_optimizers(trainer, content)
         self._checkpoint = None
         if self._commits is not None:
+            assert self._process is not None
             epochs = self.progress
             first = FitPosition(
                 self._known,
-                hvd.size(),
+                self._process.most_ranks(),
                 Division((), self.leg()),
                 self._leaving,
                 tuple(epochs.history),

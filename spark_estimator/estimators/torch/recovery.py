@@ -207,7 +207,7 @@ def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | N
         process.joins(state.epochs.history, first=begun is None)
         beginning = training.begin(None if begun is None else begun.run, process.read)
         if begun is None:
-            begun = BegunRun(beginning.known, training.leaving(beginning), hvd.size())
+            begun = BegunRun(beginning.known, training.leaving(beginning), process.most_ranks())
         if within is not None:
             trainer.resume_within(within)
         present = beginning.rows.leg(spec.batch_size, 0)

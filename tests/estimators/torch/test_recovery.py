@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 
+from spark_estimator.collectives import rendezvous
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.estimators.rank_run import KnownRun
@@ -116,6 +117,14 @@ class Recording(Killing):
             self._batch = (round_id(), label.reshape(-1).tolist())
         return super().forward(output, label) * 0 + label.mean()
 
+    def begins(self) -> None:
+        """Kills the process of the first round whose rank is to be lost at call 0, before it connects to others."""
+        present, marker = rendezvous.current(), Path(self._folder, "killed-0")
+        assert present is not None
+        if self._kills[0][:2] == (present.rank, 0) and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def step_taken(self) -> None:
         """A commit. A batch of an earlier round was interrupted, or was counted before."""
         of_round, labels = self._batch
@@ -126,8 +135,6 @@ class Recording(Killing):
 
 
 def round_id() -> str:
-    from spark_estimator.collectives import rendezvous
-
     present = rendezvous.current()
     assert present is not None
     return present.job_id
@@ -137,6 +144,7 @@ def recorded(folder: str, kills: list[tuple[int, int, bool]], step_seconds: floa
     from spark_estimator.estimators.torch import recovery
 
     loss, commit = Recording(folder, kills), recovery.Commits.step
+    loss.begins()
 
     def step(self: Any, done: int) -> None:
         loss.step_taken()
@@ -184,10 +192,11 @@ def test_without_a_replacement_the_others_have_the_rest_of_the_epoch(
 
 
 @pytest.mark.slow
-def test_a_process_that_comes_later_has_its_part_of_the_epoch(folder: str) -> None:
+@pytest.mark.parametrize("call", [9, 0], ids=["within the epoch", "before the first round"])
+def test_a_process_that_comes_later_has_its_part_of_the_epoch(call: int, folder: str) -> None:
     terms = Terms(3, 1, replace=True, reset_limit=4, patience=timedelta(0))
     changed = {"epochs": 2, "held_share": 0.25, "batch_size": 4, "step_seconds": 0.6}  # the process needs some time
-    results = run_elastic_local(recorded, terms, JobOptions(args=(folder, [(0, 9, True)]), kwargs=changed))
+    results = run_elastic_local(recorded, terms, JobOptions(args=(folder, [(0, call, True)]), kwargs=changed))
     assert len(results) == 3, "it has grown again"
     labels = labels_of_steps(folder)
     assert set(labels.values()) == {2} and len(labels) == ROWS - round(ROWS * 0.25)
