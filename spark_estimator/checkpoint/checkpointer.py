@@ -33,8 +33,8 @@ from spark_estimator.checkpoint.state import (
     random_state,
 )
 from spark_estimator.checkpoint.writer_link import Report, WriterLink
-from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.objects import allgather_object, broadcast_object
+from spark_estimator.collectives import arrays, context, launcher_link
+from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 from spark_estimator.store import Store
@@ -44,6 +44,8 @@ _ASKED_EVERY = timedelta(seconds=0.05)
 _ENDS_WITHIN = timedelta(seconds=10)
 # Of the time of training: copies that wait for a slow store take no more, but for the first.
 _STANDBY_SHARE = 0.01
+# The steps that this process has counted, by the root of their checkpoints: an elastic job counts on in its next round.
+_steps_in: dict[str, int] = {}
 
 
 @dataclass
@@ -119,16 +121,16 @@ class Checkpointer:
         self._stop_on_error = stop_on_error
         self._is_rank = context.is_initialized()
         self._rank, self._ranks = (context.rank(), context.size()) if self._is_rank else (0, 1)
-        group = secrets.token_hex(4)
-        self._group: str = broadcast_object(group, name="checkpoint.group") if self._is_rank else group
-        self._steps = 0
+        self._group, self._steps = self._begun()
+        #: Whether this is a later round of an elastic job: its state is newer than every checkpoint.
+        self._continues = self._steps > 0
         self._schedule = schedule.Schedule(
             every_steps, None if every_seconds is None else timedelta(seconds=every_seconds), self._first_clock
         )
         self._staging: Staging | None = None
         self._next_ticket = 0
         self._steps_of: dict[int, int] = {}
-        self._last_seconds = 0
+        self._last = Folder(0, -1, self._group)
         self._last_error = ""
         self._objects = Objects()
         self._copying = Copying()
@@ -155,6 +157,7 @@ class Checkpointer:
     def step(self) -> bool:
         """Counts a step of the training, and makes a checkpoint when one is due. Returns whether it did."""
         self._steps += 1
+        _steps_in[self._root] = self._steps
         if self._schedule.is_due():
             return self._save(may_be_left_out=True)
         if self._staging is None:  # from the first step on optimizers have a state
@@ -204,8 +207,9 @@ class Checkpointer:
         number, replaced = link.free_slot(replaces=SlotState.STANDBY)
         if replaced is not None:
             self._log_replaced(self._steps_of.pop(replaced, 0), self._steps)
-        self._last_seconds = max(milliseconds // 1000, self._last_seconds + 1)  # so that no two folders have one name
-        folder = Folder(self._steps, self._last_seconds, self._group)
+        repeats = self._steps <= self._last.step  # then another time makes its folder another one, which is newer
+        folder = Folder(max(milliseconds // 1000, self._last.time + repeats), self._steps, self._group)
+        self._last = folder
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._steps_of[ticket] = step = self._steps
         targets = staging.targets(number)
@@ -265,16 +269,20 @@ class Checkpointer:
     def restore(self, step: int | None = None) -> int:
         """Gives all objects the state of a checkpoint.
 
+        In a later round of an elastic job the ranks have a newer state, which stays unless `step` is a number.
+
         Args:
             step: of the training; None: the last complete one.
 
         Returns:
-            Its step; 0 where there is no checkpoint.
+            Its step; 0 where there is no checkpoint. In a later round, the steps so far.
 
         Raises:
             DataError: it cannot be read, is damaged, does not fit the objects, or there is none of that step.
         """
         self.wait()
+        if step is None and self._continues:
+            return self._steps
         result = restoring.restore(self._store, self._root, step, self._state, self._local, self._rank, self._ranks)
         self._steps = result
         self._schedule.made()
@@ -290,6 +298,17 @@ class Checkpointer:
             self.close()
         else:  # the other ranks may be elsewhere
             self.abandon()
+
+    def _begun(self) -> tuple[str, int]:
+        """(the name of the writers' group, the steps so far), the same on all ranks. A collective.
+
+        Steps are more than 0 in a round of an elastic job after others: those that a rank of them has counted.
+        """
+        group, known = secrets.token_hex(4), _steps_in.get(self._root, 0)
+        if not self._is_rank:
+            return group, 0
+        begun = allgather_object((group, known), name="checkpoint.group")
+        return begun[0][0], max(steps for _, steps in begun) if launcher_link.link() is not None else 0
 
     def _entries(self) -> list[StateEntry]:
         return [*entries_of(self._state), StateEntry("step", ("step",), self._steps)]

@@ -22,14 +22,16 @@ _TIME = "%Y%m%dT%H%M%SZ"
 class Folder:
     """One checkpoint's folder; the newest is the largest.
 
+    A training that begins again, or at an earlier checkpoint, has lower steps; its copies are newer.
+
     Attributes:
-        step: of the training.
         time: when the state was copied, in whole seconds since 1970.
+        step: of the training.
         group: names the writers that have written it together.
     """
 
-    step: int
     time: int
+    step: int
     group: str
 
     @property
@@ -48,7 +50,7 @@ class Folder:
             moment = datetime.strptime(match["time"], _TIME).replace(tzinfo=timezone.utc)
         except ValueError:
             return None
-        return Folder(int(match["step"]), int(moment.timestamp()), match["group"])
+        return Folder(int(moment.timestamp()), int(match["step"]), match["group"])
 
 
 def part_name(rank: int) -> str:
@@ -111,6 +113,6 @@ def expendable(
         if folder in complete:
             continue
         # A newer folder may be in progress, here or by the writers of an earlier attempt.
-        if newest is None or folder.step > newest.step:
+        if newest is None or folder > newest:
             stay.add(folder)
     return [folder for folder in folders if folder not in stay]

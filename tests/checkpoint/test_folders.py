@@ -12,11 +12,11 @@ DAY = 24 * 3600
 
 
 def of(step: int, time: int = 0) -> Folder:
-    return Folder(step, time, "0a1b2c3d")
+    return Folder(time, step, "0a1b2c3d")
 
 
 def test_a_name_gives_the_folder_again() -> None:
-    folder = Folder(120, 1_795_599_343, "1a2b3c4d")
+    folder = Folder(1_795_599_343, 120, "1a2b3c4d")
     assert folder.name == "step-0000000120-20261125T093543Z-1a2b3c4d"
     assert Folder.of(folder.name) == folder
     assert Folder.of("step-12-20261125T093543Z-1a2b3c4d") is None
@@ -42,3 +42,10 @@ def test_nothing_goes_as_long_as_none_is_complete() -> None:
 def test_one_of_each_period_stays() -> None:
     folders = [of(6, 2 * DAY + 9), of(5, DAY + 8), of(4, DAY + 7), of(3, 6), of(2, 5), of(1, 4)]
     assert expendable(folders, set(folders), 1, timedelta(days=1)) == [of(5, DAY + 8), of(3, 6), of(2, 5)]
+
+
+def test_a_training_that_began_again_has_the_newest_ones() -> None:
+    earlier, later = [of(200, 20), of(190, 19)], [of(2, 40), of(1, 30)]
+    folders = sorted([*earlier, *later], reverse=True)
+    assert folders == [*later, *earlier]
+    assert expendable(folders, set(folders), 2, None) == earlier

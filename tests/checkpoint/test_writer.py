@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -100,7 +101,7 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 
 
 def step(number: int, moment: int = 0) -> Folder:
-    return Folder(number, 1_700_000_000 + moment, "00000000")
+    return Folder(1_700_000_000 + moment, number, "00000000")
 
 
 def test_a_rank_that_has_ended_without_copies_has_none_to_write(rank: Rank, tmp_path: Path) -> None:
@@ -248,8 +249,8 @@ def test_a_fault_at_each_system_call_leaves_a_whole_checkpoint(tmp_path: Path, f
 
     def write(number: int) -> None:
         rank = Rank(root)
-        # Work that meets no fault is done completely: the next child's checkpoint has another folder.
-        rank.part(step(number, os.getpid()), weight=WEIGHT * number, keep=(1, None))
+        # Work that meets no fault is done completely: the next child's checkpoint has another folder, a newer one.
+        rank.part(step(number, int(time.monotonic() * 1000)), weight=WEIGHT * number, keep=(1, None))
         rank.run()
         rank.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -315,10 +316,12 @@ class TorchState(ObjectState):
     def checkpoint_parts(self) -> dict[str, Any]:
         """The state's objects by name, for ``Checkpointer(folder, **state.checkpoint_parts())``: a commit on disk.
 
-        Plain attributes, such as the epoch, are objects of one value there.
+        Plain attributes, such as the epoch, are the object ``state`` there.
         """
-        plain = {name: _Attribute(self, name) for name in self._names}
-        return {**{name: handler.value for name, handler in self._handlers.items()}, **plain}
+        return {
+            **{name: handler.value for name, handler in self._handlers.items()},
+            "state": _Attributes(self, self._names),
+        }
 
     def reset(self) -> None:
         """Distributes the rest of the epoch over the new ranks."""
@@ -327,18 +330,19 @@ class TorchState(ObjectState):
                 handler.value.reset()
 
 
-class _Attribute:
-    """A plain attribute of a state, by the protocol of what has a ``state_dict()``."""
+class _Attributes:
+    """The plain attributes of a state, by the protocol of what has a ``state_dict()``."""
 
-    def __init__(self, state: TorchState, name: str) -> None:
+    def __init__(self, state: TorchState, names: Sequence[str]) -> None:
         self._state = state
-        self._name = name
+        self._names = names
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": getattr(self._state, self._name)}
+        return {name: getattr(self._state, name) for name in self._names}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        setattr(self._state, self._name, state_dict["value"])
+        for name, value in state_dict.items():
+            setattr(self._state, name, value)
 
 
 def host_copy(value: Any) -> Any:

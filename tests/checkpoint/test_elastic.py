@@ -1,0 +1,77 @@
+"""Checkpoints in an elastic job: the steps count on after a loss, and the newest checkpoint is the last copy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from spark_estimator.checkpoint import Checkpointer, complete_steps, load
+from spark_estimator.elastic.rounds import Terms
+from spark_estimator.launch.elastic.job_entry import run_elastic_local
+from spark_estimator.launch.job.options import JobOptions
+
+STEPS, LOST_AT, EVERY = 11, 7, 2
+
+
+def train(folder: str, mode: str) -> list[tuple[int, int]]:
+    """Returns (what `restore` returned, the state's step then) of each round."""
+    import spark_estimator.torch as hvd
+
+    hvd.init()
+    marker = Path(folder, "killed")
+    model = torch.nn.Linear(3, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Average)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+    begun = []
+
+    @hvd.elastic.run(mode=mode)
+    def loop(state: hvd.elastic.TorchState) -> list[tuple[int, int]]:
+        with Checkpointer(f"{folder}/checkpoints", **state.checkpoint_parts(), every_steps=EVERY) as checkpointer:
+            begun.append((checkpointer.restore(), state.step))
+            while state.step < STEPS:
+                if (state.step, hvd.rank()) == (LOST_AT, 1) and not marker.exists():
+                    marker.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                model.weight.sum().backward()
+                optimizer.step()
+                state.step += 1
+                state.commit()
+                checkpointer.step()
+        return begun
+
+    result: list[tuple[int, int]] = loop(state)
+    return result
+
+
+@pytest.mark.parametrize("mode", ["step", "commit"])
+def test_a_loss_counts_no_step_twice(mode: str, tmp_path: Path) -> None:
+    terms = Terms(2, 1, timeout=timedelta(seconds=20))
+    begun = run_elastic_local(train, terms, JobOptions(args=(str(tmp_path), mode)))[0]
+    assert begun == [(0, 0), (LOST_AT, LOST_AT)], "the second round keeps the state that the ranks have"
+    checkpoints = str(tmp_path / "checkpoints")
+    assert complete_steps(checkpoints)[-1] == STEPS
+    saved = load(checkpoints)
+    assert saved["state"]["step"] == saved["step"] == STEPS
+    assert saved["model"]["weight"].tolist() == [[-float(STEPS)] * 3]
+
+
+def test_a_training_that_does_not_restore_leaves_its_own_checkpoints(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    for value, steps in ((1.0, 30), (2.0, 3)):
+        time.sleep(1)  # the resolution of the folders' times
+        torch.nn.init.constant_(model.weight, value)
+        with Checkpointer(str(tmp_path), model=model, every_steps=1) as checkpointer:
+            for _ in range(steps):
+                checkpointer.step()
+                checkpointer.wait()
+    assert complete_steps(str(tmp_path)) == [2, 3]
+    assert load(str(tmp_path))["model"]["weight"].item() == 2.0
