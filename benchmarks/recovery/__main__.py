@@ -133,15 +133,14 @@ def print_torchft(place: Place, arguments: argparse.Namespace, folder: str) -> N
         within = f"{folder}/torchft-{kills}"
         os.makedirs(within)
         killer = Killer(within, place, size, kills, arguments.every, random.Random(arguments.seed))
-        began = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
             killing = pool.submit(killer.run)
             try:
-                batches = torchft_job.run(arguments.torchft, within, size, steps, arguments.step_ms)
+                batches, duration = torchft_job.run(arguments.torchft, within, size, steps, arguments.step_ms)
             finally:
                 killer.end()
         killing.result()
-        seconds.append(time.monotonic() - began)
+        seconds.append(duration)
         again = killer.seconds or again
     print(
         f"torchft: {len(killer.seconds)} kills in {seconds[1]:.1f} s ({seconds[0]:.1f} without); all replicas are "
