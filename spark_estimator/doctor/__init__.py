@@ -2,29 +2,33 @@
 
 All that can be tried is tried: the engine is loaded, a shared segment made and mapped, sockets are connected, two ranks
 connect and reduce a tensor. A Spark session costs ten seconds, so it is started only on request (``--spark``). With
-``--cluster`` the same is tried on every executor of a session, and between them.
+``--cluster`` the same is tried on every executor of a session, and between them; ``--speed`` measures a job there, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from spark_estimator.doctor import machine
 from spark_estimator.doctor.findings import Finding, Severity, attempt
+from spark_estimator.errors import SparkEstimatorError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Finding", "Severity", "attempt", "cluster", "examine", "main"]
+    from spark_estimator.doctor.measurement import Speed
+
+__all__ = ["Finding", "Severity", "attempt", "cluster", "examine", "main", "speed"]
 
 ALL_BUT_SPARK = (
     "Everything that a job needs is present, as far as can be checked without starting Spark; `doctor --spark` runs a "
@@ -32,6 +36,8 @@ ALL_BUT_SPARK = (
 )
 # How long all slots of a session may be waited for; jobs that hold them may take any time.
 CLUSTER_SECONDS = 180.0
+# Of the model whose gradients are exchanged.
+PARAMETERS = 100_000_000
 # For a session that the command line has made to end.
 _STOPPING = timedelta(seconds=10)
 
@@ -60,7 +66,26 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="for the session to start, and then for all slots to be free at once (default: %(default)g)",
     )
+    where.add_argument("--speed", action="store_true", help="also run a job that measures the network, and give advice")
+    where.add_argument(
+        "--parameters",
+        type=_count,
+        metavar="NUMBER",
+        help=f"of the model whose gradients --speed exchanges: 25600000, 350M, 7B (default: {PARAMETERS // 10**6}M)",
+    )
     return command_line
+
+
+def _count(text: str) -> int:
+    """A number such as 25600000, 350M or 1.5B. Raises ValueError, for argparse."""
+    factor = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper())
+    number = int(text) if factor is None else round(float(text[:-1]) * factor)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+_count.__name__ = "number of parameters"  # as argparse calls it in its error
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,6 +94,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = command_line.parse_args(argv)
     if (arguments.master or arguments.remote or arguments.conf) and not arguments.cluster:
         command_line.error("--master, --remote and --conf are for --cluster")
+    if arguments.speed and not arguments.cluster:
+        command_line.error("--speed is for --cluster")
+    if arguments.parameters and not arguments.speed:
+        command_line.error("--parameters is for --speed")
     if arguments.cluster:
         return _main_of_cluster(arguments)
     shown = []
@@ -110,22 +139,79 @@ def cluster(spark: SparkSession | None = None, *, timeout: float = CLUSTER_SECON
     return list(examine_cluster(spark, timedelta(seconds=timeout)))
 
 
+def speed(
+    spark: SparkSession | None = None, *, parameters: int = PARAMETERS, timeout: float = CLUSTER_SECONDS
+) -> Speed:
+    """Measures a job on all slots of a session: the links between its hosts, allreduce, and a model's gradients.
+
+    Args:
+        spark: classic or Connect; None: the existing session, else a new one on this machine.
+        parameters: of the model whose gradients are exchanged.
+        timeout: seconds in which the job's ranks have to start.
+
+    Raises:
+        PreflightError: there is no session, none can be made, or the job cannot run in it.
+        JobFailedError: a rank failed.
+    """
+    from spark_estimator.doctor.survey import measure_speed
+
+    if type(parameters) is not int or parameters < 1:
+        raise ValueError(f"parameters must be an int, 1 or more; got {parameters!r}.")
+    if spark is None:
+        from spark_estimator.launch.spark.session import session_for
+
+        spark = session_for(0)
+    return measure_speed(spark, parameters, timedelta(seconds=timeout))
+
+
 def _main_of_cluster(arguments: argparse.Namespace) -> int:
     from spark_estimator.doctor.table import table_of
 
-    findings = []
-    for finding in _examine_cluster_at(arguments):
-        findings.append(finding)
-        if not (arguments.json or finding.executor):
-            print(finding, flush=True)
+    findings: list[Finding] = []
+    measured: Speed | None = None
+    with _session_of(arguments) as session:
+        for finding in [session] if isinstance(session, Finding) else _examined(session, arguments):
+            findings.append(finding)
+            if not (arguments.json or finding.executor):
+                print(finding, flush=True)
+        if not arguments.json:
+            print(table_of(findings), flush=True)
+        if arguments.speed and not isinstance(session, Finding):
+            measured, report = _measured(session, arguments, findings)
+            findings += report
+            if not arguments.json:
+                print("", *report, sep="\n")
     if arguments.json:
-        _print_json(findings)
-    else:
-        print(table_of(findings))
+        _print_json(findings, {} if measured is None else {"speed": dataclasses.asdict(measured)})
     status = int(any(finding.state is Severity.MISSING for finding in findings))
     if any(thread.is_alive() for thread in _given_up):
         _leave(status)
     return status
+
+
+def _examined(session: SparkSession, arguments: argparse.Namespace) -> Iterator[Finding]:
+    from spark_estimator.doctor.survey import examine_cluster
+
+    return examine_cluster(session, timedelta(seconds=arguments.timeout))
+
+
+def _measured(
+    session: SparkSession, arguments: argparse.Namespace, findings: Sequence[Finding]
+) -> tuple[Speed | None, list[Finding]]:
+    """The speed of a job in the session, and the findings on it.
+
+    Args:
+        findings: of the checks. A job is not tried where something is missing.
+    """
+    from spark_estimator.doctor.expectation import findings_of_speed
+
+    if any(finding.state is Severity.MISSING for finding in findings):
+        return None, [Finding("speed", Severity.NOTE, "not measured: something that a job needs is missing, see above")]
+    try:
+        measured = speed(session, parameters=arguments.parameters or PARAMETERS, timeout=arguments.timeout)
+    except SparkEstimatorError as error:
+        return None, [Finding("speed", Severity.MISSING, f"the job that measures it failed: {error}")]
+    return measured, findings_of_speed(measured)
 
 
 # Threads that wait for a Spark that does not answer.
@@ -150,23 +236,20 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _examine_cluster_at(arguments: argparse.Namespace) -> Iterator[Finding]:
-    """As `cluster`, in the session that the command line asks for; yields the findings as they are made."""
-    from spark_estimator.doctor.survey import examine_cluster
+@contextlib.contextmanager
+def _session_of(arguments: argparse.Namespace) -> Iterator[SparkSession | Finding]:
+    """The session that the command line asks for, or the problem that prevents it."""
     from spark_estimator.launch.spark.session import session_for
 
-    timeout = timedelta(seconds=arguments.timeout)
     if not (arguments.master or arguments.remote or arguments.conf):
-        yield from examine_cluster(session_for(0), timeout)
+        yield session_for(0)
         return
-    session = _session_at(arguments.master, arguments.remote, arguments.conf, timeout)
-    if isinstance(session, Finding):
-        yield session
-        return
+    session = _session_at(arguments.master, arguments.remote, arguments.conf, timedelta(seconds=arguments.timeout))
     try:
-        yield from examine_cluster(session, timeout)
+        yield session
     finally:
-        _ended_within(_STOPPING, session.stop, "session's end")
+        if not isinstance(session, Finding):
+            _ended_within(_STOPPING, session.stop, "session's end")
 
 
 def _session_at(
@@ -214,10 +297,10 @@ def _new_session(master: str | None, remote: str | None, settings: Sequence[str]
     return (builder.master(master) if master else builder).getOrCreate()
 
 
-def _print_json(findings: Sequence[Finding]) -> None:
+def _print_json(findings: Sequence[Finding], more: Mapping[str, object] | None = None) -> None:
     rows = [{**dataclasses.asdict(finding), "state": finding.state.name.lower()} for finding in findings]
     ok = not any(finding.state is Severity.MISSING for finding in findings)
-    print(json.dumps({"ok": ok, "findings": rows}, indent=2))
+    print(json.dumps({"ok": ok, "findings": rows, **(more or {})}, indent=2))
 
 
 def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[Finding]:

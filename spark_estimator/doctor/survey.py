@@ -1,4 +1,7 @@
-"""Sends ``doctor.probe`` to every slot of a Spark session, and passes the results to ``doctor.verdicts``."""
+"""Sends ``doctor.probe`` to every slot of a Spark session, and passes the results to ``doctor.verdicts``.
+
+`measure_speed` runs ``doctor.measurement`` there.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ from spark_estimator import __version__
 from spark_estimator.collectives.rendezvous import new_job_id
 from spark_estimator.doctor import probe
 from spark_estimator.doctor.findings import Finding, Severity, attempt
+from spark_estimator.doctor.measurement import Speed, measure
 from spark_estimator.doctor.verdicts import DriverSide, findings_of
 from spark_estimator.errors import PreflightError
+from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.launch.spark.configuration import Configuration
 from spark_estimator.launch.spark.dynamic_allocation import on_demand, uses_barrier
@@ -34,6 +39,7 @@ from spark_estimator.launch.spark.slots import (
     count_slots,
     default_size,
 )
+from spark_estimator.launch.spark.stage_job import run_on_spark
 from spark_estimator.launch.spark.start import TaskReports
 from spark_estimator.observe import frames
 from spark_estimator.observe.channel import DriverServer
@@ -87,6 +93,21 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
         is_local=conf.is_local,
     )
     yield from findings_of(here, reports)
+
+
+def measure_speed(spark: SparkSession, parameters: int, timeout: timedelta) -> Speed:
+    """Measures in a job on all slots of a session, as ``doctor.speed`` does.
+
+    Args:
+        parameters: of a model, whose gradients are exchanged.
+        timeout: in which the ranks have to start.
+
+    Raises:
+        SparkEstimatorError: the job failed.
+    """
+    options = JobOptions(args=(parameters,), verbose=0, start_timeout=timeout)
+    result: Speed = run_on_spark(spark, measure, default_size(spark), options)[0]
+    return result
 
 
 def _encryption(spark: SparkSession) -> str:

@@ -91,3 +91,25 @@ def test_an_address_without_a_listener_is_reported_at_once(capsys: pytest.Captur
         # The listener is not a Spark server.
         answer = run_doctor("--cluster", "--remote", f"sc://127.0.0.1:{answers}", "--timeout", "1", "--json")
         assert answer.returncode == 1 and "within 1 seconds (--timeout)" in findings(answer)["session"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--speed"], "--speed is for --cluster"),
+        (["--cluster", "--parameters", "7B"], "--parameters is for --speed"),
+        (["--cluster", "--speed", "--parameters", "0"], "invalid number of parameters value: '0'"),
+        (["--cluster", "--speed", "--parameters", "many"], "invalid number of parameters value: 'many'"),
+    ],
+)
+def test_arguments_of_speed_that_mean_nothing(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        verbs.main(["doctor", *arguments])
+    assert problem in capsys.readouterr().err
+
+
+def test_numbers_of_parameters() -> None:
+    parsed = [doctor.parser().parse_args(["--parameters", text]).parameters for text in ("25600000", "350M", "1.5b")]
+    assert parsed == [25_600_000, 350_000_000, 1_500_000_000]

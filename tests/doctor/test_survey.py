@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import spark_estimator
+from spark_estimator import __main__ as verbs
+from spark_estimator import doctor
 from tests.launch import clusters
 
 
@@ -30,6 +33,18 @@ def test_tasks_that_do_not_start_together_still_report(spark: Any) -> None:
     reports = _Survey(spark, 2, barrier=False, encrypted=True).run(timedelta(seconds=120))
     assert [report["partition"] for report in reports] == [0, 1]
     assert all("meeting" not in report and "clock" in report["driver"] for report in reports), reports
+
+
+@pytest.mark.timeout(240)
+def test_speed_of_a_session(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    speed = doctor.speed(spark, parameters=1000)
+    assert (speed.ranks, speed.links, speed.parameters) == (2, (), 1000)
+    assert verbs.main(["doctor", "--cluster", "--speed", "--parameters", "2K", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and report["speed"]["parameters"] == 2000 and report["speed"]["ranks"] == 2
+    assert [row["name"] for row in report["findings"]][-4:] == ["links", "allreduce", "gradients", "turn on"]
+    with pytest.raises(ValueError, match="parameters must be an int, 1 or more; got 0"):
+        doctor.speed(spark, parameters=0)
 
 
 def shadow(folder: Path) -> None:

@@ -1,0 +1,199 @@
+"""Measures what the ranks of a job reach: the links between all pairs of hosts, allreduce, and a model's gradients.
+
+All of it is measured with the engine's own collectives, as a training would use them: encrypted where a job encrypts,
+through the memory of a host where its ranks share it. Pairs of hosts are measured in rounds, in which each host is in
+one pair, so that a round takes as long as its slowest pair; see `rounds_of`.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.collectives.reductions import Min, Sum
+
+MIB = 1 << 20
+#: More rounds would take longer than a user waits: of more than 16 hosts, only some of the pairs are measured.
+MOST_ROUNDS = 15
+#: The sizes of the allreduce of all ranks, in bytes.
+SIZES = (4, 64 << 10, MIB, 16 * MIB)
+#: The most bytes of an exchange, of a link or of gradients: the size of a bucket. The time of more gradients is computed.
+MOST_BYTES = 64 * MIB
+# How long an exchange shall take on a slow link: fewer bytes are enough there.
+_SECONDS = 0.25
+_LATENCY_CALLS = 50
+
+
+@dataclass(frozen=True)
+class Link:
+    """What the first ranks of two hosts reach between them.
+
+    Attributes:
+        first, second: the hosts.
+        gigabits: a second, in each of both directions at the same time.
+        microseconds: an allreduce of 4 bytes takes: there and back, with the engine's own work.
+    """
+
+    first: str
+    second: str
+    gigabits: float
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The result of a measurement.
+
+    Attributes:
+        ranks: of the job.
+        hosts: names, in the order of their lowest ranks.
+        links: of the pairs of hosts that were measured.
+        pairs: how many pairs of hosts there are.
+        allreduce: seconds that all ranks take to sum float32 values, by their number of bytes.
+        parameters: of the model whose gradients were exchanged.
+        gradients: seconds to exchange these, by their format: "float32", "float16" (bfloat16 has as many bytes), and
+            with several hosts "int8".
+    """
+
+    ranks: int
+    hosts: tuple[str, ...]
+    links: tuple[Link, ...]
+    pairs: int
+    allreduce: dict[int, float]
+    parameters: int
+    gradients: dict[str, float]
+
+
+def rounds_of(hosts: int) -> list[list[tuple[int, int]]]:
+    """Pairs of hosts, in rounds in which each host is in one pair at most; each pair is in one round.
+
+    With more than `MOST_ROUNDS` rounds, that many of them, evenly spread. The order is that of the circle method for
+    tournaments: host 0 keeps its place, and the others move on by one place a round.
+    """
+    places = hosts + hosts % 2  # an odd number of hosts has one more place, whose partner pauses
+    rounds = []
+    for turn in range(places - 1):
+        circle = [0, *((turn + place) % (places - 1) + 1 for place in range(places - 1))]
+        pairs = [sorted((circle[place], circle[-1 - place])) for place in range(places // 2)]
+        rounds.append([(low, high) for low, high in pairs if high < hosts])
+    if len(rounds) <= MOST_ROUNDS:
+        return rounds
+    return [rounds[number * len(rounds) // MOST_ROUNDS] for number in range(MOST_ROUNDS)]
+
+
+def measure(parameters: int) -> Speed | None:
+    """Measures on the ranks of a job, which call it together. Returns the result on rank 0.
+
+    Args:
+        parameters: of a model, whose gradients are exchanged.
+    """
+    context.init(process_sets="dynamic")
+    places = allgather_object((context.local_rank(), socket.gethostname()), name="speed.places")
+    leaders = [rank for rank, (local_rank, _) in enumerate(places) if local_rank == 0]
+    hosts = _distinct([places[rank][1] for rank in leaders])
+    measured: dict[tuple[int, int], tuple[float, float]] = {}
+    for pairs in rounds_of(len(hosts)):
+        measured |= _measured_links(pairs, leaders)
+    links = tuple(Link(hosts[first], hosts[second], *measured[first, second]) for first, second in sorted(measured))
+    allreduce = {count: _seconds_of(count) for count in SIZES}
+    rate = SIZES[-1] / allreduce[SIZES[-1]]
+    gradients = {"float32": _gradient_seconds(parameters, rate, numpy.float32)}
+    gradients["float16"] = _gradient_seconds(parameters, rate, numpy.float16)
+    if len(hosts) > 1:
+        gradients["int8"] = _gradient_seconds(parameters, rate, numpy.float32, int8=True)
+    if context.rank():
+        return None
+    return Speed(len(places), tuple(hosts), links, math.comb(len(hosts), 2), allreduce, parameters, gradients)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names; those that several hosts have, as containers may, with the host's number."""
+    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
+
+
+def _measured_links(
+    pairs: Sequence[tuple[int, int]], leaders: Sequence[int]
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """Gigabits a second and microseconds of each of some pairs of hosts, at the same time. A collective.
+
+    Args:
+        pairs: a round of `rounds_of`.
+        leaders: [hosts] their ranks.
+    """
+    sets = {}
+    for pair in pairs:
+        ranks = [leaders[host] for host in pair]
+        sets[pair] = None if len(ranks) == context.size() else context.add_process_set(ranks)
+    mine = {
+        pair: _link_figures(process_set)
+        for pair, process_set in sets.items()
+        if process_set is None or process_set.included()
+    }
+    figures: dict[tuple[int, int], tuple[float, float]] = {}
+    for theirs in reversed(allgather_object(mine, name="speed.links")):
+        figures |= theirs  # of a pair, those of its first rank
+    for process_set in sets.values():
+        if process_set is not None:
+            context.remove_process_set(process_set)
+    return figures
+
+
+def _link_figures(pair: ProcessSet | None) -> tuple[float, float]:
+    """As of `Link`. A collective of the pair. Each of two ranks sends and receives as many bytes as it reduces."""
+    latency = _seconds_of(4, pair, calls=_LATENCY_CALLS)
+    rate = MIB / _seconds_of(MIB, pair)
+    count = _sample_bytes(rate, pair)
+    return count * 8 / _seconds_of(count, pair) / 1e9, latency * 1e6
+
+
+def _sample_bytes(rate: float, process_set: ProcessSet | None = None) -> int:
+    """How many bytes to exchange at `rate` bytes a second: 4 KiB or more, as many on all ranks. A collective."""
+    count = max(min(int(rate * _SECONDS), MOST_BYTES), 4096)
+    return int(arrays.allreduce(numpy.array([count]), Min, "speed.bytes", process_set=process_set)[0])
+
+
+def _seconds_of(
+    count: int,
+    process_set: ProcessSet | None = None,
+    *,
+    dtype: Any = numpy.float32,
+    int8: bool = False,
+    calls: int = 5,
+) -> float:
+    """The median seconds of an allreduce of `count` bytes. A collective of the set."""
+    values: NDArray[Any] = numpy.ones(max(count // numpy.dtype(dtype).itemsize, 1), dtype)
+    seconds = []
+    for _ in range(calls + 1):  # the first one touches new memory
+        arrays.barrier(process_set)
+        began = time.perf_counter()
+        arrays.grouped_allreduce(
+            [values],
+            Sum,
+            f"speed.{count}.{int8}",
+            process_set=process_set,
+            residues=(f"speed.{count}",) if int8 else (),
+        )
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
+def _gradient_seconds(parameters: int, rate: float, dtype: Any, *, int8: bool = False) -> float:
+    """The seconds of the exchange of a model's gradients, computed from a part of them if they are many.
+
+    Args:
+        rate: bytes a second that an allreduce of float32 reaches.
+    """
+    itemsize = numpy.dtype(dtype).itemsize
+    sample = min(parameters, _sample_bytes(rate) // 4)
+    return _seconds_of(sample * itemsize, dtype=dtype, int8=int8) * parameters / sample
