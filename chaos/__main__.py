@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaos import jobs, program
+from chaos import jobs, program, recovery
 from chaos.faults import UNMISSED
 from chaos.left_behind import Before, left_behind
 from chaos.oracle import Ending, Struck, violations
@@ -73,7 +73,7 @@ def _judge(run: Run, session: Callable[[], SparkSession], tally: Counter[str]) -
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="chaos"))
     ending = _ended(run, folder, session)
-    wrong = violations(run, program.expected(run), ending)
+    wrong = violations(run, _expected(run), ending)
     tally["runs"] += 1
     for struck in ending.struck:
         tally[repr(struck.fault.kind.value)] += 1
@@ -103,18 +103,33 @@ def _ended(run: Run, folder: Path, session: Callable[[], SparkSession]) -> Endin
     if shown is None:
         faulthandler.dump_traceback(all_threads=True)
         return Ending(None, "", None, struck)
-    checkpoint, unmissed = folder / program.CHECKPOINT, folder / UNMISSED
+    unmissed = folder / UNMISSED
     return Ending(
         shown.value,
         shown.error,
         ended - max(began, last),
         struck,
-        tuple(left_behind(before, mark, folder, count_descriptors=not on_spark)),
-        not checkpoint.exists() or program.checkpoint_is_whole(checkpoint.read_bytes()),
+        tuple(left_behind(before, mark, folder, count_descriptors=not on_spark)),  # first: until then writers may work
+        _problem_of_checkpoints(run, folder, succeeded=not shown.error),
         _next_job(run, session) if shown.error else "",
         int(unmissed.read_text()) if unmissed.exists() else None,
         shown.reported,
     )
+
+
+def _problem_of_checkpoints(run: Run, folder: Path, *, succeeded: bool) -> str:
+    if run.launcher is Launcher.RECOVERY:
+        try:
+            return recovery.problem_of_checkpoints(run, folder, succeeded=succeeded)
+        except Exception as error:
+            return f"one cannot be read: {error!r}"
+    checkpoint = folder / program.CHECKPOINT
+    is_whole = not checkpoint.exists() or program.checkpoint_is_whole(checkpoint.read_bytes())
+    return "" if is_whole else "the checkpoint is torn"
+
+
+def _expected(run: Run) -> int:
+    return recovery.expected(run) if run.launcher is Launcher.RECOVERY else program.expected(run)
 
 
 def _within_time(job: Callable[[], jobs.Shown]) -> jobs.Shown | None:
@@ -153,7 +168,7 @@ def _next_job(run: Run, session: Callable[[], SparkSession]) -> str:
         shown = _within_time(lambda: jobs.start(healthy, "chaos-next", Path(folder), session))
     if shown is None:
         return "did not end"
-    right = program.expected(healthy)
+    right = _expected(healthy)
     return "" if shown.value == right else f"{shown.error or shown.value} instead of {right}"
 
 

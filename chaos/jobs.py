@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos import program
+from chaos import program, recovery
 from chaos.plan import LINKS, Fault, Launcher, Run
 from chaos.proxy import Proxy
 from spark_estimator.collectives.rendezvous import PeerFacts
@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: A job that runs for longer hangs.
-HANG_SECONDS = 75.0
+HANG_SECONDS = 90.0
 # Ranks that do not join a new round are killed after this time (600 s by default).
 _ROUND_TIMEOUT = timedelta(seconds=6)
+# How long the others wait for a new process: PyTorch has to be imported.
+_PATIENCE = timedelta(seconds=30)
 #: A variable of the ranks, which identifies the remaining processes of a run.
 MARK = "CHAOS_RUN"
 _ROOT = Path(__file__).resolve().parents[1]
@@ -69,7 +71,7 @@ def environment_of(run: Run, mark: str, folder: Path) -> dict[str, str]:
         "SPARK_ESTIMATOR_SILENCE_SECONDS": "4",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "2",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5",
-        "HOROVOD_START_TIMEOUT": "10",
+        "HOROVOD_START_TIMEOUT": "30" if run.launcher is Launcher.RECOVERY else "10",  # it imports PyTorch
         "SPARK_ESTIMATOR_SHARED_MEMORY": str(int(run.shared_memory)),
         "SPARK_ESTIMATOR_ENCRYPTION": "require" if run.encrypted else "off",
     }
@@ -104,6 +106,11 @@ def start(run: Run, mark: str, folder: Path, session: Callable[[], SparkSession]
             terms = Terms(size=run.size, min_size=1, timeout=_ROUND_TIMEOUT)
             with contextlib.redirect_stderr(reported):
                 value = run_elastic_local(program.train, terms, options)[0]
+        elif run.launcher is Launcher.RECOVERY:
+            patience = _PATIENCE if run.replaces_first else None
+            terms = Terms(run.size, 1, replace=True, timeout=_ROUND_TIMEOUT, patience=patience)
+            with contextlib.redirect_stderr(reported):
+                value = run_elastic_local(recovery.train, terms, options)[0]
         else:
             from spark_estimator.spark import run as run_on_spark
 

@@ -12,8 +12,8 @@ from spark_estimator.store.replacement import discard_leftovers
 
 #: How long it may take until killed processes are reaped, and stopped threads have ended.
 _PATIENCE_SECONDS = 3.0
-# What the runner itself puts into a run's folder, and what a rank may leave there on purpose.
-_EXPECTED_FILES = ("fired.", "due.", "output", "run.json", "checkpoint", "result.", "unmissed")
+# What the runner itself puts into a run's folder, and what a rank, or PyTorch, may leave there on purpose.
+_EXPECTED_FILES = ("fired.", "due.", "output", "run.json", "checkpoint", "result.", "unmissed", "torchinductor_")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from chaos.plan import BY_PROGRAM, HARMLESS, LINKS, SILENT, Fault, Kind, Launche
 
 #: From the last fault to the end of the job: the ranks' silence, the launcher's waits, and room for a busy machine.
 BOUND_SECONDS = 25.0
+#: The same for a process that replaces a lost one: it imports PyTorch, or does not come.
+NEW_PROCESS_SECONDS = 35.0
 
 _NAMED = re.compile(r"\brank (\d+)\b")
 _PROCESS = re.compile(r"\bpid (\d+)\b|\bprocess (\d+)\b")
@@ -40,7 +42,7 @@ class Ending:
         seconds: from the last fault, or the start, to the end; None: it did not end.
         struck: the faults that have happened.
         left: what is left behind, as text.
-        checkpoint_whole: whether the checkpoint can be read, or there is none.
+        checkpoint_problem: what is wrong with the checkpoints; '' for nothing.
         next_job: the result of the job after it; '' when it was right.
         unmissed: a stuck rank of an elastic job that nothing ended until it ended itself; None: there was none.
         reported: what an elastic job printed about itself.
@@ -51,7 +53,7 @@ class Ending:
     seconds: float | None
     struck: tuple[Struck, ...] = ()
     left: tuple[str, ...] = ()
-    checkpoint_whole: bool = True
+    checkpoint_problem: str = ""
     next_job: str = ""
     unmissed: int | None = None
     reported: str = ""
@@ -64,8 +66,8 @@ def violations(run: Run, right: int, ending: Ending) -> list[str]:
         right: what one process computes.
     """
     wrong = [f"left behind: {thing}" for thing in ending.left]
-    if not ending.checkpoint_whole:
-        wrong.append("the checkpoint is torn")
+    if ending.checkpoint_problem:
+        wrong.append(f"checkpoints: {ending.checkpoint_problem}")
     if ending.next_job:
         wrong.append(f"the next job: {ending.next_job}")
     if ending.unmissed is not None and f"waits for rank {ending.unmissed} (" not in ending.reported:
@@ -73,6 +75,8 @@ def violations(run: Run, right: int, ending: Ending) -> list[str]:
     if ending.seconds is None:
         return ["the job did not end", *wrong]
     bound = BOUND_SECONDS if ending.unmissed is None else BOUND_SECONDS + UNMISSED_SECONDS
+    if run.launcher is Launcher.RECOVERY:
+        bound += NEW_PROCESS_SECONDS
     if ending.struck and ending.seconds > bound:  # a busy machine may take any time for a job without faults
         wrong.append(f"the job ended {ending.seconds:.1f} s after the last fault; at most {bound:g} s are allowed")
     if ending.error:

@@ -25,13 +25,15 @@ class Launcher(enum.Enum):
     COMMAND = "horovodrun"
     #: An elastic job on this host, which continues with fewer ranks.
     ELASTIC = "elastic"
+    #: An elastic job on this host with ``mode="step"``, which replaces lost ranks, and with checkpoints beside it.
+    RECOVERY = "recovery"
     #: ``horovod.spark.run`` in a local Spark session.
     SPARK = "spark"
 
     @property
     def is_elastic(self) -> bool:
         """Whether the job continues when it loses a rank."""
-        return self is Launcher.ELASTIC
+        return self in (Launcher.ELASTIC, Launcher.RECOVERY)
 
 
 class Kind(enum.Enum):
@@ -127,6 +129,11 @@ class Run:
         return len(self.operations)
 
     @property
+    def replaces_first(self) -> bool:
+        """Whether a `Launcher.RECOVERY` job waits for a new process before it continues with fewer ranks."""
+        return self.number % 2 == 0
+
+    @property
     def command(self) -> str:
         """The one command that repeats it."""
         return f"make chaos SEED={shlex.quote(self.seed)} RUN={self.number}"
@@ -160,8 +167,10 @@ class Run:
 def plan(seed: str, number: int) -> Run:
     """The run with this number; the same for the same arguments, on every machine."""
     chance = random.Random(f"{seed}/{number}")
-    weights = {Launcher.LOCAL: 8, Launcher.LINKS: 6, Launcher.COMMAND: 3, Launcher.ELASTIC: 4, Launcher.SPARK: 2}
+    weights = {Launcher.LOCAL: 8, Launcher.LINKS: 6, Launcher.COMMAND: 3, Launcher.ELASTIC: 6, Launcher.SPARK: 2}
     launcher = chance.choices(list(weights), list(weights.values()))[0]
+    if launcher is Launcher.ELASTIC and chance.random() < 0.5:
+        launcher = Launcher.RECOVERY
     size = chance.choice((1, 2, 2, 2, 3, 3, 4))
     if launcher is Launcher.LINKS:
         size = max(2, size)
@@ -190,7 +199,10 @@ def _kinds(launcher: Launcher, size: int, encrypted: bool) -> list[Kind]:
         # A flipped bit of a tensor shows only where the ranks encrypt.
         kinds = kinds[::2] + [kind for kind in LINKS if encrypted or kind is not Kind.CORRUPT] * 2
         kinds.sort(key=lambda kind: kind.value)
-    if launcher is Launcher.ELASTIC:
+    if launcher is Launcher.RECOVERY:
+        # As the fault limits the size of files, the copies in memory and the writers of the rank would have it, too.
+        kinds.remove(Kind.FULL_DISK)
+    if launcher.is_elastic:
         kinds = [kind for kind in kinds if kind not in _NOT_ELASTIC]
     if size == 1:
         kinds = [kind for kind in kinds if kind not in SILENT]

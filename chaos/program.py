@@ -37,7 +37,7 @@ def expected(run: Run) -> int:
     """The result of a run, computed by one process without collectives."""
     state = 0
     for step, operations in enumerate(run.operations):
-        table = _table(run, step)
+        table = table_of(run, step)
         for operation in operations:
             state = _advance(state, _alone(operation, table))
     return state
@@ -65,7 +65,7 @@ def train(text: str, folder: str) -> int:
             if faults.at(state.step):
                 return -1  # early, as far as the other ranks know
             time.sleep(run.pace / 1000)
-            table = _table(run, state.step)
+            table = table_of(run, state.step)
             for position, operation in enumerate(run.operations[state.step]):
                 name = f"step{state.step}/{position}"
                 result = _together(operation, table, name, state.step)
@@ -109,7 +109,7 @@ def checkpoint_is_whole(content: bytes) -> bool:
     return str(zlib.crc32(words.encode())) == checksum
 
 
-def _table(run: Run, step: int) -> Table:
+def table_of(run: Run, step: int) -> Table:
     """The numbers of one step, the same on every rank."""
     start = zlib.crc32(f"{run.seed}/{run.number}/{step}".encode())
     flat = (numpy.arange(_ROWS * run.width, dtype=numpy.int64) * 7 + start) % 101

@@ -28,7 +28,7 @@ MIB = 1 << 20
 MOST_ROUNDS = 15
 #: The sizes of the allreduce of all ranks, in bytes.
 SIZES = (4, 64 << 10, MIB, 16 * MIB)
-#: The most bytes of an exchange, of a link or of gradients: the size of a bucket. The time of more gradients is computed.
+#: The most bytes of an exchange, of a link or of gradients: those of a bucket. Of more gradients the time is computed.
 MOST_BYTES = 64 * MIB
 # How long an exchange shall take on a slow link: fewer bytes are enough there.
 _SECONDS = 0.25

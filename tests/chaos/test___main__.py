@@ -9,8 +9,8 @@ from chaos.__main__ import main
 
 
 def test_a_run_is_judged_and_its_seed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Run 10 of this seed is two local ranks without a fault."""
-    assert main(["--seed", "b", "--run", "30"]) == 0
+    """Run 180 of this seed is two local ranks without a fault."""
+    assert main(["--seed", "b", "--run", "180"]) == 0
     printed = capsys.readouterr().out
     assert "chaos: SEED=b\n" in printed
     assert "chaos: 1 runs, 0 in violation (SEED=b)" in printed
@@ -21,10 +21,10 @@ def test_a_violation_is_printed_with_the_command_that_repeats_it(
 ) -> None:
     right = program.expected
     monkeypatch.setattr(program, "expected", lambda run: right(run) + 1)
-    assert main(["--seed", "b", "--run", "30"]) == 1
+    assert main(["--seed", "b", "--run", "180"]) == 1
     printed = capsys.readouterr().out
     assert re.search(
-        r"VIOLATION wrong numbers: \d+ instead of \d+\n  repeat it with: make chaos SEED=b RUN=30\n", printed
+        r"VIOLATION wrong numbers: \d+ instead of \d+\n  repeat it with: make chaos SEED=b RUN=180\n", printed
     )
 
 

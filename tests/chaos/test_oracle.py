@@ -129,9 +129,9 @@ def test_what_a_timer_does_may_come_too_late() -> None:
 
 
 def test_what_is_left_behind() -> None:
-    ending = replace(HEALTHY, left=("process 5: sleep",), checkpoint_whole=False, next_job="did not end")
+    ending = replace(HEALTHY, left=("process 5: sleep",), checkpoint_problem="one is torn", next_job="did not end")
     assert violations(run_of(), RIGHT, ending) == [
         "left behind: process 5: sleep",
-        "the checkpoint is torn",
+        "checkpoints: one is torn",
         "the next job: did not end",
     ]
