@@ -28,6 +28,13 @@ class Schedule:
         self._asked_after = 0
         self._ask_after = 1
 
+    def resume(self, since: int, passed: float) -> None:
+        """Counts on from a checkpoint that was made `since` steps and `passed` seconds ago; the same on all ranks."""
+        self._since = since
+        if self._seconds is not None:
+            self._began = self._first_clock() - passed
+            self._asked_after = since
+
     def is_due(self) -> bool:
         """Counts a step. Returns whether a checkpoint is due after it."""
         self._since += 1

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import sys
 import threading
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of that session")
     where.add_argument(
         "--timeout",
-        type=float,
+        type=_seconds,
         default=CLUSTER_SECONDS,
         metavar="SECONDS",
         help="for the session to start, and then for all slots to be free at once (default: %(default)g)",
@@ -77,15 +78,26 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    """A number such as 25600000, 350M or 1.5B. Raises ValueError, for argparse."""
+    """A number such as 25600000, 350M or 1.5B, for argparse."""
     factor = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper())
-    number = int(text) if factor is None else round(float(text[:-1]) * factor)
+    try:
+        number = int(text) if factor is None else round(float(text[:-1]) * factor)
+    except (ValueError, OverflowError):
+        number = 0
     if number < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters, such as 25600000, 350M or 7B")
     return number
 
 
-_count.__name__ = "number of parameters"  # as argparse calls it in its error
+def _seconds(text: str) -> float:
+    """A time-out in seconds, for argparse."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -177,6 +189,8 @@ def _main_of_cluster(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(table_of(findings), flush=True)
         if arguments.speed and not isinstance(session, Finding):
+            if not arguments.json:
+                print("\nMeasuring the speed of a job in all slots ...", flush=True)
             measured, report = _measured(session, arguments, findings)
             findings += report
             if not arguments.json:

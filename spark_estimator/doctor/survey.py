@@ -105,6 +105,7 @@ def measure_speed(spark: SparkSession, parameters: int, timeout: timedelta) -> S
     Raises:
         SparkEstimatorError: the job failed.
     """
+    check_session(spark)
     options = JobOptions(args=(parameters,), verbose=0, start_timeout=timeout)
     result: Speed = run_on_spark(spark, measure, default_size(spark), options)[0]
     return result

@@ -166,7 +166,9 @@ def _peers(here: DriverSide, own_reports: Sequence[Report], executors: int) -> F
     reached = sum(len(meeting.get("reached", ())) for meeting in met)
     if reached < executors - 1:
         return _note(f"{reached} of {executors - 1} other executors could be checked; the rest did not listen")
-    return _ok("no other executor" if executors == 1 else f"all {reached} others were reached")
+    if executors == 1:
+        return _ok("no other executor")
+    return _ok("the other one was reached" if reached == 1 else f"all {reached} others were reached")
 
 
 def _sharing(here: DriverSide, own_reports: Sequence[Report], reports: Sequence[Report]) -> Finding:

@@ -140,17 +140,26 @@ class PeerCopies:
             content: what only this rank has.
             step: of the commit.
         """
-        self.rank, self.size = context.rank(), context.size()
-        self._kept.clear()
+        place = context.rank(), context.size()
+        if place != (self.rank, self.size):
+            self._kept.clear()  # they are named by the ranks of the round before
+        self.rank, self.size = place
+        former = set(self._kept)  # until there are others: a rank may be lost meanwhile
         host_ranks = arrays.allgather(numpy.array([context.local_size()], numpy.int64), "elastic.step.hosts")
         self._host_ranks = int(host_ranks.max())
         if self.size > 1:
-            self._send(content, step)
+            former.discard(self._send(content, step))
+        self._kept = {key: value for key, value in self._kept.items() if key not in former}
 
-    def _send(self, content: bytes, step: int) -> None:
-        """Sends this rank's content to the next rank of the ring, and keeps what it receives. A collective."""
+    def _send(self, content: bytes, step: int) -> tuple[int, int]:
+        """Sends this rank's content to the next rank of the ring, and keeps what it receives. A collective.
+
+        Returns:
+            The key of what it has received.
+        """
         splits = [0] * self.size
         splits[ring_target(self.rank, self.size, self._host_ranks)] = len(content)
         received, counts = arrays.alltoall(numpy.frombuffer(content, numpy.uint8), splits, "elastic.step.copies")
         source = next(other for other, count in enumerate(counts) if count)
         self._kept[source, step] = received.tobytes()
+        return source, step

@@ -17,6 +17,7 @@ import numpy
 from spark_estimator.data.categories import LONGEST_TEXT, MOST_HASHED_IDS, MOST_IDS
 from spark_estimator.data.nulls import STATISTICS
 from spark_estimator.errors import DataError, PreflightError
+from spark_estimator.launch.spark.slots import is_stopped
 from spark_estimator.log import logger
 from spark_estimator.store import Store
 
@@ -369,9 +370,7 @@ def spark_frame(what: str, frame: Any) -> None:
             f"{what} takes a Spark DataFrame. Convert pandas and NumPy data with spark.createDataFrame(...); got "
             f"{shown}."
         )
-    session = frame.sparkSession
-    context = getattr(session, "_sc", None)
-    if getattr(session, "is_stopped", False) or (context is not None and getattr(context, "_jsc", None) is None):
+    if is_stopped(frame.sparkSession):
         raise PreflightError(
             f"{what}: the DataFrame's Spark session has been stopped. Create the DataFrame in a new session."
         )

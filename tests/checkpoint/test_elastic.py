@@ -16,10 +16,12 @@ from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 
-STEPS, LOST_AT, EVERY = 11, 7, 2
+STEPS, LOST_AT, EVERY = 12, 7, 2
 
 
-def train(folder: str, mode: str) -> list[tuple[int, int]]:
+def train(
+    folder: str, mode: str, steps: int = STEPS, step_seconds: float = 0, every: int = EVERY
+) -> list[tuple[int, int]]:
     """Returns (what `restore` returned, the state's step then) of each round."""
     import spark_estimator.torch as hvd
 
@@ -34,12 +36,13 @@ def train(folder: str, mode: str) -> list[tuple[int, int]]:
 
     @hvd.elastic.run(mode=mode)
     def loop(state: hvd.elastic.TorchState) -> list[tuple[int, int]]:
-        with Checkpointer(f"{folder}/checkpoints", **state.checkpoint_parts(), every_steps=EVERY) as checkpointer:
+        with Checkpointer(f"{folder}/checkpoints", **state.checkpoint_parts(), every_steps=every) as checkpointer:
             begun.append((checkpointer.restore(), state.step))
-            while state.step < STEPS:
+            while state.step < steps:
                 if (state.step, hvd.rank()) == (LOST_AT, 1) and not marker.exists():
                     marker.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(step_seconds)
                 optimizer.zero_grad()
                 model.weight.sum().backward()
                 optimizer.step()
@@ -62,6 +65,23 @@ def test_a_loss_counts_no_step_twice(mode: str, tmp_path: Path) -> None:
     saved = load(checkpoints)
     assert saved["state"]["step"] == saved["step"] == STEPS
     assert saved["model"]["weight"].tolist() == [[-float(STEPS)] * 3]
+
+
+def test_a_loss_delays_no_checkpoint(tmp_path: Path) -> None:
+    options = JobOptions(args=(str(tmp_path), "step"), kwargs={"every": 10, "steps": 11})
+    run_elastic_local(train, Terms(2, 1, timeout=timedelta(seconds=20)), options)
+    assert complete_steps(str(tmp_path / "checkpoints")) == [10], "7 steps before the loss, and 3 after it"
+
+
+@pytest.mark.slow
+def test_a_step_after_which_a_rank_joins_is_counted(tmp_path: Path) -> None:
+    """Its commit interrupts the loop before the checkpointer's step()."""
+    terms = Terms(2, 1, replace=True, timeout=timedelta(seconds=20))
+    options = JobOptions(args=(str(tmp_path), "step"), kwargs={"steps": 61, "step_seconds": 0.4})
+    begun = run_elastic_local(train, terms, options)[0]
+    assert len(begun) == 3 and all(steps == state for steps, state in begun), "lost, and joined"
+    saved = load(str(tmp_path / "checkpoints"))
+    assert saved["step"] == saved["state"]["step"] > begun[-1][0]
 
 
 def test_a_training_that_does_not_restore_leaves_its_own_checkpoints(tmp_path: Path) -> None:

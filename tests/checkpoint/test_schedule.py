@@ -53,3 +53,13 @@ def test_whichever_comes_first() -> None:
 def test_slow_steps() -> None:
     clock = Clock(1000)
     assert due_after(Schedule(None, timedelta(seconds=10), clock), clock, 4) == [2, 3, 4]
+
+
+def test_it_counts_on_from_an_earlier_checkpoint() -> None:
+    clock = Clock(1)
+    by_number = Schedule(10, None, clock)
+    by_number.resume(7, 70)
+    assert due_after(by_number, clock, 20) == [3, 13]
+    by_time = Schedule(None, timedelta(seconds=100), clock)
+    by_time.resume(7, 95)
+    assert due_after(by_time, clock, 20)[0] in range(5, 15)

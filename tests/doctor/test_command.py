@@ -98,8 +98,13 @@ def test_an_address_without_a_listener_is_reported_at_once(capsys: pytest.Captur
     [
         (["--speed"], "--speed is for --cluster"),
         (["--cluster", "--parameters", "7B"], "--parameters is for --speed"),
-        (["--cluster", "--speed", "--parameters", "0"], "invalid number of parameters value: '0'"),
-        (["--cluster", "--speed", "--parameters", "many"], "invalid number of parameters value: 'many'"),
+        (
+            ["--cluster", "--speed", "--parameters", "0"],
+            "'0' is not a number of parameters, such as 25600000, 350M or 7B",
+        ),
+        (["--cluster", "--speed", "--parameters", "3X"], "'3X' is not a number of parameters"),
+        (["--cluster", "--speed", "--parameters", "nanM"], "'nanM' is not a number of parameters"),
+        (["--cluster", "--timeout", "-3"], "'-3' is not a number of seconds above 0"),
     ],
 )
 def test_arguments_of_speed_that_mean_nothing(

@@ -13,6 +13,7 @@ import pytest
 import spark_estimator
 from spark_estimator import __main__ as verbs
 from spark_estimator import doctor
+from spark_estimator.errors import PreflightError
 from tests.launch import clusters
 
 
@@ -47,6 +48,17 @@ def test_speed_of_a_session(spark: Any, capsys: pytest.CaptureFixture[str]) -> N
         doctor.speed(spark, parameters=0)
 
 
+class StoppedSession:
+    """As a session is after ``stop()``."""
+
+    is_stopped = True
+
+
+def test_speed_of_a_stopped_session() -> None:
+    with pytest.raises(PreflightError, match="this Spark session has been stopped"):
+        doctor.speed(StoppedSession())  # type: ignore[arg-type]
+
+
 def shadow(folder: Path) -> None:
     """A copy of this package with the version in the file `version`, and a torch 9.9.9 beside it."""
     shutil.copytree(clusters.ROOT / "spark_estimator", folder / "spark_estimator", ignore=skip_caches)
@@ -75,7 +87,7 @@ def test_executors_with_other_packages_than_the_driver(tmp_path: Path) -> None:
         if name == "packages":
             assert row["state"] == "note" and "torch 9.9.9 (2.13" in row["text"], row
         elif name == "peers":
-            assert (row["state"], row["text"]) == ("ok", "all 1 others were reached"), row
+            assert (row["state"], row["text"]) == ("ok", "the other one was reached"), row
         elif name == "sharing":
             assert (row["state"], row["text"]) == ("ok", "two tasks of this host share memory"), row
         elif name == "wheel":

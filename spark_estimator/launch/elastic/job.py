@@ -364,10 +364,10 @@ class ElasticJob:
         whys = [ready.why for ready in waiting if ready is not None and ready.why]
         missing = 0 if self._terms.patience is None else self._terms.size - len(peers)
         self._report(
-            f"round {self._planner.round} starts with {len(peers)} ranks, pids "
+            f"round {self._planner.round} starts with {_ranks(len(peers))}, pids "
             f"{', '.join(str(peer.pid) for peer in peers)}"
-            + (f"; {missing} lost ranks were not replaced in time" if missing else "")
-            + (f"; round {self._planner.round - 1} ended with: {whys[0]}" if whys else "")
+            + (f"; without {_ranks(missing, 'lost ')}, not replaced in time" if missing else "")
+            + (f"; round {self._planner.round - 1} ended with: {whys[0].splitlines()[0]}" if whys else "")
         )
         for rank, number in enumerate(numbers):
             self._processes[number].become(rank)
@@ -429,3 +429,7 @@ def _named(process: Process) -> str:
 
 def _shortened(message: str) -> str:
     return message.split("\n", 1)[0][:500]
+
+
+def _ranks(count: int, kind: str = "") -> str:
+    return f"{count} {kind}rank{'s' * (count != 1)}"

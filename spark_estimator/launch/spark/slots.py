@@ -72,6 +72,12 @@ def old_connect(server: str = "") -> PreflightError:
     )
 
 
+def is_stopped(spark: SparkSession) -> bool:
+    """Whether a session, classic or Connect, has been stopped."""
+    context = getattr(spark, "_sc", None)
+    return getattr(spark, "is_stopped", False) or (context is not None and getattr(context, "_jsc", None) is None)
+
+
 def check_session(spark: SparkSession, *, together: bool = True) -> None:
     """Refuses sessions that cannot run a job of any size.
 
@@ -81,6 +87,8 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
     Raises:
         PreflightError: the text names the setting to change.
     """
+    if is_stopped(spark):
+        raise PreflightError("this Spark session has been stopped: use a new one.")
     check_connect(spark)
     conf = Configuration(spark)
     if together:

@@ -323,6 +323,10 @@ class TorchState(ObjectState):
             "state": _Attributes(self, self._names),
         }
 
+    def committed_steps(self) -> int | None:
+        """With ``mode="step"``, the commits so far, the same on all ranks after `sync`; None with another mode."""
+        return None if self._keeper is None else self._keeper.step
+
     def reset(self) -> None:
         """Distributes the rest of the epoch over the new ranks."""
         for handler in self._handlers.values():
@@ -336,6 +340,7 @@ class _Attributes:
     def __init__(self, state: TorchState, names: Sequence[str]) -> None:
         self._state = state
         self._names = names
+        self.committed_steps = state.committed_steps  # for a `Checkpointer`
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self._state, name) for name in self._names}

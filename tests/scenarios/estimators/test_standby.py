@@ -44,5 +44,5 @@ def test_a_fit_continues_without_a_lost_executor(tmp_path: Path) -> None:
     # The mean of the labels 0 ... 359: each epoch has counted each row once, those of the lost rank, too.
     assert results["losses"] == pytest.approx([179.5] * 4)
     assert "lost rank 1" in lines and "round 2 starts with 2 ranks" in lines
-    assert "; 1 lost ranks were not replaced in time" in lines
+    assert "; without 1 lost rank, not replaced in time" in lines
     assert "round 3 starts with 3 ranks" in lines
