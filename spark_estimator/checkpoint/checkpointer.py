@@ -336,7 +336,7 @@ class Checkpointer:
         group, steps, since, passed = secrets.token_hex(4), 0, 0, 0.0
         counted = _counted.get(self._root)
         if counted is not None:
-            # Of a state that counts commits, a step counts by its commit, whatever was called after it.
+            # Of a state that counts commits, a step counts by its commit, even if `step` was not called after it.
             steps = counted.steps + (self._commits() or 0) - (counted.commits or 0)
             since, passed = max(steps - counted.last_steps, 0), schedule.clock() - counted.last_time
         if not self._is_rank:
