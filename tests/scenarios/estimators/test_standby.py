@@ -17,14 +17,14 @@ from tests.launch import clusters
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_lost_executor_costs_a_step(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     with clusters.driver(
         Path(__file__).with_name("standby_fit.py"), "local-cluster[3,1,1024]", str(folder), folder=tmp_path
     ) as driver:
-        results = driver.wait(150)
+        results = driver.wait(270)
     assert results == {"same": True, "killed": True}
     lines = driver.output()
     assert lines.count("starting 1 processes that wait for the loss of a rank") >= 1
