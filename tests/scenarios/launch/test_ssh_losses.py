@@ -180,3 +180,47 @@ def test_between_two_networks(network: Network, tmp_path: Path, harm: str) -> No
             assert status == 137 and re.match(r"rank 2 \(host far, pid \d+\) was killed by signal 9", cause)
         else:
             assert status == 1 and re.match(r"rank \d \(host", cause) and "host far" in cause, driver.output()
+
+
+RECOVERING = """
+import os, signal
+from pathlib import Path
+
+import torch
+
+import spark_estimator.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(2, 1, bias=False)
+torch.nn.init.zeros_(model.weight)
+sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Sum)
+state = hvd.elastic.TorchState(model, optimizer, step=0)
+killed = Path(__file__).with_name("killed")
+
+@hvd.elastic.run(mode="step")
+def train(state):
+    while state.step < 20:
+        if (state.step, hvd.rank()) == (7, 2) and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model.weight.sum().backward()
+        optimizer.step()
+        state.step += 1
+        state.commit()
+
+train(state)
+print("weights", model.weight.tolist(), "of", hvd.size(), flush=True)
+"""
+
+
+def test_a_rank_on_another_network_is_replaced_within_a_step(network: Network, tmp_path: Path) -> None:
+    here, there = network.hosts
+    (tmp_path / "train.py").write_text(RECOVERING)
+    with ssh_hosts(tmp_path, {"far": there.address}, [there.entered()]) as hosts, here.entered():
+        flags = ("-np", "4", "--min-np", "4", "--max-np", "4", "-H", f"{here.address}:2,far:2")
+        done = horovodrun(hosts, *flags, "python", str(tmp_path / "train.py"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "killed").exists() and "round 2 starts with 4 ranks" in done.stderr
+    assert done.stdout.count("weights [[-80.0, -80.0]] of 4") == 4, done.stdout
