@@ -26,8 +26,8 @@ def run(python: str, folder: str, size: int, steps: int, step_ms: float) -> tupl
         folder: for counts and logs.
 
     Returns:
-        (batches, seconds): the batches of all committed steps, `size` for one in which no replica was missing; and
-        the time until the first replica had ended.
+        (batches, seconds): the number of batches in all committed steps, which is `size` for a step of all replicas;
+        and the time until the first replica ended.
 
     Raises:
         RuntimeError: a replica has failed.

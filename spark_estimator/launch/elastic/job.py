@@ -367,7 +367,7 @@ class ElasticJob:
             f"round {self._planner.round} starts with {_ranks(len(peers))}, pids "
             f"{', '.join(str(peer.pid) for peer in peers)}"
             + (f"; without {_ranks(missing, 'lost ')}, not replaced in time" if missing else "")
-            + (f"; round {self._planner.round - 1} ended with: {whys[0].splitlines()[0]}" if whys else "")
+            + (f"; round {self._planner.round - 1} ended with: {_shortened(whys[0])}" if whys else "")
         )
         for rank, number in enumerate(numbers):
             self._processes[number].become(rank)

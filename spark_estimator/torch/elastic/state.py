@@ -317,7 +317,12 @@ class TorchState(ObjectState):
         """The state's objects by name, for ``Checkpointer(folder, **state.checkpoint_parts())``: a commit on disk.
 
         Plain attributes, such as the epoch, are the object ``state`` there.
+
+        Raises:
+            ValueError: a model, an optimizer or a sampler has the name ``state``.
         """
+        if "state" in self._handlers:
+            raise ValueError("checkpoint_parts(): the name 'state' is that of the plain attributes; use another name.")
         return {
             **{name: handler.value for name, handler in self._handlers.items()},
             "state": _Attributes(self, self._names),
