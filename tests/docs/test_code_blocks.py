@@ -91,6 +91,15 @@ def dies_in_the_second_epoch(program: str) -> str:
     return program.replace(line, dies + line)
 
 
+def dies_after_a_commit(program: str) -> str:
+    """Kills rank 1 of the elastic program with checkpoints, between two of them."""
+    line = "            checkpointer.step()\n"
+    assert line in program
+    dies = "            if state.step == 15 and hvd.rank() == 1 and not os.path.exists('died'):\n"
+    dies += "                open('died', 'w').close()\n                os._exit(9)\n"
+    return "import os\n" + program.replace(line, dies + line)
+
+
 def outlives_a_rank(output: str) -> None:
     ends = re.findall(r"rank (\d) of 2: (.*)", output)
     assert [rank for rank, _ in sorted(ends)] == ["0", "1"] and len({weights for _, weights in ends}) == 1, output
@@ -160,6 +169,14 @@ PROGRAMS = (
     Program("docs/how-to/fewer-bytes.md", (0,), prints(r"\[0\]<stdout>:bytes 41\d\d\d$"), TWO, slow=True),
     Program("docs/how-to/fewer-bytes.md", (1,), prints(r"\[0\]<stdout>:exchanges 3$"), TWO, slow=True),
     Program("docs/how-to/checkpoints.md", (0,), prints("the last attempt began after step (10|20)$"), slow=True),
+    Program(
+        "docs/how-to/checkpoints.md",
+        (1,),
+        prints(r".*\bsteps 25$"),
+        ("-np", "2", "--min-np", "1"),
+        edit=dies_after_a_commit,
+        slow=True,
+    ),
     Program(
         "docs/how-to/debug-a-hang.md",
         (0,),
