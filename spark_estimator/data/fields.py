@@ -18,6 +18,7 @@ Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
 # Rows that are written into a row-major matrix at a time, so that a column's piece of it stays in the cache.
 _BLOCK_ROWS = 4096
+_HAS_TENSORS = hasattr(pyarrow.RecordBatch, "to_tensor")  # PyArrow 16 and newer
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: st
     Raises:
         DataError: a value is missing, an array has another length, a number does not fit the type.
     """
+    side_by_side = _numbers_of_one_type(batch, field, row, source)
+    if side_by_side is not None:
+        return side_by_side
     pieces = []
     position = 0
     for column, same in itertools.groupby(field.columns):
@@ -104,6 +108,21 @@ def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: st
             whole[start : start + len(rows), position : position + piece.shape[1]] = rows
             position += piece.shape[1]
     return whole
+
+
+def _numbers_of_one_type(batch: pyarrow.RecordBatch, field: Field, row: int, source: str) -> Array | None:
+    """`matrix_of` in one call of Arrow, for columns of numbers without nulls; None: these are not such columns."""
+    if len(field.columns) < 2 or not _HAS_TENSORS or len(set(field.columns)) < len(field.columns):
+        return None
+    columns = [batch.column(column) for column in field.columns]
+    kind = columns[0].type
+    if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
+        return None
+    if any(column.type != kind or column.null_count for column in columns):
+        return None
+    tensor = pyarrow.RecordBatch.from_arrays(columns, names=list(field.columns)).to_tensor()
+    wanted = _Wanted(field.names, field.width, field.stored_dtype, None, source)
+    return _converted(tensor.to_numpy().reshape(-1), wanted, row, None).reshape(batch.num_rows, field.width)
 
 
 def widths_of(batch: pyarrow.RecordBatch, columns: Sequence[str]) -> list[int | None]:
@@ -157,11 +176,10 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
         raise _null(name, wanted, row + _first(array.is_null()))
     lengths: Array | None = None
     if is_list(array.type):
-        result = pyarrow.compute.list_value_length(array)
-        if rows and not pyarrow.compute.all(pyarrow.compute.equal(result, width)).as_py():
-            lengths = result.to_numpy(zero_copy_only=False)
+        array, stored = _opened(array)
+        if not (stored == width).all():
+            lengths = stored
             _check_lengths(lengths, wanted, row)
-        array = array.flatten()
         if array.null_count:
             position = _first(array.is_null())
             at = row + _row_of(position, width, lengths)
@@ -178,6 +196,14 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
     padded = numpy.full((rows, width), wanted.padding, wanted.dtype)
     padded[numpy.arange(width) < lengths[:, None]] = values
     return padded
+
+
+def _opened(lists: pyarrow.Array) -> tuple[pyarrow.Array, Array]:
+    """The values of arrays, one after the other, and [rows] the arrays' lengths. None of them may be null."""
+    if pyarrow.types.is_fixed_size_list(lists.type):
+        return lists.flatten(), numpy.full(len(lists), lists.type.list_size)
+    offsets = lists.offsets.to_numpy()
+    return lists.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets[1:] - offsets[:-1]
 
 
 def _null(name: str, wanted: _Wanted, row: int) -> DataError:

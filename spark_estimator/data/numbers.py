@@ -119,6 +119,9 @@ def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
         micros = array.cast(pyarrow.timestamp("us", kind.tz), safe=False).cast(pyarrow.int64())
         return pyarrow.compute.divide(micros.cast(pyarrow.float64(), safe=False), 1e6)
     if is_list(kind):
+        inside_kind = kind.value_type
+        if pyarrow.types.is_integer(inside_kind) or pyarrow.types.is_floating(inside_kind):
+            return array
         inside = array.flatten()  # of those rows alone that are in this slice, and not null
         numbers = numbers_of(inside)
         if numbers is not inside:
@@ -136,6 +139,8 @@ def without_nulls(
             column, a number replaces null and NaN that are not in arrays. Further columns are taken along as they are.
         dtypes: [columns] of the tensors that they are for.
     """
+    if all(policy == "error" for policy in policies):
+        return batch
     before = batch.columns
     columns = list(before)
     keep = numpy.ones(batch.num_rows, bool)

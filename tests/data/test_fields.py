@@ -23,6 +23,30 @@ def test_columns_stand_side_by_side() -> None:
     assert matrix_of(rows.slice(1), X).tolist() == [[2, 5, 6]], "a slice has offsets of its own"
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("second", ["same", "another type", "boolean"])
+def test_scalars_of_any_types_stand_side_by_side(dtype: str, second: str) -> None:
+    field = Field(("x", "y", "z"), ("c0", "c1", "c2"), (1, 1, 1), "float32", (3,))
+    numbers = numpy.arange(10)
+    others = {"same": numbers[::-1].astype(dtype), "another type": numbers[::-1] * 2.0, "boolean": numbers % 3 == 0}
+    rows = batch(c0=numbers.astype(dtype), c1=others[second], c2=(numbers + 1).astype(dtype))
+    expected = numpy.stack([numbers, others[second], numbers + 1], axis=1).astype("float32")
+    for part in (slice(0, 10), slice(3, 7), slice(10, 10)):
+        matrix = matrix_of(rows.slice(part.start, part.stop - part.start), field)
+        assert matrix.dtype == "float32" and matrix.flags.c_contiguous and matrix.shape == expected[part].shape
+        assert numpy.array_equal(matrix, expected[part])
+
+
+def test_a_column_that_is_named_twice_and_a_null_among_numbers() -> None:
+    packed = Field(("x", "x", "y"), ("c0", "c0", "c1"), (1, 1, 1), "float32", (3,))
+    assert matrix_of(batch(c0=[[1.0, 2.0]], c1=[3.0]), packed).tolist() == [[1, 2, 3]]
+    numbers = Field(("x", "y"), ("c0", "c1"), (1, 1), "int64", (2,))
+    with pytest.raises(DataError, match="'y' holds null in row 8"):
+        matrix_of(batch(c0=[1, 2], c1=[3, None]), numbers, row=7)
+    with pytest.raises(DataError, match=r"'y' holds whole numbers .*row 8 .*2\.5"):
+        matrix_of(batch(c0=[1.0, 2.0], c1=[3.0, 2.5]), numbers, row=7)
+
+
 def test_a_field_has_as_many_values_as_its_shape() -> None:
     with pytest.raises(ValueError, match=r"x, y has 3 values a row.*\[2, 2\]"):
         Field(("x", "y"), ("c0", "c1"), (1, 2), "float32", (2, 2))

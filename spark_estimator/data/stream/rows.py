@@ -74,7 +74,7 @@ class StreamedRows(EpochRows):
         plan = self.plan(batch_size, most_steps)
         if first >= plan.steps:
             return
-        rows = _InTurn(self._windows(order, plan.bounds(self.rank, first)[0]), self._pieces.fields, order, self.rank)
+        rows = _InTurn(self._windows(order, plan.bounds(self.rank, first)[0]), self._pieces.fields)
         with closing(rows):
             for step in range(first, plan.steps):
                 start, stop = plan.bounds(self.rank, step)
@@ -144,8 +144,9 @@ class StreamedRows(EpochRows):
             window for window in windows(self._ranges, mixing, order, self.rank) if window.start + window.rows > skipped
         )
         most = max(1, min(mixing.window_rows, self.counts[self.rank]))
-        with closing(WindowReader(of_epoch, self._rows_from, self._pieces.fields, most).filled()) as reader:
-            for filled in reader:
+        reader = WindowReader(of_epoch, self._rows_from, self._pieces.fields, most, order, self.rank)
+        with closing(reader.filled()) as windows_in_memory:
+            for filled in windows_in_memory:
                 yield filled, max(0, skipped - filled.window.start)
 
     def _rows_from(self, number: int, part: Range) -> Iterator[Matrices]:
@@ -193,25 +194,32 @@ class _InTurn:
     """The rows of windows, in the order in which they are read.
 
     Args:
-        windows: with the number of rows that are left out of each.
+        windows: with the number of rows that are left out at the beginning of each.
         fields: of the rows.
-        order, rank: as of `Window.order`.
     """
 
-    def __init__(self, windows: Iterator[tuple[Filled, int]], fields: Sequence[Field], order: Order, rank: int) -> None:
+    def __init__(self, windows: Iterator[tuple[Filled, int]], fields: Sequence[Field]) -> None:
         self._windows = windows
         self._fields = fields
-        self._order = order
-        self._rank = rank
-        self._filled: Filled | None = None
-        self._numbers: Array = numpy.zeros(0, numpy.int64)
+        # Rows of the present window that are left, and where they begin.
+        self._matrices: Sequence[Array] = ()
+        self._place = self._rows = 0
 
     def take(self, rows: int) -> Matrices:
         """Copies of the next rows, of one window or of several."""
-        if len(self._numbers) < rows or self._filled is None:
-            return self._across(rows)
-        numbers, self._numbers = self._numbers[:rows], self._numbers[rows:]
-        return tuple(matrix.take(numbers, axis=0) for matrix in self._filled.matrices)
+        if rows <= self._rows:
+            return tuple(matrix.copy() for matrix in self._next(rows))
+        result = tuple(numpy.empty((rows, each.width), each.stored_dtype) for each in self._fields)
+        done = 0
+        while done < rows:
+            if not self._rows:
+                filled, self._place = next(self._windows)
+                self._matrices, self._rows = filled.matrices, filled.window.rows - self._place
+            count = min(rows - done, self._rows)
+            for target, source in zip(result, self._next(count), strict=True):
+                target[done : done + count] = source
+            done += count
+        return result
 
     def close(self) -> None:
         """Ends what is read ahead."""
@@ -219,20 +227,9 @@ class _InTurn:
         if close is not None:
             close()
 
-    def _across(self, rows: int) -> Matrices:
-        result = tuple(numpy.empty((rows, each.width), each.stored_dtype) for each in self._fields)
-        done = 0
-        while done < rows:
-            if not len(self._numbers):
-                self._filled, left_out = next(self._windows)
-                self._numbers = self._filled.window.order(self._order, self._rank)[left_out:]
-            assert self._filled is not None
-            numbers, self._numbers = self._numbers[: rows - done], self._numbers[rows - done :]
-            for target, matrix in zip(result, self._filled.matrices, strict=True):
-                # Clipping, which nothing needs here, is what spares a copy of the result.
-                matrix.take(numbers, axis=0, out=target[done : done + len(numbers)], mode="clip")
-            done += len(numbers)
-        return result
+    def _next(self, rows: int) -> list[Array]:
+        start, self._place, self._rows = self._place, self._place + rows, self._rows - rows
+        return [matrix[start : start + rows] for matrix in self._matrices]
 
 
 def streamed(

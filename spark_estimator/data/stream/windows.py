@@ -10,7 +10,7 @@ import numpy
 
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank.shares import Range
-from spark_estimator.data.stream.order import Window
+from spark_estimator.data.stream.order import Order, Window
 from spark_estimator.data.stream.pieces import Matrices
 
 
@@ -26,15 +26,20 @@ class RangeCursor:
         self._batch: Matrices = ()
         self._place = 0
 
-    def take(self, rows: int, into: Sequence[Array], offset: int) -> None:
-        """Copies the next rows into matrices, from a row of these on."""
-        while rows:
+    def take(self, into: Sequence[Array], places: Array) -> None:
+        """Copies the next rows into matrices.
+
+        Args:
+            into: [fields] each [rows, width].
+            places: [rows to copy] the number of the row of `into` that each becomes.
+        """
+        while len(places):
             if not self._batch or self._place == len(self._batch[0]):
                 self._batch, self._place = next(self._batches), 0
-            count = min(rows, len(self._batch[0]) - self._place)
+            count = min(len(places), len(self._batch[0]) - self._place)
             for target, source in zip(into, self._batch, strict=True):
-                target[offset : offset + count] = source[self._place : self._place + count]
-            self._place, offset, rows = self._place + count, offset + count, rows - count
+                _items(target)[places[:count]] = _items(source[self._place : self._place + count])
+            self._place, places = self._place + count, places[count:]
 
     def close(self) -> None:
         """Closes the file that is read."""
@@ -43,13 +48,20 @@ class RangeCursor:
             close()
 
 
+def _items(matrix: Array) -> Array:
+    """[rows, width] as [rows] items of a row's bytes: NumPy puts these in other places several times as fast."""
+    row_bytes = matrix.shape[1] * matrix.itemsize
+    return matrix.view(numpy.dtype((numpy.void, row_bytes))).reshape(-1) if row_bytes else matrix
+
+
 @dataclass(frozen=True)
 class Filled:
     """A window in memory.
 
     Attributes:
         window: which it is.
-        matrices: [fields] each at least [rows, width]; the next window but one replaces its rows.
+        matrices: [fields] each at least [rows, width], in the order in which they are read; the next window but one
+            replaces its rows.
     """
 
     window: Window
@@ -64,6 +76,7 @@ class WindowReader:
         rows_from: (number of a range, rows of it) reads a range from the first of these rows to its end.
         fields: of the rows.
         most_rows: of a window.
+        order, rank: as of `Window.order`.
     """
 
     def __init__(
@@ -72,9 +85,13 @@ class WindowReader:
         rows_from: Callable[[int, Range], Iterator[Matrices]],
         fields: Sequence[Field],
         most_rows: int,
+        order: Order,
+        rank: int,
     ) -> None:
         self._windows = windows
         self._rows_from = rows_from
+        self._order = order
+        self._rank = rank
         self._buffers = [[numpy.empty((most_rows, each.width), each.stored_dtype) for each in fields] for _ in range(2)]
         # Of the ranges of the present bundle.
         self._cursors: dict[int, RangeCursor] = {}
@@ -99,13 +116,15 @@ class WindowReader:
             return None
         wanted = {number for number, _ in window.parts}
         self._close([number for number in self._cursors if number not in wanted])
-        offset = 0
+        # Rows are put where they are read, by this thread: the training's thread then copies memory in sequence.
+        places = numpy.empty(window.rows, numpy.int64)
+        places[window.order(self._order, self._rank)] = numpy.arange(window.rows)
         for number, part in window.parts:
             cursor = self._cursors.get(number)
             if cursor is None:
                 cursor = self._cursors[number] = RangeCursor(self._rows_from(number, part))
-            cursor.take(part.rows, buffer, offset)
-            offset += part.rows
+            here, places = places[: part.rows], places[part.rows :]
+            cursor.take(buffer, here)
         return Filled(window, buffer)
 
     def _close(self, numbers: Sequence[int] | dict[int, RangeCursor]) -> None:

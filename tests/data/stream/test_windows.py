@@ -48,7 +48,7 @@ def window(number: int, *parts: tuple[int, int, int]) -> Window:
 
 
 def reader(ranges: Ranges, *windows: Window) -> WindowReader:
-    return WindowReader(iter(windows), ranges.rows_from, FIELDS, 10)
+    return WindowReader(iter(windows), ranges.rows_from, FIELDS, 10, None, 0)
 
 
 def rows_of(filled: Iterator[object]) -> list[list[int]]:
@@ -71,15 +71,32 @@ def test_a_cursor_copies_across_batches_and_skips_empty_ones() -> None:
 
     cursor = RangeCursor(batches())
     target = [numpy.full((6, 1), -1), numpy.zeros((6, 2), numpy.float32)]
-    cursor.take(0, target, 0)
-    cursor.take(3, target, 1)
-    assert target[0].ravel().tolist() == [-1, 0, 1, 2, -1, -1]
-    cursor.take(2, target, 4)
-    assert target[0].ravel().tolist() == [-1, 0, 1, 2, 3, 4]
-    assert target[1][5].tolist() == [4.0, -4.0]
+    cursor.take(target, numpy.arange(0))
+    cursor.take(target, numpy.array([5, 1, 4]))
+    assert target[0].ravel().tolist() == [-1, 1, -1, -1, 2, 0]
+    cursor.take(target, numpy.array([2, 3]))
+    assert target[0].ravel().tolist() == [-1, 1, 3, 4, 2, 0]
+    assert target[1][3].tolist() == [4.0, -4.0]
     cursor.close()
     assert closed == [True]
     RangeCursor(iter([])).close()
+
+
+def test_a_cursor_copies_rows_without_values() -> None:
+    """Of arrays that are all empty."""
+    numbers = numpy.arange(3)[:, None]
+    target = [numpy.zeros((3, 1), numpy.int64), numpy.zeros((3, 0), numpy.float32)]
+    RangeCursor(iter([(numbers, numpy.zeros((3, 0), numpy.float32))])).take(target, numpy.array([2, 0, 1]))
+    assert target[0].ravel().tolist() == [1, 2, 0]
+
+
+def test_rows_are_in_the_order_in_which_they_are_read() -> None:
+    windows = [window(number, (0, 5 * number, 5), (1, 5 * number, 5)) for number in range(3)]
+    filled = WindowReader(iter(windows), Ranges().rows_from, FIELDS, 10, (7, 2), 1).filled()
+    for each, rows in zip(windows, rows_of(filled), strict=True):
+        stored = [*range(5 * each.number, 5 * each.number + 5), *range(100 + 5 * each.number, 105 + 5 * each.number)]
+        assert rows == [stored[number] for number in each.order((7, 2), 1)]
+        assert rows != stored
 
 
 def test_windows_come_in_order_and_continue_their_ranges() -> None:
