@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from spark_estimator.checkpoint.folders import Folder
 from spark_estimator.checkpoint.job import Objects, part_job
 from spark_estimator.checkpoint.layout import Staging, layout_of, part_of, structure_of
 from spark_estimator.checkpoint.reading import store_of
+from spark_estimator.checkpoint.round_counts import RoundCounts
 from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.state import (
     StateEntry,
@@ -33,7 +33,7 @@ from spark_estimator.checkpoint.state import (
     random_state,
 )
 from spark_estimator.checkpoint.writer_link import Report, WriterLink
-from spark_estimator.collectives import arrays, context, launcher_link
+from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
@@ -44,27 +44,6 @@ _ASKED_EVERY = timedelta(seconds=0.05)
 _ENDS_WITHIN = timedelta(seconds=10)
 # Of the time of training: copies that wait for a slow store take no more, but for the first.
 _STANDBY_SHARE = 0.01
-
-
-@dataclass
-class _Counted:
-    """What this process has counted: an elastic job counts on in its next round.
-
-    Attributes:
-        steps: so far.
-        commits: how many there were then, of a state that counts these; None: no state does.
-        last_steps: of the last checkpoint that was due, or at the beginning.
-        last_time: when that was, by this rank's clock, in seconds.
-    """
-
-    steps: int
-    commits: int | None
-    last_steps: int
-    last_time: float
-
-
-# By the root of the checkpoints.
-_counted: dict[str, _Counted] = {}
 
 
 @dataclass
@@ -140,19 +119,17 @@ class Checkpointer:
         self._stop_on_error = stop_on_error
         self._is_rank = context.is_initialized()
         self._rank, self._ranks = (context.rank(), context.size()) if self._is_rank else (0, 1)
-        #: The steps that a state with ``mode="step"`` has committed, if there is one.
-        self._committed = next(
-            filter(None, (getattr(value, "committed_steps", None) for value in state.values())), None
-        )
-        self._group, self._steps, since, passed = self._begun()
+        commits = [getattr(value, "committed_steps", None) for value in state.values()]
+        self._counts = RoundCounts(self._root, next(filter(None, commits), None))
+        begun = self._counts.begin()
+        self._group, self._steps = begun.group, begun.steps
         #: Whether this is a later round of an elastic job: its state is newer than every checkpoint.
-        self._continues = self._steps > 0
+        self._continues = begun.steps > 0
         self._schedule = schedule.Schedule(
             every_steps, None if every_seconds is None else timedelta(seconds=every_seconds), self._first_clock
         )
         if self._continues:
-            self._schedule.resume(since, passed)
-        _counted[self._root] = _Counted(self._steps, self._commits(), self._steps - since, schedule.clock() - passed)
+            self._schedule.resume(begun.since, begun.passed)
         self._staging: Staging | None = None
         self._next_ticket = 0
         self._steps_of: dict[int, int] = {}
@@ -183,8 +160,7 @@ class Checkpointer:
     def step(self) -> bool:
         """Counts a step of the training, and makes a checkpoint when one is due. Returns whether it did."""
         self._steps += 1
-        if self._commits() is None:
-            _counted[self._root].steps = self._steps
+        self._counts.stepped(self._steps)
         if self._schedule.is_due():
             return self._save(may_be_left_out=True)
         if self._staging is None:  # from the first step on optimizers have a state
@@ -326,35 +302,10 @@ class Checkpointer:
         else:  # the other ranks may be elsewhere
             self.abandon()
 
-    def _begun(self) -> tuple[str, int, int, float]:
-        """(the writers' group, the steps so far, the steps and seconds since a checkpoint was due), as on all ranks.
-
-        A collective.
-
-        Steps are more than 0 in a round of an elastic job after others: those that a rank of them has counted.
-        """
-        group, steps, since, passed = secrets.token_hex(4), 0, 0, 0.0
-        counted = _counted.get(self._root)
-        if counted is not None:
-            # Of a state that counts commits, a step counts by its commit, even if `step` was not called after it.
-            steps = counted.steps + (self._commits() or 0) - (counted.commits or 0)
-            since, passed = max(steps - counted.last_steps, 0), schedule.clock() - counted.last_time
-        if not self._is_rank:
-            return group, 0, 0, 0.0
-        begun = allgather_object((steps, since, passed, group), name="checkpoint.group")
-        if launcher_link.link() is None:
-            return begun[0][-1], 0, 0, 0.0
-        steps, since, passed, _ = max(begun)
-        return begun[0][-1], steps, since, passed
-
-    def _commits(self) -> int | None:
-        commits: int | None = None if self._committed is None else self._committed()
-        return commits
-
     def _made(self) -> None:
         """A checkpoint is due now, or was restored: steps and time are counted from here. A collective."""
         self._schedule.made()
-        _counted[self._root] = _Counted(self._steps, self._commits(), self._steps, schedule.clock())
+        self._counts.made(self._steps)
 
     def _entries(self) -> list[StateEntry]:
         return [*entries_of(self._state), StateEntry("step", ("step",), self._steps)]
