@@ -20,6 +20,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.materialize import prepared
 from spark_estimator.data.stream.limits import RowLimits
+from spark_estimator.env import Settings
 from spark_estimator.estimators import backends, checks
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.metadata import ModelMetadata, column_facts
@@ -410,7 +411,12 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         return store
 
     def _chosen_backend(self) -> Any:
-        """What trains: None is the session, which `_get_or_create_backend` has a backend for only in a subclass."""
+        """What trains: None is the session, which `_get_or_create_backend` has a backend for only in a subclass.
+
+        Raises:
+            ValueError: an environment variable has a value that the ranks could not use.
+        """
+        Settings.read()
         if type(self)._get_or_create_backend is HorovodEstimator._get_or_create_backend:
             backends.check_alone(self._value("backend"), self._value("num_proc"))
             return self._value("backend")

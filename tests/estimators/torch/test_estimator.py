@@ -321,6 +321,20 @@ def test_refused_before_any_rank_starts(line: DataFrame, estimator: Make, change
         estimator(**parameters).fit(frame)
 
 
+def test_a_bad_variable_is_refused_before_spark_works(
+    spark: SparkSession, estimator: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(number: int) -> float:
+        raise AssertionError("a row was read")
+
+    from pyspark.sql import functions
+
+    frame = spark.range(4).select(functions.udf(never, "double")("id").alias("x0"))
+    monkeypatch.setenv("SPARK_ESTIMATOR_REPLACE_WITHIN", "soon")
+    with pytest.raises(ValueError, match=r"SPARK_ESTIMATOR_REPLACE_WITHIN.*'soon'"):
+        estimator(max_restarts=1).fit(frame)
+
+
 def test_an_empty_frame(line: DataFrame, estimator: Make) -> None:
     with pytest.raises(DataError, match="the DataFrame has no rows"):
         estimator().fit(line.limit(0))
