@@ -305,6 +305,12 @@ def test_what_keeps_a_rank_from_ending_is_named(capfd: pytest.CaptureFixture[str
 
         if rank() == 0:
             threading.Thread(target=time.sleep, args=(12,), name="the uploader").start()
+            # A loader's thread is idle then, and no cause.
+            from spark_estimator.data.rank.prefetch import Ahead
+
+            ahead = Ahead()
+            assert len(list(ahead.items(str, range(10), 1))) == 10
+            threading.main_thread().loader = ahead  # type: ignore[attr-defined]
         else:
             atexit.register(time.sleep, 12)
 
@@ -312,6 +318,7 @@ def test_what_keeps_a_rank_from_ending_is_named(capfd: pytest.CaptureFixture[str
     lines = capfd.readouterr().err
     assert "work() returned 10 s ago on rank 0 " in lines
     assert "its process waits for non-daemon threads: the uploader" in lines
+    assert "spark_estimator batches" not in lines
     assert "work() returned 10 s ago on rank 1 " in lines and "but its process has not ended; a library may" in lines
 
 

@@ -39,6 +39,8 @@ from spark_estimator.observe import progress
 
 _PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct(">Q")
+# The names of the threads of spark_estimator.data begin so.
+_LOADERS = ("spark_estimator batches", "spark_estimator windows", "spark_estimator reader")
 
 
 def bind_to_parent(parent: int) -> None:
@@ -228,9 +230,13 @@ def _close_stdin() -> None:
 
 
 def _lingering_threads() -> list[str]:
-    """The names of the user's threads that keep this process from ending."""
+    """The names of the threads that may keep this process from ending; a loader's pool ends with the process."""
     main = threading.main_thread()
-    return [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not main and not thread.name.startswith(_LOADERS)
+    ]
 
 
 def _send_message(pipe: ResultWriter, message: str) -> bool:
