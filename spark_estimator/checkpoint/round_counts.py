@@ -33,7 +33,7 @@ _counted: dict[str, _Counted] = {}
 
 
 @dataclass(frozen=True)
-class Begun:
+class RoundStart:
     """Where a round begins; equal on all ranks.
 
     Attributes:
@@ -61,7 +61,7 @@ class RoundCounts:
         self._root = root
         self._commits = commits
 
-    def begin(self) -> Begun:
+    def begin(self) -> RoundStart:
         """Counts on from the rounds before. A collective where this process is a rank."""
         begun = self._agreed()
         last_steps, last_time = begun.steps - begun.since, schedule.clock() - begun.passed
@@ -77,10 +77,10 @@ class RoundCounts:
         """A checkpoint was due, or was restored: the next one is counted from here."""
         _counted[self._root] = _Counted(steps, self._committed(), steps, schedule.clock())
 
-    def _agreed(self) -> Begun:
+    def _agreed(self) -> RoundStart:
         group, steps, since, passed = secrets.token_hex(4), 0, 0, 0.0
         if not context.is_initialized():
-            return Begun(group)
+            return RoundStart(group)
         counted = _counted.get(self._root)
         if counted is not None:
             # Of a state that counts commits, a step counts by its commit, even if `step` was not called after it.
@@ -89,9 +89,9 @@ class RoundCounts:
         of_ranks = allgather_object((steps, since, passed, group), name="checkpoint.group")
         group = of_ranks[0][-1]
         if launcher_link.link() is None:
-            return Begun(group)
+            return RoundStart(group)
         steps, since, passed, _ = max(of_ranks)
-        return Begun(group, steps, since, passed)
+        return RoundStart(group, steps, since, passed)
 
     def _committed(self) -> int | None:
         return None if self._commits is None else self._commits()
