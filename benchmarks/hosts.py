@@ -8,6 +8,9 @@ over the hosts' links, measured in the same run;
 wire, the computed time of these bytes and their headers at the links' rate. link/flat and wire/flat are the reached
 fraction of the network's bound. A burst can pass a link faster than its rate, so small messages can exceed 1.
 
+``--model`` adds what ``build/release/benchmarks/simulated_costs`` (after ``make build``) computes for these links:
+model, of flat, and model-hosts, of hierarchical. It knows nothing of the processors, which all hosts share here.
+
 The hosts use this machine's congestion control for TCP, or that of ``--congestion``. One that paces its packets, as bbr
 does, limits links that are faster than the processors to the rate that it has estimated; reno shows what the program
 needs.
@@ -20,14 +23,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import programs
 from benchmarks.command_line import Report, ended_by_signals, parser_of
 from benchmarks.interleaved import BenchmarkError, Form, Group, Subject
-from benchmarks.namespaces import Network, UnavailableError
+from benchmarks.namespaces import BURST_BYTES, Network, UnavailableError
 from benchmarks.tables import Ratio
 from spark_estimator.console import ends_with_its_reader
 
@@ -41,7 +46,12 @@ RATIOS = (
     Ratio("flat", "hierarchical"),
     Ratio("flat", "encrypted"),
     Ratio("gloo", "flat"),
+    Ratio("model", "flat"),
+    Ratio("model-hosts", "hierarchical"),
 )
+_SIMULATOR = Path(__file__).parents[1] / "build/release/benchmarks/simulated_costs"
+# Of a message between two namespaces, one way.
+_LATENCY_US = 50
 # Size of an Ethernet frame, and of its TCP payload with time stamps.
 _FRAME_BYTES, _PAYLOAD_BYTES = 1514, 1448
 # No other process listens in a new namespace, and the port is below the kernel's range of ephemeral ports.
@@ -72,6 +82,26 @@ def wire_us(hosts: int, size: int, bits_per_second: float) -> float:
     Each of h hosts must send 2 (h - 1) / h of the bytes (Patarasuk and Yuan 2009), in frames with headers.
     """
     return 2 * (hosts - 1) / hosts * size * _FRAME_BYTES / _PAYLOAD_BYTES * 8 / bits_per_second * 1e6
+
+
+def modelled(layout: Layout, gigabits: float, sizes: Sequence[int]) -> dict[str, dict[int, float]]:
+    """By column, microseconds of an allreduce by its bytes, as the simulator of the native tests computes them.
+
+    Raises:
+        UnavailableError: the simulator was not built.
+    """
+    if not _SIMULATOR.exists():
+        raise UnavailableError(f"{_SIMULATOR} is missing: `make build` makes it")
+    rate = gigabits * _PAYLOAD_BYTES / _FRAME_BYTES
+    words = [layout.hosts, layout.ranks_per_host, rate, _LATENCY_US, BURST_BYTES, *sizes]
+    printed = subprocess.run([_SIMULATOR, *map(str, words)], capture_output=True, text=True, check=True).stdout
+    lines = [line.split() for line in printed.splitlines()]
+    columns = {"model": 1} | ({"model-hosts": 2} if layout.ranks_per_host > 1 else {})
+    return {name: {int(line[0]): float(line[place]) * 1e6 for line in lines} for name, place in columns.items()}
+
+
+def _looked_up(times: dict[int, float]) -> Callable[[Form], float | None]:
+    return lambda form: times[form.bytes] if form.op == "allreduce" else None
 
 
 def start_subjects(
@@ -131,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--congestion", metavar="NAME", help="TCP's congestion control on the hosts (default: this machine's)"
     )
+    parser.add_argument("--model", action="store_true", help="add the times that the simulator computes")
     options = parser.parse_args(words)
     if not options.gigabits > 0:
         parser.error(f"--gigabits {options.gigabits}: expected a number above 0.")
@@ -146,7 +177,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                     rate = options.gigabits * 1e9
                     return wire_us(layout.hosts, form.bytes, rate) if form.op == "allreduce" else None
 
-                report.measure(title, subjects, RATIOS, facts, computed={"wire": wire})
+                model = modelled(layout, options.gigabits, options.bytes) if options.model else {}
+                computed = {"wire": wire, **{name: _looked_up(times) for name, times in model.items()}}
+                report.measure(title, subjects, RATIOS, facts, computed=computed)
     except UnavailableError as error:
         report.report(f"skipped: {error}.")
     except BenchmarkError as error:

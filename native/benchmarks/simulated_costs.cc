@@ -1,5 +1,9 @@
 // Prints, as Markdown, what collectives cost as ranks grow: the real algorithms and the engine's rounds of proposals on
 // a modelled network (tests/simulated_network.h), in virtual time. The model is printed above each table.
+//
+//   simulated_costs                                                           all tables
+//   simulated_costs HOSTS RANKS_PER_HOST GIGABITS LATENCY_US BURST BYTES...   of an allreduce, a line for each size:
+//                                                                             bytes, seconds flat, seconds hierarchical
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -160,9 +164,115 @@ void EightRanksAHost() {
   }
 }
 
+// What makes a cluster slower than the sum of its links: a table for each number of ranks.
+void UnevenClusters() {
+  std::printf(
+      "\nOne rank a host, 4 KiB and 1 MiB as chosen: even; one host with a tenth of the rate; a rank that comes 1 ms "
+      "late (time after it has come); a switch that carries a quarter of all links\n\n");
+  Heads("ranks", {"4 KiB", "slow link", "late rank", "switch", "1 MiB", "slow link", "late rank", "switch"});
+  for (const int ranks : {8, 64, 256, 1024, 4096}) {
+    std::vector<std::string> cells;
+    for (const size_t bytes : {size_t{4} << 10, size_t{1} << 20}) {
+      for (int kind = 0; kind < 4; ++kind) {
+        if (bytes > (4 << 10) && ranks > 256) {
+          cells.emplace_back("-");
+          continue;
+        }
+        NetworkModel model{.hosts = ranks};
+        if (kind == 1) model.slow_host = ranks / 3;
+        if (kind == 3) model.core_bytes_per_second = model.bytes_per_second * ranks / 4;
+        const double late = kind == 2 ? 1e-3 : 0;
+        SimulatedNetwork network(model);
+        const AllreduceAlgorithm algorithm = ChooseAllreduce({.bytes = bytes, .ranks = ranks, .hosts = ranks});
+        const Cost cost = Run(network, [&](StreamGroup& group) {
+          if (late > 0 && group.rank() == ranks / 3) network.Spend(group, late);
+          std::vector<float> data(bytes / sizeof(float), 1);
+          Check(StreamAllreduce(group, algorithm, data.data(), data.data(), data.size(), SE_FLOAT32, SE_SUM, Finish{}));
+        });
+        cells.push_back(Time(cost.seconds - late));
+      }
+    }
+    Row(std::to_string(ranks), cells);
+  }
+}
+
+// Where one algorithm begins to be faster than another: the numbers behind the limits in algorithms/choose.cc.
+void Crossovers() {
+  const auto sizes = {size_t{1} << 10, size_t{4} << 10, size_t{16} << 10, size_t{64} << 10, size_t{256} << 10,
+                      size_t{1} << 20, size_t{4} << 20};
+  std::printf("\nOne rank a host: the fastest algorithm by size, and what the engine chooses (if another)\n\n");
+  std::vector<std::string> heads;
+  for (const size_t bytes : sizes) heads.push_back(std::to_string(bytes >> 10) + " KiB");
+  Heads("ranks", heads);
+  for (const int ranks : {2, 4, 8, 16, 32, 64, 128}) {
+    std::vector<std::string> cells;
+    for (const size_t bytes : sizes) {
+      if (bytes * static_cast<size_t>(ranks) > (size_t{128} << 20)) {
+        cells.emplace_back("-");
+        continue;
+      }
+      SimulatedNetwork network(NetworkModel{.hosts = ranks});
+      const auto seconds = [&](AllreduceAlgorithm algorithm) { return Allreduce(network, algorithm, bytes).seconds; };
+      const AllreduceAlgorithm chosen = ChooseAllreduce({.bytes = bytes, .ranks = ranks, .hosts = ranks});
+      AllreduceAlgorithm best = chosen;
+      double least = seconds(chosen);
+      const double of_chosen = least;
+      for (const AllreduceAlgorithm other :
+           {AllreduceAlgorithm::kExchange, AllreduceAlgorithm::kDoubling, AllreduceAlgorithm::kHalving,
+            AllreduceAlgorithm::kDirect, AllreduceAlgorithm::kRing}) {
+        const double time = seconds(other);
+        if (time < least) {
+          least = time;
+          best = other;
+        }
+      }
+      std::string cell = std::string(Name(best)) + " " + Time(least);
+      if (best != chosen) cell += " (" + std::string(Name(chosen)) + " " + Time(of_chosen) + ")";
+      cells.push_back(cell);
+    }
+    Row(std::to_string(ranks), cells);
+  }
+}
+
+double Number(const char* text) {
+  char* end = nullptr;
+  const double number = std::strtod(text, &end);
+  if (*end != '\0' || end == text || number < 0) {
+    std::fprintf(stderr, "%s: expected a number of 0 or more\n", text);
+    std::exit(2);
+  }
+  return number;
+}
+
+// One line for each size, for `python -m benchmarks.hosts --model`.
+int Predict(int count, char** arguments) {
+  if (count < 6) {
+    std::fprintf(stderr, "usage: simulated_costs HOSTS RANKS_PER_HOST GIGABITS LATENCY_US BURST BYTES...\n");
+    return 2;
+  }
+  NetworkModel model{.hosts = static_cast<int>(Number(arguments[0])),
+                     .ranks_per_host = static_cast<int>(Number(arguments[1])),
+                     .latency = Number(arguments[3]) * 1e-6,
+                     .bytes_per_second = Number(arguments[2]) * 1e9 / 8,
+                     .burst_bytes = Number(arguments[4])};
+  for (int place = 5; place < count; ++place) {
+    const auto bytes = static_cast<size_t>(Number(arguments[place]));
+    SimulatedNetwork network(model);
+    const Situation situation{.bytes = bytes, .ranks = network.size(), .hosts = network.size()};
+    const double flat = Allreduce(network, ChooseAllreduce(situation), bytes).seconds;
+    const double hierarchical = model.ranks_per_host > 1 ? Hierarchical(network, model.ranks_per_host, bytes).seconds : flat;
+    std::printf("%zu %.9f %.9f\n", bytes, flat, hierarchical);
+  }
+  return 0;
+}
+
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
+  if (count > 1) return Predict(count - 1, arguments + 1);
   OneRankAHost();
   EightRanksAHost();
+  UnevenClusters();
+  Crossovers();
+  return 0;
 }

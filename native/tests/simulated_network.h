@@ -28,6 +28,9 @@ struct NetworkModel {
   int ranks_per_host = 1;                 // rank r is on host r / ranks_per_host
   double latency = 25e-6;                 // between hosts, one way
   double bytes_per_second = 3.125e9;      // of a host's link, each way: 25 Gbit/s
+  double burst_bytes = 0;                 // that pass an idle link at once, as through a token bucket
+  int slow_host = -1;                     // whose link has a tenth of that rate; -1: none
+  double core_bytes_per_second = 0;       // of the switch between all hosts; 0: it is no limit
   double local_latency = 5e-6;            // between two ranks of one host, by sockets
   double local_bytes_per_second = 5e9;    // of all ranks of a host together, by sockets
   double seconds_a_call = 1.5e-6;         // that a send or a receive takes its rank
@@ -94,12 +97,14 @@ class SimulatedNetwork {
   void LetOthersCatchUp(Rank& me, int index);
   void Schedule(int index, double time);
   double Transmit(int from, int to, size_t bytes, double at);
+  double LinkRate(size_t host) const;
 
   const NetworkModel model_;
   std::vector<Rank> ranks_;
   std::vector<double> link_out_free_;
   std::vector<double> link_in_free_;
   std::vector<double> local_free_;
+  double core_free_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   int64_t next_order_ = 0;
   double began_ = 0;
