@@ -32,7 +32,7 @@ from typing import NamedTuple
 from benchmarks import programs
 from benchmarks.command_line import Report, ended_by_signals, parser_of
 from benchmarks.interleaved import BenchmarkError, Form, Group, Subject
-from benchmarks.namespaces import BURST_BYTES, Network, UnavailableError
+from benchmarks.namespaces import Network, UnavailableError
 from benchmarks.tables import Ratio
 from spark_estimator.console import ends_with_its_reader
 
@@ -93,7 +93,7 @@ def modelled(layout: Layout, gigabits: float, sizes: Sequence[int]) -> dict[str,
     if not _SIMULATOR.exists():
         raise UnavailableError(f"{_SIMULATOR} is missing: `make build` makes it")
     rate = gigabits * _PAYLOAD_BYTES / _FRAME_BYTES
-    words = [layout.hosts, layout.ranks_per_host, rate, _LATENCY_US, BURST_BYTES, *sizes]
+    words = [layout.hosts, layout.ranks_per_host, rate, _LATENCY_US, *sizes]
     printed = subprocess.run([_SIMULATOR, *map(str, words)], capture_output=True, text=True, check=True).stdout
     lines = [line.split() for line in printed.splitlines()]
     columns = {"model": 1} | ({"model-hosts": 2} if layout.ranks_per_host > 1 else {})

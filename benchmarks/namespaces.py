@@ -26,8 +26,8 @@ from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, job_of
 _CLONE_NEWNET = 0x40000000
 _SUBNET = "10.77.0"
 _DEVICE = "eth0"
-#: Bytes that pass a limited link at once: the token bucket must hold several of the kernel's 64 KiB offload segments.
-BURST_BYTES = 256 << 10
+# The token bucket must hold several of the kernel's 64 KiB offload segments.
+_BURST_BYTES = 256 << 10
 _QUEUE_MILLISECONDS = 50
 
 
@@ -84,7 +84,7 @@ class Host:
     def limit(self, bits_per_second: int) -> None:
         """Limits the rate of the link in each direction. May be called again to change it."""
         for namespace, device in ((self._namespace, _DEVICE), (self._switch, self._port)):
-            shape = f"rate {bits_per_second}bit burst {BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
+            shape = f"rate {bits_per_second}bit burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
             _run(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *shape.split())
 
     def control_congestion(self, algorithm: str) -> None:

@@ -1,9 +1,9 @@
 // Prints, as Markdown, what collectives cost as ranks grow: the real algorithms and the engine's rounds of proposals on
 // a modelled network (tests/simulated_network.h), in virtual time. The model is printed above each table.
 //
-//   simulated_costs                                                           all tables
-//   simulated_costs HOSTS RANKS_PER_HOST GIGABITS LATENCY_US BURST BYTES...   of an allreduce, a line for each size:
-//                                                                             bytes, seconds flat, seconds hierarchical
+//   simulated_costs                                                     all tables
+//   simulated_costs HOSTS RANKS_PER_HOST GIGABITS LATENCY_US BYTES...   of an allreduce, a line for each size:
+//                                                                       bytes, seconds flat, seconds hierarchical
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -246,16 +246,15 @@ double Number(const char* text) {
 
 // One line for each size, for `python -m benchmarks.hosts --model`.
 int Predict(int count, char** arguments) {
-  if (count < 6) {
-    std::fprintf(stderr, "usage: simulated_costs HOSTS RANKS_PER_HOST GIGABITS LATENCY_US BURST BYTES...\n");
+  if (count < 5) {
+    std::fprintf(stderr, "usage: simulated_costs HOSTS RANKS_PER_HOST GIGABITS LATENCY_US BYTES...\n");
     return 2;
   }
   NetworkModel model{.hosts = static_cast<int>(Number(arguments[0])),
                      .ranks_per_host = static_cast<int>(Number(arguments[1])),
                      .latency = Number(arguments[3]) * 1e-6,
-                     .bytes_per_second = Number(arguments[2]) * 1e9 / 8,
-                     .burst_bytes = Number(arguments[4])};
-  for (int place = 5; place < count; ++place) {
+                     .bytes_per_second = Number(arguments[2]) * 1e9 / 8};
+  for (int place = 4; place < count; ++place) {
     const auto bytes = static_cast<size_t>(Number(arguments[place]));
     SimulatedNetwork network(model);
     const Situation situation{.bytes = bytes, .ranks = network.size(), .hosts = network.size()};

@@ -126,22 +126,17 @@ double SimulatedNetwork::Transmit(int from, int to, size_t bytes, double at) {
     local_free_[source] = ends;
     return ends + model_.local_latency;
   }
-  // A link is a token bucket: free_ is when all that was sent would have passed at its rate. Up to `burst` of that time
-  // bytes pass at once.
   const auto size = static_cast<double>(bytes);
   const double out = size / LinkRate(source);
   const double in = size / LinkRate(target);
-  const double burst = model_.burst_bytes / model_.bytes_per_second;
-  double leaves = std::max(at, link_out_free_[source] - burst);
-  link_out_free_[source] = std::max(at, link_out_free_[source]) + out;
+  double leaves = std::max(at, link_out_free_[source]);
   if (model_.core_bytes_per_second > 0) {
     leaves = std::max(leaves, core_free_);
     core_free_ = leaves + size / model_.core_bytes_per_second;
   }
-  const double enters = leaves + model_.latency;
-  link_in_free_[target] = std::max(enters, link_in_free_[target]) + in;
-  const double slower = std::max(0.0, out - in);  // the last byte leaves later than it could enter
-  return std::max(enters + size / model_.local_bytes_per_second, link_in_free_[target] + slower - burst);
+  link_out_free_[source] = leaves + out;
+  link_in_free_[target] = std::max(leaves + model_.latency, link_in_free_[target]) + in;
+  return link_in_free_[target] + std::max(0.0, out - in);  // the last byte of a slow link leaves later
 }
 
 double SimulatedNetwork::LinkRate(size_t host) const {

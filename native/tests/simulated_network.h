@@ -28,7 +28,6 @@ struct NetworkModel {
   int ranks_per_host = 1;                 // rank r is on host r / ranks_per_host
   double latency = 25e-6;                 // between hosts, one way
   double bytes_per_second = 3.125e9;      // of a host's link, each way: 25 Gbit/s
-  double burst_bytes = 0;                 // that pass an idle link at once, as through a token bucket
   int slow_host = -1;                     // whose link has a tenth of that rate; -1: none
   double core_bytes_per_second = 0;       // of the switch between all hosts; 0: it is no limit
   double local_latency = 5e-6;            // between two ranks of one host, by sockets
