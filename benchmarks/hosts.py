@@ -49,7 +49,8 @@ RATIOS = (
     Ratio("model", "flat"),
     Ratio("model-hosts", "hierarchical"),
 )
-_SIMULATOR = Path(__file__).parents[1] / "build/release/benchmarks/simulated_costs"
+#: Of the native tests.
+SIMULATOR = Path(__file__).parents[1] / "build/release/benchmarks/simulated_costs"
 # Of a message between two namespaces, one way.
 _LATENCY_US = 50
 # Size of an Ethernet frame, and of its TCP payload with time stamps.
@@ -90,11 +91,11 @@ def modelled(layout: Layout, gigabits: float, sizes: Sequence[int]) -> dict[str,
     Raises:
         UnavailableError: the simulator was not built.
     """
-    if not _SIMULATOR.exists():
-        raise UnavailableError(f"{_SIMULATOR} is missing: `make build` makes it")
+    if not SIMULATOR.exists():
+        raise UnavailableError(f"{SIMULATOR} is missing: `make build` makes it")
     rate = gigabits * _PAYLOAD_BYTES / _FRAME_BYTES
     words = [layout.hosts, layout.ranks_per_host, rate, _LATENCY_US, *sizes]
-    printed = subprocess.run([_SIMULATOR, *map(str, words)], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run([SIMULATOR, *map(str, words)], capture_output=True, text=True, check=True).stdout
     lines = [line.split() for line in printed.splitlines()]
     columns = {"model": 1} | ({"model-hosts": 2} if layout.ranks_per_host > 1 else {})
     return {name: {int(line[0]): float(line[place]) * 1e6 for line in lines} for name, place in columns.items()}

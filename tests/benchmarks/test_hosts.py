@@ -77,3 +77,10 @@ def test_arguments_that_mean_nothing_are_refused(words: list[str], capsys: pytes
         hosts.main(words)
     assert exited.value.code == 2
     assert words[0] in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hosts.SIMULATOR.exists(), reason="make build makes the simulator")
+def test_the_model_of_large_tensors_is_the_wires_time() -> None:
+    times = hosts.modelled(hosts.Layout(4, 1), 1, (16 << 20,))
+    assert times == {"model": {16 << 20: pytest.approx(hosts.wire_us(4, 16 << 20, 1e9), rel=0.01)}}
+    assert set(hosts.modelled(hosts.Layout(2, 2), 1, (4096,))) == {"model", "model-hosts"}
