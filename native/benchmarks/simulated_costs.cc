@@ -198,8 +198,8 @@ void UnevenClusters() {
 
 // Where one algorithm begins to be faster than another: the numbers behind the limits in algorithms/choose.cc.
 void Crossovers() {
-  const auto sizes = {size_t{1} << 10, size_t{4} << 10, size_t{16} << 10, size_t{64} << 10, size_t{256} << 10,
-                      size_t{1} << 20, size_t{4} << 20};
+  const auto sizes = {size_t{1} << 10,   size_t{4} << 10, size_t{16} << 10, size_t{64} << 10,
+                      size_t{256} << 10, size_t{1} << 20, size_t{4} << 20};
   std::printf("\nOne rank a host: the fastest algorithm by size, and what the engine chooses (if another)\n\n");
   std::vector<std::string> heads;
   for (const size_t bytes : sizes) heads.push_back(std::to_string(bytes >> 10) + " KiB");
@@ -259,7 +259,8 @@ int Predict(int count, char** arguments) {
     SimulatedNetwork network(model);
     const Situation situation{.bytes = bytes, .ranks = network.size(), .hosts = network.size()};
     const double flat = Allreduce(network, ChooseAllreduce(situation), bytes).seconds;
-    const double hierarchical = model.ranks_per_host > 1 ? Hierarchical(network, model.ranks_per_host, bytes).seconds : flat;
+    const double hierarchical =
+        model.ranks_per_host > 1 ? Hierarchical(network, model.ranks_per_host, bytes).seconds : flat;
     std::printf("%zu %.9f %.9f\n", bytes, flat, hierarchical);
   }
   return 0;

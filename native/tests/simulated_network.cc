@@ -130,11 +130,12 @@ double SimulatedNetwork::Transmit(int from, int to, size_t bytes, double at) {
   const double out = size / LinkRate(source);
   const double in = size / LinkRate(target);
   double leaves = std::max(at, link_out_free_[source]);
-  if (model_.core_bytes_per_second > 0) {
-    leaves = std::max(leaves, core_free_);
-    core_free_ = leaves + size / model_.core_bytes_per_second;
-  }
   link_out_free_[source] = leaves + out;
+  if (model_.core_bytes_per_second > 0) {
+    // In the order in which ranks send: what waits for its own link keeps no others from the switch.
+    core_free_ = std::max(at, core_free_) + size / model_.core_bytes_per_second;
+    leaves = std::max(leaves, core_free_);
+  }
   link_in_free_[target] = std::max(leaves + model_.latency, link_in_free_[target]) + in;
   return link_in_free_[target] + std::max(0.0, out - in);  // the last byte of a slow link leaves later
 }
