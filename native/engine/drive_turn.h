@@ -39,8 +39,12 @@ class DriveTurn {
   bool is_driven() const { return state_ != State::kFree && state_ != State::kFreeForThread; }
 
   bool TakeByCaller() { return Move(State::kFree, State::kDriven); }
-  // By the caller or the thread that has it. Does not notify waiting threads.
-  bool Release() { return Move(State::kDriven, State::kFree) || Move(State::kDrivenThreadNext, State::kFreeForThread); }
+  // By the caller or the thread that has it. Notifies the engine's thread if it is next, and no waiting callers.
+  bool Release() {
+    if (!Move(State::kDrivenThreadNext, State::kFreeForThread)) return Move(State::kDriven, State::kFree);
+    changed_.notify_all();
+    return true;
+  }
   bool ThreadWaits() {
     return Move(State::kFree, State::kFreeForThread) || Move(State::kDriven, State::kDrivenThreadNext);
   }

@@ -77,9 +77,28 @@ void AWaitEndsAtItsDeadlineOrWhenWoken() {
   waker.join();
 }
 
+// Else an operation that its caller leaves stands still until the engine's thread looks again on its own.
+void AReleaseNotifiesTheThreadThatIsNext() {
+  DriveTurn turn;
+  std::mutex mutex;
+  std::unique_lock<std::mutex> lock(mutex);
+  CHECK(turn.TakeByCaller());
+  CHECK(turn.ThreadWaits());
+  std::thread caller([&] {
+    const std::lock_guard<std::mutex> held(mutex);  // once the thread waits
+    CHECK(turn.any_waiting());
+    CHECK(turn.Release());
+  });
+  CHECK(turn.Wait(lock, After(Seconds(10))));
+  CHECK(turn.ThreadTakes());
+  lock.unlock();
+  caller.join();
+}
+
 }  // namespace
 
 int main() {
   return RunTests({{"every transition", EveryTransition},
-                   {"a wait ends at its deadline or when woken", AWaitEndsAtItsDeadlineOrWhenWoken}});
+                   {"a wait ends at its deadline or when woken", AWaitEndsAtItsDeadlineOrWhenWoken},
+                   {"a release notifies the thread that is next", AReleaseNotifiesTheThreadThatIsNext}});
 }
