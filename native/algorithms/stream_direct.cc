@@ -2,6 +2,9 @@
 // once: with two ranks this is the ring, with more it has 2 steps instead of 2 (n - 1) and the same bytes.
 #include "algorithms/stream_direct.h"
 
+#include <algorithm>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
@@ -14,47 +17,57 @@ constexpr size_t kBlocksBytes = 512 << 10;
 constexpr size_t kMinBlockBytes = 4 << 10;
 constexpr size_t kMaxBlockBytes = 256 << 10;
 
-class Direct {
+class Direct : public StreamOperation {
  public:
   // `spread`: owners return their shares, and `output` has the size of `input`; else `output` has the size of a share.
-  Direct(StreamGroup& group, const uint8_t* input, uint8_t* output, const Shares& shares, bool spread)
+  Direct(StreamGroup& group, const uint8_t* input, uint8_t* output, Shares shares, bool spread)
       : group_(group),
         me_(group.rank()),
         input_(input),
         own_output_(spread ? output + shares.start(group.rank()) : output),
         output_(output),
-        shares_(shares),
+        shares_(std::move(shares)),
         spread_(spread),
         peers_(static_cast<size_t>(group.size() - 1)) {
     for (size_t i = 0; i < peers_.size(); ++i) peers_[i].rank = (me_ + 1 + static_cast<int>(i)) % group.size();
     sources_.resize(static_cast<size_t>(group.size()));
-  }
-
-  Status Run(int32_t dtype, int32_t reduce_op, Finish finish) {
-    dtype_ = dtype;
-    reduce_op_ = reduce_op;
-    finish_ = finish;
     const size_t even = kBlocksBytes / peers_.size() / kMinBlockBytes * kMinBlockBytes;
     const size_t wanted = std::max(kMinBlockBytes, std::min(kMaxBlockBytes, even));
     block_bytes_ = std::min(wanted, (shares_.length(me_) + 63) / 64 * 64);  // a multiple of every element's size
-    SE_RETURN_IF_ERROR(group_.Scratch(block_bytes_ * peers_.size(), &blocks_));
     if (shares_.length(me_) > 0) BeginBlock();
-    while (true) {
-      bool progress = false;
-      bool done = true;
-      for (Peer& peer : peers_) {
-        SE_RETURN_IF_ERROR(SendSome(peer, &progress));
-        SE_RETURN_IF_ERROR(ReceiveSome(peer, &progress));
-        done = done && Sent(peer) && Received(peer);
-      }
-      if (reduced_ < shares_.length(me_) && missing_ == 0) {
-        ReduceBlock();
-        progress = true;
-        done = false;
-      }
-      if (done) return Status::Ok();
-      if (!progress) SE_RETURN_IF_ERROR(Await());
+  }
+
+  void SetReduction(int32_t dtype, int32_t reduce_op, Finish finish) {
+    dtype_ = dtype;
+    reduce_op_ = reduce_op;
+    finish_ = finish;
+  }
+
+  bool done() const override {
+    return std::ranges::all_of(peers_, [&](const Peer& peer) { return Sent(peer) && Received(peer); });
+  }
+
+  Status Step(bool* progress) override {
+    if (blocks_ == nullptr) SE_RETURN_IF_ERROR(group_.Scratch(block_bytes_ * peers_.size(), &blocks_));
+    for (Peer& peer : peers_) {
+      SE_RETURN_IF_ERROR(SendSome(peer, progress));
+      SE_RETURN_IF_ERROR(ReceiveSome(peer, progress));
     }
+    if (reduced_ < shares_.length(me_) && missing_ == 0) {
+      ReduceBlock();
+      *progress = true;
+    }
+    return Status::Ok();
+  }
+
+  Status Await() override {
+    senders_to_.clear();
+    receivers_from_.clear();
+    for (const Peer& peer : peers_) {
+      if (HasToSend(peer)) senders_to_.push_back(peer.rank);
+      if (HasToReceive(peer)) receivers_from_.push_back(peer.rank);
+    }
+    return group_.AwaitReady(senders_to_, receivers_from_);
   }
 
  private:
@@ -135,22 +148,12 @@ class Direct {
     BeginBlock();
   }
 
-  Status Await() {
-    senders_to_.clear();
-    receivers_from_.clear();
-    for (const Peer& peer : peers_) {
-      if (HasToSend(peer)) senders_to_.push_back(peer.rank);
-      if (HasToReceive(peer)) receivers_from_.push_back(peer.rank);
-    }
-    return group_.AwaitReady(senders_to_, receivers_from_);
-  }
-
   StreamGroup& group_;
   const int me_;
   const uint8_t* input_;
   uint8_t* own_output_;
   uint8_t* output_;
-  const Shares& shares_;
+  const Shares shares_;
   const bool spread_;
   std::vector<Peer> peers_;  // the next rank first, so that not everybody begins with rank 0
   std::vector<const void*> sources_;
@@ -171,13 +174,22 @@ class Direct {
 Status DirectAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output, size_t count, int32_t dtype,
                        int32_t reduce_op, Finish finish) {
   const size_t element = DtypeBytes(dtype);
-  const Shares shares(count * element, element, group.size());
-  return Direct(group, input, output, shares, true).Run(dtype, reduce_op, finish);
+  Direct direct(group, input, output, Shares(count * element, element, group.size()), true);
+  direct.SetReduction(dtype, reduce_op, finish);
+  return direct.Complete();
+}
+
+std::unique_ptr<StreamOperation> BeginDirectReducescatter(StreamGroup& group, const uint8_t* input,
+                                                          const Shares& shares, uint8_t* output, int32_t dtype,
+                                                          int32_t reduce_op, Finish finish) {
+  auto direct = std::make_unique<Direct>(group, input, output, shares, false);
+  direct->SetReduction(dtype, reduce_op, finish);
+  return direct;
 }
 
 Status DirectReducescatter(StreamGroup& group, const uint8_t* input, const Shares& shares, uint8_t* output,
                            int32_t dtype, int32_t reduce_op, Finish finish) {
-  return Direct(group, input, output, shares, false).Run(dtype, reduce_op, finish);
+  return BeginDirectReducescatter(group, input, shares, output, dtype, reduce_op, finish)->Complete();
 }
 
 }  // namespace spark_estimator

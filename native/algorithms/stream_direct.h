@@ -2,6 +2,9 @@
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_
 
+#include <memory>
+
+#include "algorithms/stream_operation.h"
 #include "algorithms/stream_shares.h"
 #include "base/kernels/kernels.h"
 #include "base/status.h"
@@ -15,6 +18,10 @@ Status DirectAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output
 // `output` receives this rank's share alone.
 Status DirectReducescatter(StreamGroup& group, const uint8_t* input, const Shares& shares, uint8_t* output,
                            int32_t dtype, int32_t reduce_op, Finish finish);
+// The same, to be advanced by the caller. It uses the group's scratch memory from its first step on.
+std::unique_ptr<StreamOperation> BeginDirectReducescatter(StreamGroup& group, const uint8_t* input,
+                                                          const Shares& shares, uint8_t* output, int32_t dtype,
+                                                          int32_t reduce_op, Finish finish);
 
 }  // namespace spark_estimator
 

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "base/dtype.h"
 
@@ -14,13 +16,13 @@ constexpr size_t kPieceBytes = 256 << 10;
 
 // Two cursors over the steps, one that sends and one that receives. In step s a rank passes on chunk (rank - s) and
 // receives chunk (rank - s - 1); the first `reducing_steps` steps add this rank's part, the others only spread.
-class Ring {
+class Ring : public StreamOperation {
  public:
-  Ring(StreamGroup& group, const uint8_t* input, uint8_t* output, const Shares& shares, int reducing_steps)
+  Ring(StreamGroup& group, const uint8_t* input, uint8_t* output, Shares shares, int reducing_steps)
       : group_(group),
         input_(input),
         output_(output),
-        shares_(shares),
+        shares_(std::move(shares)),
         reducing_steps_(reducing_steps),
         steps_(reducing_steps + group.size() - 1),
         next_((group.rank() + 1) % group.size()),
@@ -33,18 +35,17 @@ class Ring {
     element_ = DtypeBytes(dtype);
   }
 
-  Status Run() {
-    if (reducing_steps_ > 0) SE_RETURN_IF_ERROR(group_.Scratch(kPieceBytes, &piece_));
-    while (send_step_ < steps_ || receive_step_ < steps_) {
-      bool progress = false;
-      SE_RETURN_IF_ERROR(SendSome(&progress));
-      SE_RETURN_IF_ERROR(ReceiveSome(&progress));
-      if (progress) continue;
-      const std::array<int, 1> to = {send_step_ < steps_ && Sendable() > sent_ ? next_ : -1};
-      const std::array<int, 1> from = {receive_step_ < steps_ ? previous_ : -1};
-      SE_RETURN_IF_ERROR(group_.AwaitReady(to, from));
-    }
-    return Status::Ok();
+  bool done() const override { return send_step_ >= steps_ && receive_step_ >= steps_; }
+
+  Status Step(bool* progress) override {
+    SE_RETURN_IF_ERROR(SendSome(progress));
+    return ReceiveSome(progress);
+  }
+
+  Status Await() override {
+    const std::array<int, 1> to = {send_step_ < steps_ && Sendable() > sent_ ? next_ : -1};
+    const std::array<int, 1> from = {receive_step_ < steps_ ? previous_ : -1};
+    return group_.AwaitReady(to, from);
   }
 
  private:
@@ -103,6 +104,7 @@ class Ring {
   }
 
   Status ReceiveAndReduce(size_t start, size_t length, size_t* moved) {
+    if (piece_ == nullptr) SE_RETURN_IF_ERROR(group_.Scratch(kPieceBytes, &piece_));
     // `partial_` bytes of an element that arrived in two pieces wait at the piece's start.
     const size_t room = std::min(kPieceBytes - partial_, length - arrived_);
     SE_RETURN_IF_ERROR(group_.TryReceive(previous_, piece_ + partial_, room, moved));
@@ -125,7 +127,7 @@ class Ring {
   StreamGroup& group_;
   const uint8_t* input_;
   uint8_t* output_;
-  const Shares& shares_;
+  const Shares shares_;
   const int reducing_steps_;
   const int steps_;
   const int next_;
@@ -145,17 +147,26 @@ class Ring {
 
 }  // namespace
 
+std::unique_ptr<StreamOperation> BeginRingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output,
+                                                    size_t count, int32_t dtype, int32_t reduce_op, Finish finish) {
+  const size_t element = DtypeBytes(dtype);
+  auto ring =
+      std::make_unique<Ring>(group, input, output, Shares(count * element, element, group.size()), group.size() - 1);
+  ring->SetReduction(dtype, reduce_op, finish);
+  return ring;
+}
+
+std::unique_ptr<StreamOperation> BeginRingAllgather(StreamGroup& group, uint8_t* output, const Shares& shares) {
+  return std::make_unique<Ring>(group, output, output, shares, 0);
+}
+
 Status RingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output, size_t count, int32_t dtype,
                      int32_t reduce_op, Finish finish) {
-  const size_t element = DtypeBytes(dtype);
-  const Shares shares(count * element, element, group.size());
-  Ring ring(group, input, output, shares, group.size() - 1);
-  ring.SetReduction(dtype, reduce_op, finish);
-  return ring.Run();
+  return BeginRingAllreduce(group, input, output, count, dtype, reduce_op, finish)->Complete();
 }
 
 Status RingAllgather(StreamGroup& group, uint8_t* output, const Shares& shares) {
-  return Ring(group, output, output, shares, 0).Run();
+  return BeginRingAllgather(group, output, shares)->Complete();
 }
 
 }  // namespace spark_estimator

@@ -2,6 +2,9 @@
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_RING_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_STREAM_RING_H_
 
+#include <memory>
+
+#include "algorithms/stream_operation.h"
 #include "algorithms/stream_shares.h"
 #include "base/kernels/kernels.h"
 #include "base/status.h"
@@ -15,6 +18,11 @@ Status RingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output, 
                      int32_t reduce_op, Finish finish);
 // `output` holds this rank's share at its place already.
 Status RingAllgather(StreamGroup& group, uint8_t* output, const Shares& shares);
+
+// The same, to be advanced by the caller. They use the group's scratch memory once they receive.
+std::unique_ptr<StreamOperation> BeginRingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output,
+                                                    size_t count, int32_t dtype, int32_t reduce_op, Finish finish);
+std::unique_ptr<StreamOperation> BeginRingAllgather(StreamGroup& group, uint8_t* output, const Shares& shares);
 
 }  // namespace spark_estimator
 

@@ -14,7 +14,7 @@ namespace {
 // send() and recv() take at most 2 GiB at once, and smaller turns keep both directions of a link busy.
 constexpr size_t kTurnBytes = size_t{1} << 20;
 // Scratch beyond this is freed after use, so that one large collective does not hold memory for ever.
-constexpr size_t kKeptScratchBytes = size_t{4} << 20;
+constexpr size_t kKeptScratchBytes = size_t{8} << 20;
 
 }  // namespace
 
@@ -170,7 +170,7 @@ Status StreamGroup::Scratch(size_t bytes, uint8_t** memory) {
   if (bytes > scratch_bytes_ || scratch_bytes_ > kKeptScratchBytes) {
     constexpr size_t kAlignment = 64;
     scratch_.reset();
-    scratch_bytes_ = (bytes + kAlignment) / kAlignment * kAlignment;
+    scratch_bytes_ = std::max(bytes + kAlignment - 1, kAlignment) / kAlignment * kAlignment;
     scratch_.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, scratch_bytes_)));
     if (!scratch_) {
       scratch_bytes_ = 0;

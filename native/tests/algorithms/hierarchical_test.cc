@@ -186,6 +186,45 @@ void ListsOfBuffers() {
   });
 }
 
+// Several blocks, of which the network carries one while the next is reduced: even and uneven, in place and not, and so
+// many that their memory is used again.
+void SeveralBlocks() {
+  for (const Members& shape : {Members{{0, 1}, {2, 3}}, Members{{0, 3}, {1, 4}, {2, 5}}, Members{{0, 1, 2}, {3, 4, 5}},
+                               Members{{0}, {1}, {2}}, Members{{0, 1, 2}, {3}}}) {
+    RunHosts(shape, [](HostRank& me) {
+      const size_t n = 2100007;
+      const auto ranks = static_cast<size_t>(me.all.size());
+      std::vector<float> in(n), out(n, -1);
+      for (size_t i = 0; i < n; ++i) in[i] = static_cast<float>((i + static_cast<size_t>(me.all.rank())) % 1009);
+      const std::vector<float> kept = in;
+      const auto check = [&](const std::vector<float>& sums) {
+        for (size_t i = 0; i < n; ++i) {
+          size_t sum = 0;
+          for (size_t rank = 0; rank < ranks; ++rank) sum += (i + rank) % 1009;
+          if (sums[i] != static_cast<float>(sum)) CHECK_EQ(sums[i], static_cast<float>(sum));
+        }
+      };
+      BufferList apart;
+      apart.Add(in.data(), out.data(), n * sizeof(float));
+      CHECK_OK(HierarchicalAllreduce(me.local, me.all, me.hosts, apart, SE_FLOAT32, SE_SUM, Finish{}));
+      check(out);
+      CHECK(in == kept);
+      BufferList list;  // joined; one part is longer than several blocks
+      for (const auto& [start, end] : {std::pair{0, 5}, std::pair{5, 2000003}, std::pair{2000003, 2100007}}) {
+        list.Add(in.data() + start, out.data() + start, static_cast<size_t>(end - start) * sizeof(float));
+      }
+      std::fill(out.begin(), out.end(), -1.0f);
+      CHECK_OK(HierarchicalAllreduce(me.local, me.all, me.hosts, list, SE_FLOAT32, SE_SUM, Finish{}));
+      check(out);
+      CHECK(in == kept);
+      BufferList in_place;
+      in_place.Add(in.data(), in.data(), n * sizeof(float));
+      CHECK_OK(HierarchicalAllreduce(me.local, me.all, me.hosts, in_place, SE_FLOAT32, SE_SUM, Finish{}));
+      check(in);
+    });
+  }
+}
+
 // Received values plus residues equal the sent values, for every shape of the job.
 void CheckInt8(const Members& shape, size_t n, int steps) {
   std::vector<double> owed(n), received, given(n);
@@ -230,7 +269,7 @@ void Int8LosesNothing() {
 void HalvesAreRoundedOnce() {
   for (const int32_t dtype : {SE_FLOAT16, SE_BFLOAT16}) {
     for (const Members& shape : {Members{{0, 1}, {2, 3}}, Members{{0, 1, 2}, {3}}}) {
-      for (const size_t n : {size_t{9}, size_t{50001}}) {
+      for (const size_t n : {size_t{9}, size_t{50001}, size_t{1500001}}) {  // the last one has several blocks
         std::vector<std::vector<uint16_t>> inputs(4, std::vector<uint16_t>(n));
         std::vector<float> sums(n, 0);
         std::mt19937 random(5);
@@ -335,6 +374,7 @@ int main() {
                    {"allreduces", Allreduces},
                    {"rows gather and scatter", RowsGatherAndScatter},
                    {"lists of buffers", ListsOfBuffers},
+                   {"several blocks", SeveralBlocks},
                    {"halves are rounded once", HalvesAreRoundedOnce},
                    {"int8 loses nothing", Int8LosesNothing},
                    {"same bits everywhere", SameBitsEverywhere},

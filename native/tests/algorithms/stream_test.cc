@@ -8,8 +8,11 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "algorithms/stream_halves.h"
+#include "algorithms/stream_ring.h"
 #include "base/kernels/halves.h"
 #include "stream_ranks.h"
 
@@ -353,6 +356,45 @@ void Barriers() {
 }
 
 // Two rings across hosts at once, as the ranks of hosts form them, over the sockets of the whole group.
+// Rank 0 advances its part before the others have begun, and again once it is complete.
+void OperationsAdvanceWithoutWaiting() {
+  constexpr size_t kCount = 300007;
+  for (const int ranks : {2, 3}) {
+    for (const int32_t dtype : {SE_FLOAT32, SE_BFLOAT16}) {
+      std::atomic<bool> advanced{false};
+      RunStreamRanks(ranks, [&](StreamGroup& group) {
+        std::vector<float> values(kCount);
+        for (size_t i = 0; i < kCount; ++i) values[i] = static_cast<float>(i % 100 + static_cast<size_t>(group.rank()));
+        std::vector<uint16_t> halves(kCount);
+        auto* data = reinterpret_cast<uint8_t*>(values.data());
+        auto* results = reinterpret_cast<uint8_t*>(halves.data());
+        while (group.rank() != 0 && !advanced) std::this_thread::yield();
+        const auto operation =
+            dtype == SE_FLOAT32 ? BeginRingAllreduce(group, data, data, kCount, dtype, SE_SUM, Finish{})
+                                : BeginHalvesAllreduce(group, values.data(), results, kCount, dtype, SE_SUM, Finish{});
+        if (group.rank() == 0) {
+          CHECK_OK(operation->Advance());
+          CHECK(group.bytes_moved() > 0);
+          CHECK(!operation->done());
+          advanced = true;
+        }
+        CHECK_OK(operation->Complete());
+        CHECK(operation->done());
+        CHECK_OK(operation->Advance());
+        if (dtype != SE_FLOAT32) HalvesToFloat32(dtype, values.data(), halves.data(), kCount);
+        for (size_t i = 0; i < kCount; ++i) {
+          const auto sum = static_cast<float>(i % 100 * static_cast<size_t>(ranks)) + (ranks == 2 ? 1.0f : 3.0f);
+          if (dtype == SE_FLOAT32) {
+            CHECK_EQ(values[i], sum);
+          } else {
+            CHECK(std::abs(values[i] - sum) <= sum / 256);
+          }
+        }
+      });
+    }
+  }
+}
+
 void PartsOfAGroup() {
   RunStreamRanks(6, [&](StreamGroup& group) {
     std::vector<int> members;
@@ -447,6 +489,7 @@ int main() {
                    {"ragged allgathers", RaggedAllgathers},
                    {"ragged alltoalls", RaggedAlltoalls},
                    {"barriers", Barriers},
+                   {"operations advance without waiting", OperationsAdvanceWithoutWaiting},
                    {"parts of a group", PartsOfAGroup},
                    {"a lost peer is an error", ALostPeerIsAnError},
                    {"a wait asks for liveness", AWaitAsksForLiveness},
