@@ -1,49 +1,34 @@
-// Vectors are worked through in blocks: summed inside hosts, reduced across them in int8, gathered inside hosts.
+// Sums inside hosts, in float32, that are reduced across them in int8.
 #include "algorithms/hierarchical.h"
 
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "algorithms/hierarchical_blocks.h"
 #include "algorithms/int8/stream.h"
-#include "algorithms/shared.h"
-#include "algorithms/stream_shares.h"
 
 namespace spark_estimator {
 namespace {
 
-// As long as the blocks of the other hierarchical algorithms.
-constexpr size_t kBlockValues = size_t{4} << 20;
-
-class Int8Allreducer {
+class Int8Allreducer final : public HierarchicalBlocks {
  public:
   Int8Allreducer(SharedGroup& local, StreamGroup& all, const Hosts& hosts, std::span<const Int8Part> parts,
-                 Finish finish, const Tuning& tuning)
-      : local_(local), parts_(parts), finish_(finish), tuning_(tuning), even_(hosts.ranks_per_host() > 0) {
-    if (even_ || local.rank == 0) across_.reset(new SubGroup(Across(all, hosts, local.rank)));
-  }
-
-  Status Run(StreamGroup& all, float prescale) {
-    size_t total = 0;
-    for (const Int8Part& part : parts_) total += part.count;
-    for (size_t start = 0; start < total; start += kBlockValues) {
-      const size_t count = std::min(kBlockValues, total - start);
-      uint8_t* scratch = nullptr;
-      SE_RETURN_IF_ERROR(all.Scratch(count * sizeof(float), &scratch));
-      auto* values = reinterpret_cast<float*>(scratch);
-      ForEachPart(start, count, [&](const Int8Part& part, size_t offset) {
-        GetKernels().finish(SE_FLOAT32, values + offset, part.input, part.count, Finish{prescale, 1});
-      });
-      SE_RETURN_IF_ERROR(ReduceBlock(values, start, count));
-      ForEachPart(start, count, [&](const Int8Part& part, size_t offset) {
-        std::memcpy(part.output, values + offset, part.count * sizeof(float));
-      });
-    }
-    return Status::Ok();
-  }
+                 float prescale, Finish finish, const Tuning& tuning)
+      : HierarchicalBlocks(local, all, hosts, VectorOf(parts), tuning),
+        parts_(parts),
+        prescale_(prescale),
+        finish_(finish) {}
 
  private:
+  static Vector VectorOf(std::span<const Int8Part> parts) {
+    size_t count = 0;
+    for (const Int8Part& part : parts) count += part.count;
+    return {.count = count, .computed_as = SE_FLOAT32, .result_bytes = sizeof(float), .reduce_op = SE_SUM};
+  }
+
   // Calls visit(range of a part, offset) for what the parts have in [start, start + count).
   template <typename Visit>
   void ForEachPart(size_t start, size_t count, Visit visit) const {
@@ -56,47 +41,49 @@ class Int8Allreducer {
     }
   }
 
-  // As for float32: each rank reduces a share across hosts, or one rank a host all of it.
-  Status ReduceBlock(float* values, size_t start, size_t count) {
-    if (even_ && count * sizeof(float) > tuning_.exchange_bytes) {
-      const Shares shares(count * sizeof(float), sizeof(float), local_.size);
-      std::vector<size_t> bytes_of;
-      for (int rank = 0; rank < local_.size; ++rank) bytes_of.push_back(shares.length(rank));
-      const size_t first = shares.start(local_.rank) / sizeof(float);
-      float* share = values + first;
-      SE_RETURN_IF_ERROR(SharedReducescatter(local_, values, bytes_of, share, SE_FLOAT32, SE_SUM, Finish{}));
-      SE_RETURN_IF_ERROR(ReduceAcross(share, start + first, shares.length(local_.rank) / sizeof(float)));
-      return SharedAllgather(local_, share, bytes_of, values);
-    }
-    BufferList list;
-    list.Add(values, values, count * sizeof(float));
-    SE_RETURN_IF_ERROR(SharedAllreduce(local_, list, SE_FLOAT32, SE_SUM, Finish{}));
-    if (local_.rank == 0) SE_RETURN_IF_ERROR(ReduceAcross(values, start, count));
-    return SharedBroadcast(local_, 0, values, values, count * sizeof(float));
+  const uint8_t* Join(const VectorRange& block) override {
+    auto* values = reinterpret_cast<float*>(block.values);
+    ForEachPart(block.start, block.count, [&](const Int8Part& part, size_t offset) {
+      GetKernels().finish(SE_FLOAT32, values + offset, part.input, part.count, Finish{prescale_, 1});
+    });
+    return block.values;
   }
 
-  // `values`, in place: the elements [start, start + count) of the parts, with the residues of these elements.
-  Status ReduceAcross(float* values, size_t start, size_t count) {
+  void Spread(const VectorRange& block) override {
+    const auto* results = reinterpret_cast<const float*>(block.results);
+    ForEachPart(block.start, block.count, [&](const Int8Part& part, size_t offset) {
+      std::memcpy(part.output, results + offset, part.count * sizeof(float));
+    });
+  }
+
+  Status ReduceAcross(SubGroup& hosts, const VectorRange& range) override {
+    return BeginInt8Allreduce(hosts, PartsOf(range), 1.0f, finish_)->Complete();
+  }
+
+  std::unique_ptr<StreamOperation> BeginAcross(SubGroup& hosts, const VectorRange& share, bool) override {
+    return BeginInt8Allreduce(hosts, PartsOf(share), 1.0f, finish_);
+  }
+
+  // The sums, in place, with the residues of these elements.
+  std::vector<Int8Part> PartsOf(const VectorRange& range) const {
+    auto* values = reinterpret_cast<float*>(range.values);
     std::vector<Int8Part> parts;
-    ForEachPart(start, count, [&](const Int8Part& part, size_t offset) {
+    ForEachPart(range.start, range.count, [&](const Int8Part& part, size_t offset) {
       parts.push_back({values + offset, values + offset, part.residue, part.count, part.exact});
     });
-    return Int8Allreduce(*across_, parts, 1.0f, finish_);
+    return parts;
   }
 
-  SharedGroup& local_;
   const std::span<const Int8Part> parts_;
+  const float prescale_;
   const Finish finish_;
-  const Tuning tuning_;
-  const bool even_;
-  std::unique_ptr<SubGroup> across_;  // the ranks of this local index, if they are to speak with each other
 };
 
 }  // namespace
 
 Status HierarchicalInt8Allreduce(SharedGroup& local, StreamGroup& all, const Hosts& hosts,
                                  std::span<const Int8Part> parts, float prescale, Finish finish, const Tuning& tuning) {
-  return Int8Allreducer(local, all, hosts, parts, finish, tuning).Run(all, prescale);
+  return Int8Allreducer(local, all, hosts, parts, prescale, finish, tuning).Run();
 }
 
 }  // namespace spark_estimator

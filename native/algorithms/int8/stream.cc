@@ -1,7 +1,10 @@
 // A piece is encoded when the stream has room for it, and processed when it has arrived: the wire is busy meanwhile.
 #include "algorithms/int8/stream.h"
 
+#include <algorithm>
 #include <array>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace spark_estimator {
@@ -9,26 +12,26 @@ namespace {
 
 // Two ranks: each sends all of its data, and both add up the same two numbers. In place: an output holds the rank's own
 // rounded input until the other rank's arrives.
-class Exchange {
+class Exchange : public StreamOperation {
  public:
   Exchange(StreamGroup& group, const Int8Pieces& pieces, float prescale, float factor)
       : group_(group), pieces_(pieces), prescale_(prescale), factor_(factor), peer_(1 - group.rank()) {}
 
-  Status Run() {
-    uint8_t* scratch = nullptr;
-    SE_RETURN_IF_ERROR(group_.Scratch(2 * pieces_.largest_bytes(), &scratch));
-    sending_ = scratch;
-    receiving_ = scratch + pieces_.largest_bytes();
-    while (sent_pieces_ < pieces_.count() || added_ < pieces_.count()) {
-      bool progress = false;
-      SE_RETURN_IF_ERROR(SendSome(&progress));
-      SE_RETURN_IF_ERROR(ReceiveSome(&progress));
-      if (progress) continue;
-      const std::array<int, 1> to = {sent_pieces_ < pieces_.count() ? peer_ : -1};
-      const std::array<int, 1> from = {added_ < pieces_.count() && !Whole() ? peer_ : -1};
-      SE_RETURN_IF_ERROR(group_.AwaitReady(to, from));
+  bool done() const override { return sent_pieces_ == pieces_.count() && added_ == pieces_.count(); }
+
+  Status Step(bool* progress) override {
+    if (sending_ == nullptr) {
+      SE_RETURN_IF_ERROR(group_.Scratch(2 * pieces_.largest_bytes(), &sending_));
+      receiving_ = sending_ + pieces_.largest_bytes();
     }
-    return Status::Ok();
+    SE_RETURN_IF_ERROR(SendSome(progress));
+    return ReceiveSome(progress);
+  }
+
+  Status Await() override {
+    const std::array<int, 1> to = {sent_pieces_ < pieces_.count() ? peer_ : -1};
+    const std::array<int, 1> from = {added_ < pieces_.count() && !Whole() ? peer_ : -1};
+    return group_.AwaitReady(to, from);
   }
 
  private:
@@ -85,7 +88,7 @@ class Exchange {
 
 // More ranks: an owner adds up its share, piece by piece, as soon as a piece has arrived from all ranks, and returns it
 // at once.
-class Direct {
+class Direct : public StreamOperation {
  public:
   Direct(StreamGroup& group, const Int8Pieces& pieces, float prescale, float factor)
       : group_(group),
@@ -104,21 +107,34 @@ class Direct {
     }
   }
 
-  Status Run() {
-    SE_RETURN_IF_ERROR(Allocate());
-    while (true) {
-      bool progress = false;
-      for (Peer& peer : peers_) {
-        SE_RETURN_IF_ERROR(SendSome(peer, &progress));
-        SE_RETURN_IF_ERROR(ReceiveSome(peer, &progress));
-      }
-      if (reduced_ < own_share_.end && AllHere()) {
-        ReducePiece();
-        progress = true;
-      }
-      if (Done()) return Status::Ok();
-      if (!progress) SE_RETURN_IF_ERROR(Await());
+  bool done() const override {
+    if (reduced_ < own_share_.end) return false;
+    return std::ranges::all_of(peers_, [&](const Peer& peer) {
+      return peer.input == peer.share.end && peer.spread == own_share_.end && peer.result == peer.share.end;
+    });
+  }
+
+  Status Step(bool* progress) override {
+    if (!allocated_) SE_RETURN_IF_ERROR(Allocate());
+    for (Peer& peer : peers_) {
+      SE_RETURN_IF_ERROR(SendSome(peer, progress));
+      SE_RETURN_IF_ERROR(ReceiveSome(peer, progress));
     }
+    if (reduced_ < own_share_.end && AllHere()) {
+      ReducePiece();
+      *progress = true;
+    }
+    return Status::Ok();
+  }
+
+  Status Await() override {
+    senders_to_.clear();
+    receivers_from_.clear();
+    for (const Peer& peer : peers_) {
+      if (HasToSend(peer)) senders_to_.push_back(peer.rank);
+      if (HasToReceive(peer)) receivers_from_.push_back(peer.rank);
+    }
+    return group_.AwaitReady(senders_to_, receivers_from_);
   }
 
  private:
@@ -156,6 +172,7 @@ class Direct {
       results_.push_back(scratch + at);
       at += pieces_.bytes(i);
     }
+    allocated_ = true;
     return Status::Ok();
   }
 
@@ -171,14 +188,6 @@ class Direct {
     }
     return true;
   }
-  bool Done() const {
-    if (reduced_ < own_share_.end) return false;
-    for (const Peer& peer : peers_) {
-      if (peer.input < peer.share.end || peer.spread < own_share_.end || peer.result < peer.share.end) return false;
-    }
-    return true;
-  }
-
   Status SendSome(Peer& peer, bool* progress) {
     if (!HasToSend(peer)) return Status::Ok();
     const bool input = peer.input < peer.share.end;
@@ -226,16 +235,6 @@ class Direct {
     ++reduced_;
   }
 
-  Status Await() {
-    senders_to_.clear();
-    receivers_from_.clear();
-    for (const Peer& peer : peers_) {
-      if (HasToSend(peer)) senders_to_.push_back(peer.rank);
-      if (HasToReceive(peer)) receivers_from_.push_back(peer.rank);
-    }
-    return group_.AwaitReady(senders_to_, receivers_from_);
-  }
-
   StreamGroup& group_;
   const Int8Pieces& pieces_;
   const float prescale_;
@@ -243,19 +242,45 @@ class Direct {
   const Share own_share_;
   size_t reduced_;  // the piece of the own share that is being collected
   std::vector<Peer> peers_;
+  bool allocated_ = false;         // the memory that the peers' pieces and the results need
   std::vector<uint8_t*> results_;  // of the own share, by piece, until all peers have them
   std::vector<const uint8_t*> sources_;
   std::vector<int> senders_to_;
   std::vector<int> receivers_from_;
 };
 
+// With the memory that the operation on them refers to.
+class Owning final : public StreamOperation {
+ public:
+  Owning(StreamGroup& group, std::vector<Int8Part> parts, float prescale, float factor)
+      : parts_(std::move(parts)), pieces_(parts_, group.size()) {
+    if (pieces_.count() == 0) return;
+    if (group.size() == 2) {
+      operation_ = std::make_unique<Exchange>(group, pieces_, prescale, factor);
+    } else {
+      operation_ = std::make_unique<Direct>(group, pieces_, prescale, factor);
+    }
+  }
+
+  bool done() const override { return !operation_ || operation_->done(); }
+  Status Step(bool* progress) override { return operation_ ? operation_->Step(progress) : Status::Ok(); }
+  Status Await() override { return operation_->Await(); }
+
+ private:
+  const std::vector<Int8Part> parts_;
+  const Int8Pieces pieces_;
+  std::unique_ptr<StreamOperation> operation_;
+};
+
 }  // namespace
 
+std::unique_ptr<StreamOperation> BeginInt8Allreduce(StreamGroup& group, std::vector<Int8Part> parts, float prescale,
+                                                    Finish finish) {
+  return std::make_unique<Owning>(group, std::move(parts), prescale, FactorOf(finish));
+}
+
 Status Int8Allreduce(StreamGroup& group, std::span<const Int8Part> parts, float prescale, Finish finish) {
-  const Int8Pieces pieces(parts, group.size());
-  if (pieces.count() == 0) return Status::Ok();
-  if (group.size() == 2) return Exchange(group, pieces, prescale, FactorOf(finish)).Run();
-  return Direct(group, pieces, prescale, FactorOf(finish)).Run();
+  return BeginInt8Allreduce(group, {parts.begin(), parts.end()}, prescale, finish)->Complete();
 }
 
 }  // namespace spark_estimator

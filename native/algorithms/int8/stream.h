@@ -5,9 +5,12 @@
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_INT8_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_STREAM_INT8_H_
 
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "algorithms/int8/parts.h"
+#include "algorithms/stream_operation.h"
 #include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/stream_group.h"
@@ -18,6 +21,9 @@ namespace spark_estimator {
 // residues; the same bits on all ranks and in every run. Two ranks exchange what they have; more of them reduce a share
 // each and hand it back. Exact parts are summed in float32. `parts` are alike on all ranks, but for their memory.
 Status Int8Allreduce(StreamGroup& group, std::span<const Int8Part> parts, float prescale, Finish finish);
+// The same, to be advanced by the caller. It uses the group's scratch memory from its first step on.
+std::unique_ptr<StreamOperation> BeginInt8Allreduce(StreamGroup& group, std::vector<Int8Part> parts, float prescale,
+                                                    Finish finish);
 
 }  // namespace spark_estimator
 
