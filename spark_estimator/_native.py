@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+from collections.abc import Sequence
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -29,7 +30,8 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 10
+ABI_VERSION = 11
+MAX_DATA = 8  # data connections between two ranks
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -149,12 +151,36 @@ class Peer(Structure):
         ("rank", c_int32),
         ("global_rank", c_int32),
         ("control_fd", c_int32),
-        ("data_fd", c_int32),
+        ("data_count", c_int32),
+        ("data_fds", c_int32 * MAX_DATA),
         ("segment_fd", c_int32),
         ("name", c_char_p),
         ("control_encryption", Encryption),
-        ("data_encryption", Encryption),
+        ("data_encryption", Encryption * MAX_DATA),
     ]
+
+    @classmethod
+    def of(
+        cls,
+        rank: int,
+        global_rank: int,
+        control_fd: int,
+        data_fds: Sequence[int],
+        segment_fd: int,
+        name: str,
+        control_encryption: Encryption | None = None,
+        data_encryption: Sequence[Encryption] = (),
+    ) -> Peer:
+        """The value for an engine; connections without an `Encryption` are not encrypted."""
+        fds = (c_int32 * MAX_DATA)(*data_fds)
+        encryption = control_encryption or Encryption()
+        of_data = (Encryption * MAX_DATA)(*data_encryption)
+        return cls(rank, global_rank, control_fd, len(data_fds), fds, segment_fd, name.encode(), encryption, of_data)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All that the engine takes over; -1 for a segment that there is not."""
+        return (self.control_fd, *self.data_fds[: self.data_count], self.segment_fd)
 
 
 class Config(Structure):

@@ -14,6 +14,7 @@ from spark_estimator.log import LEVELS
 
 MIB = 1 << 20
 MOST_CACHED = 8192  # the engine's limit for cache_capacity
+MOST_CONNECTIONS = 8  # the engine's limit for data connections of two ranks
 COMPRESSIONS = ("none", "fp16", "bf16")
 MALLOCS = ("keep", "system")
 ENCRYPTIONS = ("auto", "require", "off")  # the values of encryption.Policy
@@ -30,6 +31,7 @@ JOB_KEY_VARIABLE = "SPARK_ESTIMATOR_JOB_KEY"
 JOINED_VARIABLE = "SPARK_ESTIMATOR_JOINED"
 MASTER_VARIABLE = "SPARK_ESTIMATOR_MASTER"
 SPOOL_VARIABLE = "SPARK_ESTIMATOR_SPOOL_FOLDER"
+CONNECTIONS_VARIABLE = "SPARK_ESTIMATOR_CONNECTIONS"
 #: The value of `SPOOL_VARIABLE` for rows that touch no disk.
 IN_MEMORY = "memory"
 
@@ -72,6 +74,13 @@ def _positive_count(text: str) -> int:
     value = _count(text)
     if not 0 < value < 1 << 31:
         raise ValueError("a whole number, 1 or more")
+    return value
+
+
+def _connections(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if not 1 <= value <= MOST_CONNECTIONS:
+        raise ValueError(f"a whole number, 1 to {MOST_CONNECTIONS}")
     return value
 
 
@@ -203,6 +212,11 @@ class Settings:
     shared_memory: bool = _variable(
         "SPARK_ESTIMATOR_SHARED_MEMORY", True, _boolean, unit="1 or 0",
         effect="0: ranks on one host also use TCP",
+    )  # fmt: skip
+    connections: int = _variable(
+        CONNECTIONS_VARIABLE, 1, _connections, unit="connections",
+        effect="for data, between two ranks on different hosts, 1 to 8; several where the network limits what one "
+        "carries, as some clouds do",
     )  # fmt: skip
     spin_microseconds: int | None = _variable(
         "SPARK_ESTIMATOR_SPIN_MICROSECONDS", None, _count, unit="microseconds",

@@ -78,6 +78,9 @@ def test_stall_check_can_be_disabled_as_in_horovod() -> None:
         ("SPARK_ESTIMATOR_SHARED_MEMORY", "maybe", "1 or 0"),
         ("HOROVOD_THREAD_AFFINITY", "0;1", "core numbers"),
         ("SPARK_ESTIMATOR_ATTEMPT", "0", "1 or more"),
+        ("SPARK_ESTIMATOR_CONNECTIONS", "0", "1 to 8"),
+        ("SPARK_ESTIMATOR_CONNECTIONS", "9", "1 to 8"),
+        ("SPARK_ESTIMATOR_CONNECTIONS", "two", "1 to 8"),
     ],
 )
 def test_a_bad_value_is_named(variable: str, value: str, expected: str) -> None:

@@ -141,7 +141,8 @@ class ForkedJob {
     se_peer entry{};
     entry.rank = entry.global_rank = peer;
     entry.control_fd = Own(rank, control);
-    entry.data_fd = Own(rank, data);
+    entry.data_count = 1;
+    entry.data_fds[0] = Own(rank, data);
     entry.segment_fd = segment < 0 ? -1 : Own(rank, fcntl(segment, F_DUPFD_CLOEXEC, 3));
     entry.name = "this host";
     peers_[static_cast<size_t>(rank)].push_back(entry);

@@ -108,8 +108,8 @@ void SendAtOnce(int fd) {
 }
 
 // Rank r listens for those above it and calls those below it.
-std::vector<StreamSocket> Connect(const Options& options, int rank, int size) {
-  std::vector<StreamSocket> sockets(static_cast<size_t>(size));
+std::vector<StripedSocket> Connect(const Options& options, int rank, int size) {
+  std::vector<StripedSocket> sockets(static_cast<size_t>(size));
   UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));

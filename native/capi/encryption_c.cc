@@ -55,12 +55,17 @@ Status EncryptConnections(const se_config& config, const se_peer* peers, std::ve
   std::shared_ptr<const Libcrypto> library;
   for (size_t i = 0; i < others->size(); ++i) {
     const se_peer& peer = peers[i];
-    if (peer.control_encryption.cipher == 0 && peer.data_encryption.cipher == 0) continue;
+    const auto data = (*others)[i].data.sockets();
+    bool encrypted = peer.control_encryption.cipher != 0;
+    for (size_t part = 0; part < data.size(); ++part) encrypted |= peer.data_encryption[part].cipher != 0;
+    if (!encrypted) continue;
     if (library == nullptr) {
       SE_RETURN_IF_ERROR(Libcrypto::Open(config.crypto_library != nullptr ? config.crypto_library : "", &library));
     }
     SE_RETURN_IF_ERROR(EncryptOne(library, peer.control_encryption, &(*others)[i].control));
-    SE_RETURN_IF_ERROR(EncryptOne(library, peer.data_encryption, &(*others)[i].data));
+    for (size_t part = 0; part < data.size(); ++part) {
+      SE_RETURN_IF_ERROR(EncryptOne(library, peer.data_encryption[part], &data[part]));
+    }
   }
   return Status::Ok();
 }

@@ -48,6 +48,7 @@ using spark_estimator::ReadSignature;
 using spark_estimator::Seconds;
 using spark_estimator::Signature;
 using spark_estimator::Status;
+using spark_estimator::StreamSocket;
 using spark_estimator::TensorMemory;
 using spark_estimator::UniqueFd;
 
@@ -116,6 +117,8 @@ CudaStream StreamOf(void* stream) { return static_cast<CudaStream>(stream); }
 
 GpuPlace PlaceOf(const se_request& request) { return {request.device, StreamOf(request.stream)}; }
 
+int32_t DataCount(const se_peer& peer) { return std::clamp(peer.data_count, 0, SE_MAX_DATA); }
+
 // All descriptors are taken over before anything can fail, as the interface documents.
 void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig* settings,
                      std::vector<PeerConfig>* others) {
@@ -123,17 +126,19 @@ void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig
   if (config.size < 2 || peers == nullptr) return;
   try {
     others->resize(static_cast<size_t>(config.size - 1));
+    for (PeerConfig& peer : *others) peer.data.Reserve(SE_MAX_DATA);
   } catch (...) {
     for (int32_t i = 0; i + 1 < config.size; ++i) {
-      for (const int fd : {peers[i].control_fd, peers[i].data_fd, peers[i].segment_fd}) UniqueFd(fd).Reset(-1);
+      for (const int fd : {peers[i].control_fd, peers[i].segment_fd}) UniqueFd(fd).Reset(-1);
+      for (int32_t data = 0; data < DataCount(peers[i]); ++data) UniqueFd(peers[i].data_fds[data]).Reset(-1);
     }
     throw;
   }
   for (size_t i = 0; i < others->size(); ++i) {
     PeerConfig& peer = (*others)[i];
     peer.control = UniqueFd(peers[i].control_fd);
-    peer.data = UniqueFd(peers[i].data_fd);
     peer.segment.Reset(peers[i].segment_fd);
+    for (int32_t data = 0; data < DataCount(peers[i]); ++data) peer.data.Add(UniqueFd(peers[i].data_fds[data]));
   }
 }
 
@@ -182,7 +187,9 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* s
       return Invalid("the list of peers names rank " + std::to_string(peer.rank) + " wrongly or twice");
     }
     seen[static_cast<size_t>(peer.rank)] = true;
-    if (!peer.control.valid() || !peer.data.valid()) {
+    const auto data = peer.data.sockets();
+    const bool has_data = !data.empty() && std::ranges::all_of(data, &StreamSocket::valid);
+    if (!peer.control.valid() || !has_data) {
       return Invalid("rank " + std::to_string(peer.rank) + " lacks a connection");
     }
   }

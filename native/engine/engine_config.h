@@ -8,6 +8,7 @@
 #include "base/unique_fd.h"
 #include "engine/gpu/gpu_meeting.h"
 #include "transport/stream_socket.h"
+#include "transport/striped_socket.h"
 
 namespace spark_estimator {
 
@@ -15,7 +16,7 @@ struct PeerConfig {
   int rank = 0;
   int global_rank = 0;
   StreamSocket control;
-  StreamSocket data;
+  StripedSocket data;
   UniqueFd segment;  // none when memory cannot be shared
   std::string name;
 };

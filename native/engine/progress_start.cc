@@ -31,7 +31,7 @@ Status Progress::Start(std::vector<PeerConfig> peers) {
   const EngineConfig& config = *shared_.config;
   SE_RETURN_IF_ERROR(links_.Open());
   SE_RETURN_IF_ERROR(outcome_stack_.Open());
-  std::vector<StreamSocket> sockets(static_cast<size_t>(config.size));
+  std::vector<StripedSocket> sockets(static_cast<size_t>(config.size));
   for (PeerConfig& peer : peers) {
     membership_.Describe(peer.rank, peer.global_rank, peer.name);
     links_.Connect(peer.rank, std::move(peer.control));

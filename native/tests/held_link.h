@@ -27,7 +27,7 @@ class HeldLink {
     for (int rank = 0; rank < 2; ++rank) {
       int ends[2];
       CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-      int32_t& data = wiring.peers[static_cast<size_t>(rank)][0].data_fd;
+      int32_t& data = wiring.peers[static_cast<size_t>(rank)][0].data_fds[0];
       close(data);
       data = ends[0];
       ends_[rank].Reset(ends[1]);

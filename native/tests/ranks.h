@@ -31,6 +31,7 @@ struct JobOptions {
   int64_t fusion_threshold_bytes = 1 << 20;
   double stall_warning_seconds = 0;
   double stall_shutdown_seconds = 0;
+  int data_connections = 1;     // of each pair
   int socket_buffer_bytes = 0;  // small ones force short writes; 0: the system's
   bool last_rank_cannot_share = false;
   int ranks_per_host = 0;  // with shared memory: ranks per host; 0: one host
@@ -186,11 +187,11 @@ struct Wiring {
 };
 
 // One end's secrets; the other end has them the other way round.
-inline se_encryption Secrets(int32_t cipher, uint8_t send, uint8_t receive) {
+inline se_encryption Secrets(int32_t cipher, int send, int receive) {
   se_encryption encryption{};
   encryption.cipher = cipher;
-  std::fill(std::begin(encryption.send), std::end(encryption.send), send);
-  std::fill(std::begin(encryption.receive), std::end(encryption.receive), receive);
+  std::fill(std::begin(encryption.send), std::end(encryption.send), static_cast<uint8_t>(send));
+  std::fill(std::begin(encryption.receive), std::end(encryption.receive), static_cast<uint8_t>(receive));
   return encryption;
 }
 
@@ -233,11 +234,9 @@ inline Wiring Wire(int size, const JobOptions& options) {
   for (int a = 0; a < size; ++a) {
     for (int b = a + 1; b < size; ++b) {
       int control[2];
-      int data[2];
       CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, control), 0);
-      CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, data), 0);
       if (options.socket_buffer_bytes > 0) {
-        for (const int fd : {control[0], control[1], data[0], data[1]}) {
+        for (const int fd : control) {
           setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &options.socket_buffer_bytes, sizeof(int));
         }
       }
@@ -245,10 +244,25 @@ inline Wiring Wire(int size, const JobOptions& options) {
       const bool share =
           options.channel == Channel::kShared && one_host && !(options.last_rank_cannot_share && b == size - 1);
       const auto segment = [&](int rank) { return share ? Dup(segments[static_cast<size_t>(rank)]) : -1; };
-      wiring.peers[static_cast<size_t>(a)].push_back({b, b, control[0], data[0], segment(b), "testhost",
-                                                      Secrets(options.cipher, 1, 2), Secrets(options.cipher, 3, 4)});
-      wiring.peers[static_cast<size_t>(b)].push_back({a, a, control[1], data[1], segment(a), "testhost",
-                                                      Secrets(options.cipher, 2, 1), Secrets(options.cipher, 4, 3)});
+      se_peer of_a{b, b, control[0], options.data_connections, {}, segment(b), "testhost", {}, {}};
+      se_peer of_b{a, a, control[1], options.data_connections, {}, segment(a), "testhost", {}, {}};
+      of_a.control_encryption = Secrets(options.cipher, 1, 2);
+      of_b.control_encryption = Secrets(options.cipher, 2, 1);
+      for (int i = 0; i < options.data_connections; ++i) {
+        int data[2];
+        CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, data), 0);
+        for (const int fd : data) {
+          if (options.socket_buffer_bytes > 0) {
+            setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &options.socket_buffer_bytes, sizeof(int));
+          }
+        }
+        of_a.data_fds[i] = data[0];
+        of_b.data_fds[i] = data[1];
+        of_a.data_encryption[i] = Secrets(options.cipher, 3 + 2 * i, 4 + 2 * i);
+        of_b.data_encryption[i] = Secrets(options.cipher, 4 + 2 * i, 3 + 2 * i);
+      }
+      wiring.peers[static_cast<size_t>(a)].push_back(of_a);
+      wiring.peers[static_cast<size_t>(b)].push_back(of_b);
     }
   }
   for (const int fd : segments) {

@@ -40,7 +40,7 @@ class ScriptedPeer {
     config.heartbeat_seconds = heartbeat_seconds;
     config.silence_seconds = silence_seconds;
     config.name = "here";
-    const se_peer peer{1 - own_rank, 1 - own_rank, control[0], bulk[0], -1, "there", {}, {}};
+    const se_peer peer{1 - own_rank, 1 - own_rank, control[0], 1, {bulk[0]}, -1, "there", {}, {}};
     if (se_engine_create(&config, &peer, &engine) != SE_OK) Fail(__FILE__, __LINE__, se_last_error());
   }
   ~ScriptedPeer() {

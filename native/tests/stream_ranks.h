@@ -26,26 +26,29 @@ inline void CheckOk(const Status& status, const char* file, int line) {
 }
 #define CHECK_OK(expression) ::spark_estimator::testing::CheckOk((expression), __FILE__, __LINE__)
 
-// sockets[a][b] is rank a's end of its connection with b. Small buffers force short writes; 0: the system's.
-inline std::vector<std::vector<StreamSocket>> ConnectAll(int size, int socket_buffer_bytes = 0) {
-  std::vector<std::vector<StreamSocket>> sockets(static_cast<size_t>(size));
+// sockets[a][b] is rank a's end of its connections with b. Small buffers force short writes; 0: the system's.
+inline std::vector<std::vector<StripedSocket>> ConnectAll(int size, int socket_buffer_bytes = 0, int connections = 1) {
+  std::vector<std::vector<StripedSocket>> sockets(static_cast<size_t>(size));
   for (auto& of_rank : sockets) of_rank.resize(static_cast<size_t>(size));
   for (size_t a = 0; a < sockets.size(); ++a) {
     for (size_t b = a + 1; b < sockets.size(); ++b) {
-      int pair[2];
-      CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-      for (const int fd : pair) {
-        if (socket_buffer_bytes > 0) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_buffer_bytes, sizeof(int));
+      for (int connection = 0; connection < connections; ++connection) {
+        int pair[2];
+        CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+        for (const int fd : pair) {
+          if (socket_buffer_bytes > 0) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_buffer_bytes, sizeof(int));
+        }
+        sockets[a][b].Add(UniqueFd(pair[0]));
+        sockets[b][a].Add(UniqueFd(pair[1]));
       }
-      sockets[a][b] = UniqueFd(pair[0]);
-      sockets[b][a] = UniqueFd(pair[1]);
     }
   }
   return sockets;
 }
 
-inline void RunStreamRanks(int size, const std::function<void(StreamGroup&)>& body, int socket_buffer_bytes = 0) {
-  auto sockets = ConnectAll(size, socket_buffer_bytes);
+inline void RunStreamRanks(int size, const std::function<void(StreamGroup&)>& body, int socket_buffer_bytes = 0,
+                           int connections = 1) {
+  auto sockets = ConnectAll(size, socket_buffer_bytes, connections);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {

@@ -18,7 +18,7 @@ inline void CloseDescriptors(const Wiring& wiring, int rank) {
   if (wiring.configs[index].own_segment_fd >= 0) close(wiring.configs[index].own_segment_fd);
   for (const se_peer& peer : wiring.peers[index]) {
     close(peer.control_fd);
-    close(peer.data_fd);
+    for (int i = 0; i < peer.data_count; ++i) close(peer.data_fds[i]);
     if (peer.segment_fd >= 0) close(peer.segment_fd);
   }
 }

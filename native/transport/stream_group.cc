@@ -18,7 +18,7 @@ constexpr size_t kKeptScratchBytes = size_t{8} << 20;
 
 }  // namespace
 
-SocketGroup::SocketGroup(int rank, std::vector<StreamSocket> sockets, Liveness* liveness)
+SocketGroup::SocketGroup(int rank, std::vector<StripedSocket> sockets, Liveness* liveness)
     : StreamGroup(rank, static_cast<int>(sockets.size())), sockets_(std::move(sockets)), liveness_(liveness) {
   next_check_ = Clock::now() + kLivenessInterval;
 }
@@ -73,9 +73,8 @@ Status SocketGroup::CheckLiveness() {
   return alive;
 }
 
-void SocketGroup::WaitFor(int peer, short events) {
-  if (peer < 0) return;
-  waits_.push_back({sockets_[static_cast<size_t>(peer)].fd(), events, 0});
+void SocketGroup::WaitFor(int peer, int fd, short events) {
+  waits_.push_back({fd, events, 0});
   waits_for_.push_back(peer);
 }
 
@@ -92,8 +91,12 @@ Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const 
   if (polling_.Again()) return Status::Ok();
   waits_.clear();
   waits_for_.clear();
-  for (const int peer : senders_to) WaitFor(peer, POLLOUT);
-  for (const int peer : receivers_from) WaitFor(peer, POLLIN);
+  for (const int peer : senders_to) {
+    if (peer >= 0) WaitFor(peer, sockets_[static_cast<size_t>(peer)].send_fd(), POLLOUT);
+  }
+  for (const int peer : receivers_from) {
+    if (peer >= 0) WaitFor(peer, sockets_[static_cast<size_t>(peer)].receive_fd(), POLLIN);
+  }
   const int ready = poll(waits_.data(), waits_.size(), static_cast<int>(kLivenessInterval.count()));
   const int error_number = ready < 0 ? LastErrno() : 0;
   if (error_number != 0 && error_number != EINTR) {
@@ -105,8 +108,10 @@ Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const 
 
 void SocketGroup::AbandonAfterFork() {
   // Numbers only: nothing is freed, since another thread may have held the allocator's lock when the process forked.
-  for (const StreamSocket& socket : sockets_) {
-    if (socket.valid()) ::close(socket.fd());
+  for (const StripedSocket& peer : sockets_) {
+    for (const StreamSocket& socket : peer.sockets()) {
+      if (socket.valid()) ::close(socket.fd());
+    }
   }
 }
 

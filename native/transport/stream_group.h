@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "transport/liveness.h"
 #include "transport/polling.h"
-#include "transport/stream_socket.h"
+#include "transport/striped_socket.h"
 
 namespace spark_estimator {
 
@@ -87,7 +87,7 @@ class SocketGroup : public StreamGroup {
  public:
   // `sockets` [size], by rank, none for oneself. `liveness` outlives the group and is asked during waits, at least
   // every kLivenessInterval.
-  SocketGroup(int rank, std::vector<StreamSocket> sockets, Liveness* liveness);
+  SocketGroup(int rank, std::vector<StripedSocket> sockets, Liveness* liveness);
 
   Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) override;
   Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) override;
@@ -99,9 +99,9 @@ class SocketGroup : public StreamGroup {
   Status CheckLiveness();
   void Moved(size_t bytes);
   Status Failure(const char* what, int peer, int error_number);
-  void WaitFor(int peer, short events);
+  void WaitFor(int peer, int fd, short events);
 
-  std::vector<StreamSocket> sockets_;
+  std::vector<StripedSocket> sockets_;
   Liveness* liveness_;
   Time next_check_;
   // Of AwaitReady; side by side.

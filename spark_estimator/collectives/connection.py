@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import Settings
@@ -59,6 +59,8 @@ class Connection:
         to_rank: who accepts.
         purpose: CONTROL or DATA.
         group: number of the `RankGroup` whose ranks it joins.
+        part: which of the data connections between the two, from 0; bytes go through them in turns.
+        parts: how many data connections the two have, as the connecting rank decides.
     """
 
     round: int
@@ -66,6 +68,8 @@ class Connection:
     to_rank: int
     purpose: int
     group: int = 0
+    part: int = 0
+    parts: int = field(default=1, compare=False)
 
     @property
     def stage(self) -> tuple[int, int]:
@@ -74,17 +78,21 @@ class Connection:
 
     def pack(self, tag: bytes) -> bytes:
         """The context for the job that has this `tag`, 16 bytes."""
-        return _CONTEXT.pack(tag, self.from_rank, self.to_rank, self.round, self.group, self.purpose)
+        purpose = self.purpose | self.part << 1 | (self.parts - 1) << 4
+        return _CONTEXT.pack(tag, self.from_rank, self.to_rank, self.round, self.group, purpose)
 
     @classmethod
     def unpack(cls, context: bytes, tag: bytes) -> Connection:
-        """The inverse. Raises AuthenticationError when `context` is malformed or of another job than `tag`'s."""
+        """The inverse. Raises AuthenticationError when `context` is malformed or of another job than `tag`'s.
+
+        Its numbers may be impossible.
+        """
         if len(context) != _CONTEXT.size:
             raise AuthenticationError(f"its context has {len(context)} bytes, not {_CONTEXT.size}")
         stated, from_rank, to_rank, round_, group, purpose = _CONTEXT.unpack(context)
         if stated != tag:
             raise AuthenticationError("it belongs to another job")
-        return cls(round_, from_rank, to_rank, purpose, group)
+        return cls(round_, from_rank, to_rank, purpose & 0x81, group, purpose >> 1 & 7, (purpose >> 4 & 7) + 1)
 
 
 def tune(sock: socket.socket, silence_seconds: float) -> None:

@@ -1,8 +1,8 @@
-"""Connects this rank with others: two authenticated sockets a pair, and on one host a shared segment each.
+"""Connects this rank with others: authenticated sockets between each two, and on one host a shared segment each.
 
 Between two ranks the lower connects and the higher accepts: by an abstract Unix socket where both are on one host,
-by TCP otherwise. Each pair has a control connection (negotiation, liveness) and a data connection (bulk bytes). The
-handshake authenticates the context of a connection (job, from, to, round, group, purpose).
+by TCP otherwise. Each pair has a control connection (negotiation, liveness) and a data connection (bulk bytes), or
+several to another host. The handshake authenticates the context of a connection (job, from, to, round, group, purpose).
 
 A *round* is one ``init()`` to ``shutdown()``, counted from 1. In a round the whole job connects first, and then each
 process set that is added, as a separate group; a round and a group are a *stage*. A faster rank may already connect for
@@ -15,13 +15,14 @@ import hashlib
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_estimator._native import Encryption, Peer
 from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error, tune
-from spark_estimator.collectives.outgoing import connect_to_higher_ranks
+from spark_estimator.collectives.outgoing import connect_to_higher_ranks, needed_descriptors
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
 from spark_estimator.env import Settings
@@ -52,7 +53,7 @@ class Connections:
     def close(self) -> None:
         """Closes all descriptors; for when no engine takes them."""
         for peer in self.peers:
-            for fd in (peer.control_fd, peer.data_fd, peer.segment_fd):
+            for fd in peer.descriptors:
                 close_descriptor(fd)
         close_descriptor(self.segment_fd)
 
@@ -118,7 +119,7 @@ class Connector:
         if self.rendezvous.encrypted:
             check_encryption()  # so that this rank is named, and not those that it can't answer
         group = RankGroup.job(len(self.rendezvous.peers)) if group is None else group
-        lacking = descriptors.shortage(descriptors.needed(len(group.ranks)))
+        lacking = descriptors.shortage(needed_descriptors(self.rendezvous, group.ranks, settings))
         if lacking:
             raise HorovodInternalError(f"{group} on {self.rendezvous.own_name}: {lacking}")
         stage = round_, group.number
@@ -176,6 +177,8 @@ class Connector:
             raise AuthenticationError(f"it is for rank {connection.to_rank}, but this is rank {self._facts.rank}")
         if not connection.from_rank < self._facts.rank or connection.purpose not in (CONTROL, DATA):
             raise AuthenticationError(f"rank {connection.from_rank} must not connect here for {connection.purpose}")
+        if connection.part >= connection.parts or (connection.purpose == CONTROL and connection.parts > 1):
+            raise AuthenticationError(f"rank {connection.from_rank} has no connection {connection.part}")
         with self._changed:
             self._require_open(connection)
 
@@ -207,21 +210,13 @@ class Connector:
                 self._sockets[connection] = sock, session
 
     def _await_callers(self, round_: int, group: RankGroup, settings: Settings, deadline: float) -> None:
-        own_rank = self._facts.rank
-        expected = {
-            Connection(round_, rank, own_rank, purpose, group.number)
-            for rank in group.ranks
-            for purpose in (CONTROL, DATA)
-            if rank < own_rank
-        }
         with self._changed:
-            while missing := expected - self._sockets.keys():
+            while absent := self._incomplete(round_, group):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    absent = sorted({connection.from_rank for connection in missing})
                     raise absent_error(self.rendezvous, group, absent, "did not connect", settings)
                 if self._handshake_server.lacks_descriptors:
-                    why = descriptors.shortage_text(descriptors.needed(len(group.ranks)), 0)
+                    why = descriptors.shortage_text(needed_descriptors(self.rendezvous, group.ranks, settings), 0)
                     raise HorovodInternalError(f"{group} on {self.rendezvous.own_name}: {why}")
                 if self._is_over():
                     raise PeerLostError(
@@ -229,6 +224,17 @@ class Connector:
                     )
                 # In slices: a wait without end cannot be interrupted by Ctrl-C everywhere.
                 self._changed.wait(min(remaining, 0.1))
+
+    def _incomplete(self, round_: int, group: RankGroup) -> list[int]:
+        """The lower ranks that have not made all of their connections. With the lock held."""
+        arrived: Counter[int] = Counter()
+        expected: dict[int, int] = {}
+        for connection in self._sockets:
+            if connection.round == round_ and connection.group == group.number:
+                arrived[connection.from_rank] += 1
+                if connection.purpose == DATA:
+                    expected[connection.from_rank] = 1 + connection.parts
+        return [rank for rank in group.ranks if rank < self._facts.rank and arrived[rank] < expected.get(rank, 2)]
 
     def _segment(self, settings: Settings, group: RankGroup) -> int:
         """This rank's shared segment, -1 if no peer could use it or memory cannot be allocated."""
@@ -248,14 +254,13 @@ class Connector:
         stage = round_, group.number
         with self._changed:
             sockets = {connection: sock for connection, sock in self._sockets.items() if connection.stage == stage}
-        pairs = {}
-        for rank in group.ranks:
-            if rank != self._facts.rank:
-                low, high = sorted((rank, self._facts.rank))
-                pairs[self.rendezvous.peers[rank]] = [
-                    sockets[Connection(round_, low, high, purpose, group.number)] for purpose in (CONTROL, DATA)
-                ]
-        segments = exchange({peer: control[0] for peer, (control, _) in pairs.items()}, segment, deadline)
+        # The control connection comes first, then those for data in the order of their parts.
+        pairs: dict[PeerFacts, list[tuple[socket.socket, Session | None]]] = {}
+        for connection in sorted(sockets):
+            rank = connection.to_rank if connection.from_rank == self._facts.rank else connection.from_rank
+            pairs.setdefault(self.rendezvous.peers[rank], []).append(sockets[connection])
+        pairs = dict(sorted(pairs.items(), key=lambda pair: pair[0].rank))
+        segments = exchange({peer: control[0] for peer, (control, *_) in pairs.items()}, segment, deadline)
         with self._changed:
             self._over = stage
             for connection in sockets:
@@ -265,7 +270,7 @@ class Connector:
                 tune(sock, settings.silence_seconds)
             names = {
                 facts: _name_of(facts, control if facts.rank < self._facts.rank else None)
-                for facts, ((control, _), _) in pairs.items()
+                for facts, ((control, _), *_) in pairs.items()
             }
         except BaseException:
             for sock, _ in sockets.values():
@@ -275,17 +280,17 @@ class Connector:
             raise
         # From here on nothing can fail: a descriptor without its socket would stay open.
         return tuple(
-            Peer(
+            Peer.of(
                 group.ranks.index(facts.rank),
                 facts.rank,
                 control.detach(),
-                data.detach(),
+                [sock.detach() for sock, _ in data],
                 segments[facts],
-                names[facts].encode(),
+                names[facts],
                 _secrets_for_engine(control_session),
-                _secrets_for_engine(data_session),
+                [_secrets_for_engine(session) for _, session in data],
             )
-            for facts, ((control, control_session), (data, data_session)) in pairs.items()
+            for facts, ((control, control_session), *data) in pairs.items()
         )
 
     def _adopt(self, fd: int) -> socket.socket:

@@ -26,6 +26,7 @@ from spark_estimator.collectives.engine import Engine, forked_error
 from spark_estimator.collectives.gpu_libraries import cuda_opens, nccl_in_use
 from spark_estimator.collectives.membership import EngineStarter, Membership
 from spark_estimator.collectives.other_launchers import join as other_launchers
+from spark_estimator.collectives.outgoing import needed_descriptors
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.env import WITHOUT_EFFECT, Settings, misspelled_variables, requests_autotune
@@ -118,7 +119,8 @@ def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Member
     if rendezvous is not None and (_connector is None or _connector.rendezvous != rendezvous):
         if _connector is not None:
             _connector.close()
-        lacking = descriptors.shortage(descriptors.needed(topology.size)) or descriptors.thread_shortage()
+        count = needed_descriptors(rendezvous, range(topology.size), settings)
+        lacking = descriptors.shortage(count) or descriptors.thread_shortage()
         if lacking:
             raise HorovodInternalError(f"init() on {rendezvous.own_name}: {lacking}")
         link = launcher_link.link()

@@ -12,12 +12,13 @@ import weakref
 from collections.abc import Sequence
 
 from spark_estimator import _native
-from spark_estimator.collectives import pending
+from spark_estimator.collectives import descriptors, pending
 from spark_estimator.collectives.connection import RankGroup
 from spark_estimator.collectives.connector import Connections, Connector
 from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.gpu_libraries import libraries_for_engine
+from spark_estimator.collectives.outgoing import needed_descriptors
 from spark_estimator.collectives.process_set import ProcessSet, ProcessSets
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.env import Settings
@@ -88,6 +89,12 @@ class EngineStarter:
                 _log.error("no timeline is written: %s", error)
         return engine
 
+    def needed_descriptors(self, ranks: Sequence[int]) -> int:
+        """File descriptors that this rank needs for a group of these ranks, of which it is one."""
+        if self._connector is None:
+            return descriptors.needed(len(ranks))
+        return needed_descriptors(self._connector.rendezvous, ranks, self._settings)
+
     def abandon_after_fork(self) -> None:
         """In a forked child: closes the connections of all engines; every later use of one raises an error."""
         for engine in self._engines():
@@ -139,7 +146,7 @@ class Membership:
         self._starter = starter
         self._numbers: dict[str, itertools.count[int]] = {}
         self.engine = starter.start(RankGroup.job(topology.size))
-        self.sets = ProcessSets(self.engine, starter.start, settings.dynamic_process_sets)
+        self.sets = ProcessSets(self.engine, starter.start, starter.needed_descriptors, settings.dynamic_process_sets)
         try:
             self.sets.start(static)
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from spark_estimator.collectives import descriptors
@@ -52,12 +52,18 @@ def connect_to_higher_ranks(
         AuthenticationError: a rank does not hold this job's key.
         HorovodInternalError: this process has no file descriptor left.
     """
-    waiting = [
-        Connection(round_, rendezvous.rank, rank, purpose, group.number)
-        for rank in reversed(group.ranks)
-        for purpose in (DATA, CONTROL)
-        if rank > rendezvous.rank
-    ]
+    own_facts = rendezvous.peers[rendezvous.rank]
+    waiting: list[Connection] = []
+    for rank in reversed(group.ranks):
+        if rank <= rendezvous.rank:
+            continue
+        # Only networks limit what a connection carries.
+        parts = settings.connections if rendezvous.peers[rank].host_id != own_facts.host_id else 1
+        waiting += [
+            Connection(round_, rendezvous.rank, rank, DATA, group.number, part, parts)
+            for part in reversed(range(parts))
+        ]
+        waiting.append(Connection(round_, rendezvous.rank, rank, CONTROL, group.number))
     failures: dict[int, Exception] = {}
     stop = threading.Event()
 
@@ -91,6 +97,13 @@ def connect_to_higher_ranks(
         raise _combined_error(rendezvous, group, failures, settings)
 
 
+def needed_descriptors(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> int:
+    """File descriptors that this rank needs for a group of ranks, if the others have the same settings."""
+    own_host = rendezvous.peers[rendezvous.rank].host_id
+    elsewhere = sum(rendezvous.peers[rank].host_id != own_host for rank in ranks)
+    return descriptors.needed(len(ranks)) + (settings.connections - 1) * elsewhere
+
+
 def _connect(
     rendezvous: Rendezvous,
     group: RankGroup,
@@ -120,7 +133,7 @@ def _connect(
                 raise
             if descriptors.are_used_up(error):
                 # This process's own trouble: no peer is to blame, and waiting does not help.
-                why = descriptors.shortage_text(descriptors.needed(len(group.ranks)), 0)
+                why = descriptors.shortage_text(needed_descriptors(rendezvous, group.ranks, settings), 0)
                 raise HorovodInternalError(f"{group} on {rendezvous.own_name}: {why}") from error
             if time.monotonic() + RETRY_SECONDS >= deadline or stop.wait(RETRY_SECONDS):
                 raise PeerLostError(str(error)) from error

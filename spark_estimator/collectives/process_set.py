@@ -128,13 +128,21 @@ class ProcessSets:
     Args:
         job: the engine of all ranks.
         make_engine: connects the ranks of a group, of which this rank is one, and starts its engine.
+        needed_descriptors: how many file descriptors that takes, for the ranks of a group.
         dynamic: whether sets may be added and removed later.
     """
 
-    def __init__(self, job: Engine, make_engine: Callable[[RankGroup], Engine], dynamic: bool) -> None:
+    def __init__(
+        self,
+        job: Engine,
+        make_engine: Callable[[RankGroup], Engine],
+        needed_descriptors: Callable[[Sequence[int]], int],
+        dynamic: bool,
+    ) -> None:
         self._job = job
         self._agreement = Agreement(job)
         self._make_engine = make_engine
+        self._needed_descriptors = needed_descriptors
         self._dynamic = dynamic
         self._numbers = itertools.count(1)
         self._changing = threading.Lock()
@@ -326,7 +334,7 @@ class ProcessSets:
     def _lacking(self, process_sets: Sequence[ProcessSet]) -> str:
         """What this process lacks to connect with the ranks of new sets, checked before other ranks wait for it."""
         own_sets = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
-        return descriptors.shortage(sum(descriptors.needed(len(process_set.ranks)) for process_set in own_sets))
+        return descriptors.shortage(sum(self._needed_descriptors(process_set.ranks) for process_set in own_sets))
 
     def _register(self, process_set: ProcessSet) -> None:
         """Registers a set on which all ranks of the job have agreed."""

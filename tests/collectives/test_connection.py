@@ -36,8 +36,13 @@ def test_a_unix_socket_has_nothing_to_tune() -> None:
 
 
 def test_a_context_comes_back_as_it_was() -> None:
-    for connection in (Connection(1, 0, 1, CONTROL), Connection(2**40, 7, 1000, DATA, group=3)):
-        assert Connection.unpack(connection.pack(TAG), TAG) == connection
+    for connection in (
+        Connection(1, 0, 1, CONTROL),
+        Connection(2**40, 7, 1000, DATA, group=3),
+        Connection(1, 0, 1, DATA, part=7, parts=8),
+    ):
+        unpacked = Connection.unpack(connection.pack(TAG), TAG)
+        assert (unpacked, unpacked.parts) == (connection, connection.parts)
 
 
 def test_strange_contexts_are_refused() -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from spark_estimator._native import Peer
 from spark_estimator.collectives import connector
 from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, tune
 from spark_estimator.collectives.connector import Connections, Connector
@@ -76,20 +77,27 @@ def is_tcp(fd: int) -> bool:
         return sock.family != socket.AF_UNIX
 
 
+def data_fds(peer: Peer) -> list[int]:
+    fds: list[int] = peer.data_fds[: peer.data_count]
+    return fds
+
+
 def check(connections: Sequence[Connections], *, tcp: bool, shared: bool) -> None:
     for rank, member in enumerate(connections):
         assert [peer.rank for peer in member.peers] == [other for other in range(len(connections)) if other != rank]
         for peer in member.peers:
             other = next(back for back in connections[peer.rank].peers if back.rank == rank)
             assert talks(peer.control_fd, other.control_fd)
-            assert talks(peer.data_fd, other.data_fd)
-            assert is_tcp(peer.control_fd) is is_tcp(peer.data_fd) is tcp
+            assert peer.data_count == other.data_count
+            for data, back in zip(data_fds(peer), data_fds(other), strict=True):
+                assert talks(data, back)
+                assert is_tcp(peer.control_fd) is is_tcp(data) is tcp
             assert peer.name
             if shared:
                 assert os.path.sameopenfile(peer.segment_fd, connections[peer.rank].segment_fd)
             else:
                 assert peer.segment_fd == -1
-            for fd in (peer.control_fd, peer.data_fd, *([peer.segment_fd] if shared else [])):
+            for fd in (peer.control_fd, *data_fds(peer), *([peer.segment_fd] if shared else [])):
                 assert not os.get_inheritable(fd)
     for member in connections:
         member.close()
@@ -117,13 +125,35 @@ def test_one_rank_without_shared_memory() -> None:
         check([future.result(60) for future in futures], tcp=False, shared=False)
 
 
-def test_other_hosts_are_reached_by_tcp() -> None:
-    def apart(rendezvous: Rendezvous) -> Rendezvous:
-        peers = tuple(dataclasses.replace(peer, host_id=f"host {peer.rank}") for peer in rendezvous.peers)
-        return dataclasses.replace(rendezvous, peers=peers)
+def apart(rendezvous: Rendezvous) -> Rendezvous:
+    """Each rank on another host."""
+    peers = tuple(dataclasses.replace(peer, host_id=f"host {peer.rank}") for peer in rendezvous.peers)
+    return dataclasses.replace(rendezvous, peers=peers)
 
+
+def test_other_hosts_are_reached_by_tcp() -> None:
     with connectors(3, apart) as boards:
         check(connect_all(boards), tcp=True, shared=False)
+
+
+def test_several_connections_carry_the_data_between_hosts() -> None:
+    with connectors(3, apart) as boards:
+        connections = connect_all(boards, dataclasses.replace(PATIENT, connections=8))
+        assert all(peer.data_count == 8 for member in connections for peer in member.peers)
+        check(connections, tcp=True, shared=False)
+    with connectors(2) as boards:  # on one host there is no network that limits them
+        check(connect_all(boards, dataclasses.replace(PATIENT, connections=8)), tcp=False, shared=True)
+
+
+def test_the_lower_rank_decides_how_many_connections_there_are() -> None:
+    with connectors(3, apart) as boards, ThreadPoolExecutor(3) as pool:
+        futures = [
+            pool.submit(board.connect_all, 1, dataclasses.replace(PATIENT, connections=number))
+            for board, number in zip(boards, (2, 5, 1), strict=True)
+        ]
+        connections = [future.result(60) for future in futures]
+        assert [[peer.data_count for peer in member.peers] for member in connections] == [[2, 2], [2, 5], [2, 5]]
+        check(connections, tcp=True, shared=False)
 
 
 def test_a_unix_socket_that_cannot_be_reached_ends_in_tcp() -> None:
@@ -179,6 +209,8 @@ def knock(board: Connector, connection: Connection, *, tag: bytes | None = None)
         (Connection(3, 2, 1, CONTROL), "from a higher rank"),
         (Connection(3, 4_000_000_000, 1, DATA), "from a rank that is none"),
         (Connection(3, 0, 1, 7), "for no purpose"),
+        (Connection(3, 0, 1, DATA, part=2, parts=2), "a part that there is not"),
+        (Connection(3, 0, 1, CONTROL, part=1, parts=2), "a second control connection"),
     ],
 )
 def test_who_holds_the_key_must_also_come_at_the_right_time_and_place(connection: Connection, why: str) -> None:

@@ -220,6 +220,57 @@ def test_ranks_of_several_hosts() -> None:
         assert total == 3
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_several_data_connections_between_hosts(encrypted: bool) -> None:
+    """Of three ranks, two are on one host; also in a process set, and after another init()."""
+
+    def sums(rank: int) -> list[tuple[int, bool]]:
+        import contextlib
+        import os
+        import socket
+        from pathlib import Path
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        def tcp_connections() -> int:
+            number = 0
+            for path in Path("/proc/self/fd").iterdir():
+                if path.is_socket():
+                    with socket.socket(fileno=os.dup(int(path.name))) as sock:
+                        if sock.family == socket.AF_INET:
+                            with contextlib.suppress(OSError):  # the listening one
+                                number += bool(sock.getpeername())
+            return number
+
+        results = []
+        for _ in range(2):
+            context.init(process_sets="dynamic")
+            number = tcp_connections()
+            pair = context.add_process_set([0, 2])
+            right = True
+            for count in (1, 100_003, 3_000_001):
+                values = numpy.arange(count) % 1000 + rank
+                total = arrays.allreduce(values, arrays.ReduceOp.SUM)
+                right &= bool((total == numpy.arange(count) % 1000 * 3 + 3).all())
+                if rank != 1:
+                    total = arrays.allreduce(values, arrays.ReduceOp.SUM, process_set=pair)
+                    right &= bool((total == numpy.arange(count) % 1000 * 2 + 2).all())
+            results.append((number, right))
+            context.shutdown()
+        return results
+
+    job = local_rendezvous(3, encrypted=encrypted)
+    peers = tuple(dataclasses.replace(peer, host_id=host) for peer, host in zip(job[0][0].peers, "aab", strict=True))
+    changed = [(dataclasses.replace(rendezvous, peers=peers), endpoint) for rendezvous, endpoint in job]
+    with Ranks(sums, changed, environ={"SPARK_ESTIMATOR_CONNECTIONS": "3"}) as ranks:
+        outcomes = ranks.wait()
+    assert [outcome.trace for outcome in outcomes] == [""] * 3
+    # One for control and three for data with each rank on the other host.
+    assert [outcome.value for outcome in outcomes] == [[(4, True)] * 2, [(4, True)] * 2, [(8, True)] * 2]
+
+
 def test_a_rank_that_never_joins_is_named() -> None:
     def join(rank: int) -> None:
         from spark_estimator.collectives import context

@@ -27,8 +27,6 @@ from spark_estimator.collectives.segments import create_segment
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError, ShutDownError
 
-FDS = ("control", "data", "segment")
-
 
 def is_open(fd: int) -> bool:
     with contextlib.suppress(OSError):
@@ -188,7 +186,8 @@ def test_an_engine_that_is_not_created_closes_what_it_was_given(flaw: str, says:
             ends = [socket.socketpair() for _ in range(2)]
             for _, remote in ends:
                 stack.enter_context(remote)
-            peers.append(Peer(rank, rank, *(local.detach() for local, _ in ends), create_segment(3), b"host"))
+            control, data = (local.detach() for local, _ in ends)
+            peers.append(Peer.of(rank, rank, control, [data], create_segment(3), "host"))
         if flaw == "a connection is missing":
             os.close(peers[1].control_fd)
             peers[1].control_fd = -1
@@ -205,7 +204,7 @@ def test_an_engine_that_is_not_created_closes_what_it_was_given(flaw: str, says:
             create_segment(3),
             encrypted=False,
         )
-        own_fds = {config.own_segment_fd, *(getattr(peer, f"{what}_fd") for peer in peers for what in FDS)} - {-1}
+        own_fds = {config.own_segment_fd, *(fd for peer in peers for fd in peer.descriptors)} - {-1}
         assert all(map(is_open, own_fds))
         with pytest.raises((HorovodInternalError, ValueError), match=says):
             Engine(config, peers)

@@ -68,7 +68,7 @@ def _engine(rank: int, control: socket.socket, data: socket.socket) -> Engine:
         name=b"here",
     )
     other = 1 - rank
-    return Engine(config, [_native.Peer(other, other, control.detach(), data.detach(), -1, b"there")])
+    return Engine(config, [_native.Peer.of(other, other, control.detach(), [data.detach()], -1, "there")])
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 10
+#define SE_ABI_VERSION 11
 
 typedef enum se_status {
   SE_OK = 0,
@@ -103,17 +103,21 @@ typedef enum se_gpu_operations {
   SE_GPU_STAGED = 2 /* through pinned host memory and the host's algorithms, which works everywhere */
 } se_gpu_operations;
 
+/* A rank has at most this number of data connections to another one. */
+#define SE_MAX_DATA 8
+
 /* The engine's input on one other rank. Descriptors are owned by the engine from the moment se_engine_create is
  * called, also when it fails. */
 typedef struct se_peer {
-  int32_t rank;        /* in this group */
-  int32_t global_rank; /* in the job; what messages call it */
-  int32_t control_fd;  /* connected stream socket, authenticated: negotiation, liveness, goodbye */
-  int32_t data_fd;     /* second connected stream socket: bulk bytes */
-  int32_t segment_fd;  /* the peer's segment, as made by its se_segment_create; -1 when memory cannot be shared */
-  const char* name;    /* "host (pid 123)", for messages; copied */
-  se_encryption control_encryption; /* of control_fd; copied */
-  se_encryption data_encryption;    /* of data_fd; copied */
+  int32_t rank;                  /* in this group */
+  int32_t global_rank;           /* in the job; what messages call it */
+  int32_t control_fd;            /* connected stream socket, authenticated: negotiation, liveness, goodbye */
+  int32_t data_count;            /* data connections, 1 to SE_MAX_DATA: bulk bytes go through them in turns */
+  int32_t data_fds[SE_MAX_DATA]; /* further connected stream sockets, in the same order on both ranks */
+  int32_t segment_fd; /* the peer's segment, as made by its se_segment_create; -1 when memory cannot be shared */
+  const char* name;   /* "host (pid 123)", for messages; copied */
+  se_encryption control_encryption;           /* of control_fd; copied */
+  se_encryption data_encryption[SE_MAX_DATA]; /* of data_fds; copied */
 } se_peer;
 
 typedef struct se_config {

@@ -50,6 +50,8 @@ void TheNumbersAreTheSame() {
     JobOptions short_writes = Encrypted(cipher);
     short_writes.socket_buffer_bytes = 4096;
     RunRanks(3, short_writes, CheckCollectives);
+    short_writes.data_connections = 3;
+    RunRanks(3, short_writes, CheckCollectives);
     JobOptions hosts = Encrypted(cipher, Channel::kShared);
     hosts.ranks_per_host = 2;
     RunRanks(4, hosts, CheckCollectives);
@@ -88,7 +90,7 @@ void TamperingEndsTheJobAndNamesTheRank() {
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, out), 0);
     for (int rank = 0; rank < 2; ++rank) {
       se_peer& peer = wiring.peers[static_cast<size_t>(rank)][0];
-      int32_t& fd = control ? peer.control_fd : peer.data_fd;
+      int32_t& fd = control ? peer.control_fd : peer.data_fds[0];
       close(fd);
       fd = rank == 0 ? in[0] : out[0];
     }

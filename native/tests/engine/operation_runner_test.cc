@@ -24,7 +24,7 @@ struct Alone : Liveness {
 
 struct Fixture {
   Fixture()
-      : streams(0, std::vector<StreamSocket>(1), &liveness),
+      : streams(0, std::vector<StripedSocket>(1), &liveness),
         hosts(HostsOf({{}})),
         executor(&streams, nullptr, &hosts, &tuning, 1, &counters),
         table(&turn, &counters),

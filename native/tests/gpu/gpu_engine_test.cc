@@ -208,7 +208,7 @@ void RunProcesses(int size, const JobOptions& options, const std::function<void(
     for (int other = 0; other < size; ++other) {
       if (other == rank) continue;
       for (const se_peer& peer : wiring.peers[At(other)]) {
-        for (const int fd : {peer.control_fd, peer.data_fd, peer.segment_fd}) close(fd);
+        for (const int fd : {peer.control_fd, peer.data_fds[0], peer.segment_fd}) close(fd);
       }
       close(wiring.configs[At(other)].own_segment_fd);
     }
@@ -222,7 +222,7 @@ void RunProcesses(int size, const JobOptions& options, const std::function<void(
   }
   for (int rank = 0; rank < size; ++rank) {
     for (const se_peer& peer : wiring.peers[At(rank)]) {
-      for (const int fd : {peer.control_fd, peer.data_fd, peer.segment_fd}) close(fd);
+      for (const int fd : {peer.control_fd, peer.data_fds[0], peer.segment_fd}) close(fd);
     }
     close(wiring.configs[At(rank)].own_segment_fd);
   }

@@ -13,6 +13,7 @@
 
 #include "check.h"
 #include "libcrypto.h"
+#include "transport/striped_socket.h"
 
 namespace {
 
@@ -40,15 +41,22 @@ std::vector<uint8_t> Bytes(size_t count) {
   return bytes;
 }
 
-void AwaitUntil(int fd, short events) {
-  pollfd wait{fd, events, 0};
-  CHECK_EQ(poll(&wait, 1, 20000), 1);
-}
-
 bool MustWait() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
+// Until the first can be written, or the second read.
+void AwaitEither(int to, int from) {
+  pollfd waits[2] = {{to, POLLOUT, 0}, {from, POLLIN, 0}};
+  CHECK(poll(waits, 2, 20000) > 0);
+}
+
+int SendFd(const StreamSocket& socket) { return socket.fd(); }
+int ReceiveFd(const StreamSocket& socket) { return socket.fd(); }
+int SendFd(const StripedSocket& socket) { return socket.send_fd(); }
+int ReceiveFd(const StripedSocket& socket) { return socket.receive_fd(); }
+
 // Sends and receives `count` bytes at once, in pieces of random sizes.
-void MoveBothWays(StreamSocket& socket, size_t count, unsigned seed) {
+template <typename Socket>
+void MoveBothWays(Socket& socket, size_t count, unsigned seed) {
   const std::vector<uint8_t> data = Bytes(count);
   std::vector<uint8_t> received(count);
   std::mt19937 random(seed);
@@ -72,8 +80,7 @@ void MoveBothWays(StreamSocket& socket, size_t count, unsigned seed) {
       if (n > 0) arrived += static_cast<size_t>(n);
       progress |= n > 0;
     }
-    if (!progress)
-      AwaitUntil(socket.fd(), static_cast<short>((sent < count ? POLLOUT : 0) | (arrived < count ? POLLIN : 0)));
+    if (!progress) AwaitEither(sent < count ? SendFd(socket) : -1, arrived < count ? ReceiveFd(socket) : -1);
   }
   CHECK(received == data);
 }
@@ -94,6 +101,67 @@ void TheSameBytesArrive() {
       other.join();
     }
   }
+}
+
+void StripesArriveInOrder() {
+  for (const bool encrypted : {false, true}) {
+    for (const int buffer_bytes : {0, 4096}) {
+      for (const int connections : {1, 2, 5}) {
+        StripedSocket first;
+        StripedSocket second;
+        for (int i = 0; i < connections; ++i) {
+          const Descriptors ends = Connect(buffer_bytes);
+          std::pair<StreamSocket, StreamSocket> pair;
+          if (encrypted) {
+            pair = EncryptedPair(ends.first, ends.second);
+          } else {
+            pair = {UniqueFd(ends.first), UniqueFd(ends.second)};
+          }
+          first.Add(std::move(pair.first));
+          second.Add(std::move(pair.second));
+        }
+        const size_t count = buffer_bytes == 0 ? size_t{4} << 20 : size_t{500} << 10;
+        std::thread other([&] { MoveBothWays(second, count, 2); });
+        MoveBothWays(first, count, 1);
+        other.join();
+      }
+    }
+  }
+}
+
+void EachConnectionCarriesItsStripes() {
+  StripedSocket sender;
+  std::vector<UniqueFd> ends;
+  for (int i = 0; i < 3; ++i) {
+    const Descriptors pair = Connect();
+    sender.Add(UniqueFd(pair.first));
+    ends.emplace_back(pair.second);
+  }
+  const std::vector<uint8_t> data = Bytes(StripedSocket::kStripeBytes / 2);
+  for (int i = 0; i < 7; ++i) CHECK_EQ(sender.Send(data.data(), data.size()), static_cast<ssize_t>(data.size()));
+  const size_t halves[] = {3, 2, 2};  // the fourth stripe, which is half full, is the first connection's again
+  for (size_t i = 0; i < ends.size(); ++i) {
+    std::vector<uint8_t> arrived(8 * data.size());
+    CHECK_EQ(recv(ends[i].get(), arrived.data(), arrived.size(), MSG_DONTWAIT),
+             static_cast<ssize_t>(halves[i] * data.size()));
+  }
+  CHECK_EQ(sender.send_fd(), sender.sockets()[0].fd());
+}
+
+void TheEndOfAConnectionIsTheEnd() {
+  StripedSocket receiver;
+  std::vector<UniqueFd> ends;
+  for (int i = 0; i < 2; ++i) {
+    const Descriptors pair = Connect();
+    receiver.Add(UniqueFd(pair.first));
+    ends.emplace_back(pair.second);
+  }
+  const std::vector<uint8_t> data = Bytes(StripedSocket::kStripeBytes);
+  CHECK_EQ(send(ends[0].get(), data.data(), data.size(), 0), static_cast<ssize_t>(data.size()));
+  ends[1].Reset(-1);
+  std::vector<uint8_t> received(2 * data.size());
+  CHECK_EQ(receiver.Receive(received.data(), received.size()), static_cast<ssize_t>(data.size()));
+  CHECK_EQ(receiver.Receive(received.data(), received.size()), ssize_t{0});
 }
 
 void NothingShowsInClear() {
@@ -199,6 +267,9 @@ void OtherDataThanBeforeIsRefused() {
 int main() {
   return RunTests(
       {{"the same bytes arrive", TheSameBytesArrive},
+       {"stripes arrive in order", StripesArriveInOrder},
+       {"each connection carries its stripes", EachConnectionCarriesItsStripes},
+       {"the end of a connection is the end", TheEndOfAConnectionIsTheEnd},
        {"nothing shows in clear", NothingShowsInClear},
        {"what a long record leaves comes without the descriptor", WhatALongRecordLeavesComesWithoutTheDescriptor},
        {"bad records end the connection", BadRecordsEndTheConnection},

@@ -68,7 +68,7 @@ class TwoPlayedPeers {
       CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, bulk), 0);
       control_.emplace_back(control[1]);
       bulk_.emplace_back(bulk[1]);
-      peers_.push_back({rank, rank, control[0], bulk[0], -1, "there", {}, {}});
+      peers_.push_back({rank, rank, control[0], 1, {bulk[0]}, -1, "there", {}, {}});
       Say(rank, FrameType::kHello, Encode(Hello{SE_ABI_VERSION, rank, 3, {}, {1 << 20, 64, -1, 2}, ""}));
     }
   }
