@@ -12,9 +12,9 @@
 namespace spark_estimator {
 namespace {
 
-// Of values. Two such blocks still fit into memory that a group keeps.
+// Of values. Two blocks of the least size still fit into memory that a group keeps.
 constexpr size_t kBlockBytes = size_t{2} << 20;
-constexpr size_t kLargestBlockBytes = size_t{16} << 20;
+constexpr size_t kLeadersBlockBytes = size_t{16} << 20;
 // A rank's share of a block on a host: long against what a ring needs to fill, and for each step of that ring.
 constexpr size_t kShareBytes = size_t{512} << 10;
 constexpr size_t kStepBytes = size_t{64} << 10;
@@ -43,7 +43,7 @@ Status HierarchicalBlocks::Run() {
 }
 
 Status HierarchicalBlocks::RunByLeaders() {
-  const size_t most = vector_.in_place ? vector_.count : kLargestBlockBytes / value_bytes_;
+  const size_t most = vector_.in_place ? vector_.count : kLeadersBlockBytes / value_bytes_;
   VectorRange block;
   for (size_t start = 0; start < vector_.count; start += most) {
     SE_RETURN_IF_ERROR(Place(start, std::min(most, vector_.count - start), 0, 1, &block));
@@ -64,7 +64,7 @@ Status HierarchicalBlocks::RunByLeaders() {
 Status HierarchicalBlocks::RunByShares() {
   SubGroup peers = Across(all_, hosts_, local_.rank);
   const size_t blocks = CeilingOfQuotient(vector_.count * value_bytes_, BlockBytes());
-  constexpr size_t kLine = 64;  // elements; so many begin at a line of a cache, if the vector does
+  constexpr size_t kLine = 64;  // elements: blocks begin at a line of a cache, if the vector does
   const size_t even = CeilingOfQuotient(CeilingOfQuotient(vector_.count, blocks), kLine) * kLine;
   const size_t most = std::min(even, vector_.count);
   VectorRange block;
@@ -90,8 +90,9 @@ Status HierarchicalBlocks::RunByShares() {
 }
 
 size_t HierarchicalBlocks::BlockBytes() const {
-  const size_t share = std::max(kShareBytes, static_cast<size_t>(hosts_.count()) * kStepBytes);
-  return std::min(std::max(kBlockBytes, static_cast<size_t>(local_.size) * share), kLargestBlockBytes);
+  const size_t step = kStepBytes * static_cast<size_t>(vector_.values_in_one);
+  const size_t share = std::max(kShareBytes, static_cast<size_t>(hosts_.count()) * step);
+  return std::max(kBlockBytes, static_cast<size_t>(local_.size) * share);
 }
 
 Status HierarchicalBlocks::Place(size_t start, size_t count, size_t area, size_t areas, VectorRange* block) {

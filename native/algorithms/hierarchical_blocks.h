@@ -33,6 +33,7 @@ class HierarchicalBlocks {
     int32_t computed_as = 0;      // the type of the values
     size_t result_bytes = 0;      // of an element of the results
     int32_t reduce_op = 0;        // inside hosts
+    int values_in_one = 1;        // that are sent in the bytes of one
     uint8_t* in_place = nullptr;  // where all values and results are; null: in memory of the group, block by block
   };
 

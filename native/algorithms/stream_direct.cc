@@ -171,12 +171,17 @@ class Direct : public StreamOperation {
 
 }  // namespace
 
+std::unique_ptr<StreamOperation> BeginDirectAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output,
+                                                      size_t count, int32_t dtype, int32_t reduce_op, Finish finish) {
+  const size_t element = DtypeBytes(dtype);
+  auto direct = std::make_unique<Direct>(group, input, output, Shares(count * element, element, group.size()), true);
+  direct->SetReduction(dtype, reduce_op, finish);
+  return direct;
+}
+
 Status DirectAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output, size_t count, int32_t dtype,
                        int32_t reduce_op, Finish finish) {
-  const size_t element = DtypeBytes(dtype);
-  Direct direct(group, input, output, Shares(count * element, element, group.size()), true);
-  direct.SetReduction(dtype, reduce_op, finish);
-  return direct.Complete();
+  return BeginDirectAllreduce(group, input, output, count, dtype, reduce_op, finish)->Complete();
 }
 
 std::unique_ptr<StreamOperation> BeginDirectReducescatter(StreamGroup& group, const uint8_t* input,

@@ -18,7 +18,9 @@ Status DirectAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output
 // `output` receives this rank's share alone.
 Status DirectReducescatter(StreamGroup& group, const uint8_t* input, const Shares& shares, uint8_t* output,
                            int32_t dtype, int32_t reduce_op, Finish finish);
-// The same, to be advanced by the caller. It uses the group's scratch memory from its first step on.
+// The same, to be advanced by the caller. They use the group's scratch memory from their first step on.
+std::unique_ptr<StreamOperation> BeginDirectAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output,
+                                                      size_t count, int32_t dtype, int32_t reduce_op, Finish finish);
 std::unique_ptr<StreamOperation> BeginDirectReducescatter(StreamGroup& group, const uint8_t* input,
                                                           const Shares& shares, uint8_t* output, int32_t dtype,
                                                           int32_t reduce_op, Finish finish);

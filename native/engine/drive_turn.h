@@ -39,7 +39,8 @@ class DriveTurn {
   bool is_driven() const { return state_ != State::kFree && state_ != State::kFreeForThread; }
 
   bool TakeByCaller() { return Move(State::kFree, State::kDriven); }
-  // By the caller or the thread that has it. Notifies the engine's thread if it is next, and no waiting callers.
+  // By the caller or the thread that has it. Notifies if the engine's thread is next; else who releases it decides
+  // that.
   bool Release() {
     if (!Move(State::kDrivenThreadNext, State::kFreeForThread)) return Move(State::kDriven, State::kFree);
     changed_.notify_all();

@@ -9,6 +9,7 @@
 #include "algorithms/int8/stream.h"
 #include "algorithms/shared.h"
 #include "algorithms/stream.h"
+#include "algorithms/stream_list.h"
 #include "base/dtype.h"
 #include "base/rows.h"
 
@@ -252,6 +253,10 @@ Status Executor::Reduce(const BufferList& buffers, int32_t dtype, int32_t reduce
   if (buffers.parts().size() == 1) {
     const BufferPart& part = buffers.parts()[0];
     return StreamAllreduce(*streams_, algorithm, part.input, part.output, bytes / element, dtype, reduce_op, finish);
+  }
+  const bool is_long_direct = algorithm == AllreduceAlgorithm::kDirect && bytes >= tuning_->ring_bytes;
+  if (algorithm == AllreduceAlgorithm::kRing || is_long_direct) {
+    return StreamListAllreduce(*streams_, algorithm, buffers, dtype, reduce_op, finish);
   }
   uint8_t* joined = nullptr;
   SE_RETURN_IF_ERROR(Scratch(bytes, &joined));

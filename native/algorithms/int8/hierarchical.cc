@@ -26,7 +26,11 @@ class Int8Allreducer final : public HierarchicalBlocks {
   static Vector VectorOf(std::span<const Int8Part> parts) {
     size_t count = 0;
     for (const Int8Part& part : parts) count += part.count;
-    return {.count = count, .computed_as = SE_FLOAT32, .result_bytes = sizeof(float), .reduce_op = SE_SUM};
+    return {.count = count,
+            .computed_as = SE_FLOAT32,
+            .result_bytes = sizeof(float),
+            .reduce_op = SE_SUM,
+            .values_in_one = 4};
   }
 
   // Calls visit(range of a part, offset) for what the parts have in [start, start + count).

@@ -97,7 +97,7 @@ Status GpuStaging::ShareSlots(Arena* arena, SharedGroup* shared, const HostExcha
   }
   std::vector<int64_t> offsets(static_cast<size_t>(size_));
   SE_RETURN_IF_ERROR(exchange(&own_offset, sizeof(own_offset), offsets.data()));
-  if (std::ranges::any_of(offsets, [](int64_t offset) { return offset < 0; })) {
+  if (std::ranges::any_of(offsets, [](int64_t place) { return place < 0; })) {
     UnshareSlots();
     return Status::Ok();
   }

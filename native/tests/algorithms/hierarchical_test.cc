@@ -186,8 +186,8 @@ void ListsOfBuffers() {
   });
 }
 
-// Several blocks, of which the network carries one while the next is reduced: even and uneven, in place and not, and so
-// many that their memory is used again.
+// Several blocks, of which the network carries one while the next is reduced: even and uneven, in place and not, and
+// enough that their memory is used again.
 void SeveralBlocks() {
   for (const Members& shape : {Members{{0, 1}, {2, 3}}, Members{{0, 3}, {1, 4}, {2, 5}}, Members{{0, 1, 2}, {3, 4, 5}},
                                Members{{0}, {1}, {2}}, Members{{0, 1, 2}, {3}}}) {

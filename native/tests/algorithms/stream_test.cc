@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "algorithms/stream_halves.h"
+#include "algorithms/stream_list.h"
 #include "algorithms/stream_ring.h"
 #include "base/kernels/halves.h"
 #include "stream_ranks.h"
@@ -78,6 +79,26 @@ void ShortWrites() {
           }
         },
         4096);
+  }
+}
+
+// Stripes end in the middle of elements and of messages.
+void SeveralConnections() {
+  for (const int socket_buffer_bytes : {0, 4096}) {
+    RunStreamRanks(
+        3,
+        [&](StreamGroup& group) {
+          for (const AllreduceAlgorithm algorithm : kAllreduces) {
+            for (const size_t n : {1, 8193, 200001}) {
+              std::vector<double> data(n);
+              for (size_t i = 0; i < n; ++i) data[i] = Value(group.rank(), i);
+              CHECK_OK(StreamAllreduce(group, algorithm, data.data(), data.data(), n, SE_FLOAT64, SE_SUM, Finish{}));
+              for (size_t i = 0; i < n; ++i) CHECK_EQ(data[i], Reduced(SE_SUM, 3, i));
+            }
+          }
+          CHECK_OK(StreamBarrier(group));
+        },
+        socket_buffer_bytes, 3);
   }
 }
 
@@ -356,6 +377,51 @@ void Barriers() {
 }
 
 // Two rings across hosts at once, as the ranks of hosts form them, over the sockets of the whole group.
+// Blocks end in the middle of tensors; the last list is shorter than a block.
+void ListsInBlocks() {
+  for (const int ranks : {2, 3}) {
+    RunStreamRanks(ranks, [&](StreamGroup& group) {
+      for (const AllreduceAlgorithm algorithm : {AllreduceAlgorithm::kRing, AllreduceAlgorithm::kDirect}) {
+        for (const std::vector<size_t>& lengths : std::vector<std::vector<size_t>>{{3, 700001, 1, 5000}, {70000, 9}}) {
+          std::vector<std::vector<double>> in, out;
+          BufferList list;
+          for (const size_t n : lengths) {
+            in.emplace_back(n);
+            out.emplace_back(n, -1);
+            for (size_t i = 0; i < n; ++i) in.back()[i] = Value(group.rank(), i + n);
+          }
+          const std::vector<std::vector<double>> kept = in;
+          for (size_t t = 0; t < in.size(); ++t) list.Add(in[t].data(), out[t].data(), in[t].size() * sizeof(double));
+          CHECK_OK(StreamListAllreduce(group, algorithm, list, SE_FLOAT64, SE_SUM, Finish{}));
+          CHECK(in == kept);
+          BufferList in_place;
+          for (auto& tensor : in) in_place.Add(tensor.data(), tensor.data(), tensor.size() * sizeof(double));
+          CHECK_OK(StreamListAllreduce(group, algorithm, in_place, SE_FLOAT64, SE_SUM, Finish{}));
+          CHECK(in == out);
+          for (size_t t = 0; t < in.size(); ++t) {
+            for (size_t i = 0; i < in[t].size(); ++i) CHECK_EQ(in[t][i], Reduced(SE_SUM, ranks, i + in[t].size()));
+          }
+        }
+      }
+      std::vector<uint16_t> halves(1500001);
+      const auto value = static_cast<float>(group.rank() + 1);
+      for (uint16_t& half : halves) HalvesFromFloat32(SE_BFLOAT16, &half, &value, 1);
+      BufferList list;
+      list.Add(halves.data(), halves.data(), 14);
+      list.Add(halves.data() + 7, halves.data() + 7, (halves.size() - 7) * sizeof(uint16_t));
+      CHECK_OK(StreamListAllreduce(group, AllreduceAlgorithm::kDirect, list, SE_BFLOAT16, SE_SUM, Finish{1.0, 2}));
+      const float expected = ranks == 2 ? 1.5f : 3.0f;
+      for (const uint16_t half : halves) {
+        float result = 0;
+        HalvesToFloat32(SE_BFLOAT16, &result, &half, 1);
+        CHECK_EQ(result, expected);
+      }
+      CHECK_EQ(StreamListAllreduce(group, AllreduceAlgorithm::kDoubling, list, SE_BFLOAT16, SE_SUM, Finish{}).code(),
+               SE_INTERNAL);
+    });
+  }
+}
+
 // Rank 0 advances its part before the others have begun, and again once it is complete.
 void OperationsAdvanceWithoutWaiting() {
   constexpr size_t kCount = 300007;
@@ -478,6 +544,7 @@ void WrongAlgorithmsAreRefused() {
 int main() {
   return RunTests({{"allreduce sizes", AllreduceSizes},
                    {"short writes", ShortWrites},
+                   {"several connections", SeveralConnections},
                    {"dtypes and ops", DtypesAndOps},
                    {"halves are rounded once", HalvesAreRoundedOnce},
                    {"halves do not overflow", HalvesDoNotOverflow},
@@ -489,6 +556,7 @@ int main() {
                    {"ragged allgathers", RaggedAllgathers},
                    {"ragged alltoalls", RaggedAlltoalls},
                    {"barriers", Barriers},
+                   {"lists in blocks", ListsInBlocks},
                    {"operations advance without waiting", OperationsAdvanceWithoutWaiting},
                    {"parts of a group", PartsOfAGroup},
                    {"a lost peer is an error", ALostPeerIsAnError},
