@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 
 from spark_estimator.doctor.findings import Finding, Severity
-from spark_estimator.doctor.measurement import Link, Speed
+from spark_estimator.doctor.measurement import CONNECTIONS, Link, Speed
+from spark_estimator.env import CONNECTIONS_VARIABLE
 
 # A link with less than this part of the median rate is reported.
 _SLOW = 0.5
@@ -17,12 +18,15 @@ _SHORT = 0.002
 _WORTH = 0.8
 # Below this, even int8 leaves most of a step's time to the network.
 _SLOW_NETWORK_GIGABITS = 1.0
+# What several connections have to gain.
+_GAIN = 1.25
 _PAGE = "docs/how-to/fewer-bytes.md"
 
 
 def findings_of_speed(speed: Speed) -> list[Finding]:
     """The report for people, of findings for the session as a whole."""
-    return [*_links(speed), _allreduce(speed), _gradients(speed), Finding("turn on", Severity.NOTE, advice(speed))]
+    turn_on = Finding("turn on", Severity.NOTE, advice(speed))
+    return [*_links(speed), *_connections(speed), _allreduce(speed), _gradients(speed), turn_on]
 
 
 def advice(speed: Speed) -> str:
@@ -65,6 +69,17 @@ def _slow_link(link: Link, usual: float) -> Finding:
     text = f"{link.first} and {link.second} reach {link.gigabits:.2f} Gbit/s, other pairs {usual:.2f}: all wait for it"
     fix = "check the speed of their network interfaces (ethtool) and what else they send, or leave one of them out"
     return Finding("slow link", Severity.NOTE, text, fix)
+
+
+def _connections(speed: Speed) -> list[Finding]:
+    rate_of = {(link.first, link.second): link.gigabits for link in speed.links}
+    pairs = [(rate_of[link.first, link.second], link.gigabits) for link in speed.striped]
+    if not pairs or statistics.median(several / single for single, several in pairs) < _GAIN:
+        return []
+    single, several = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    text = f"{CONNECTIONS} between two ranks carry {several:.2f} Gbit/s each way, one {single:.2f}"
+    fix = f"set {CONNECTIONS_VARIABLE}={CONNECTIONS} for jobs with one rank a host"
+    return [Finding("connections", Severity.NOTE, text, fix)]
 
 
 def _allreduce(speed: Speed) -> Finding:

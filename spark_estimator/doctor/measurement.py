@@ -8,6 +8,7 @@ one pair, so that a round takes as long as its slowest pair; see `rounds_of`.
 from __future__ import annotations
 
 import math
+import os
 import socket
 import statistics
 import time
@@ -18,10 +19,15 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives import arrays, context, descriptors
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import Min, Sum
+from spark_estimator.env import CONNECTIONS_VARIABLE, Settings
+from spark_estimator.errors import HorovodInternalError
+from spark_estimator.log import logger
+
+_log = logger(__name__)
 
 MIB = 1 << 20
 #: More rounds would take longer than a user waits: of more than 16 hosts, only some of the pairs are measured.
@@ -32,6 +38,8 @@ SIZES = (4, 64 << 10, MIB, 16 * MIB)
 MOST_BYTES = 64 * MIB
 # How long an exchange shall take on a slow link: fewer bytes are enough there.
 _SECONDS = 0.25
+#: Data connections between two ranks, with which some links are measured again.
+CONNECTIONS = 4
 _LATENCY_CALLS = 50
 
 
@@ -64,6 +72,8 @@ class Speed:
         parameters: of the model whose gradients were exchanged.
         gradients: seconds to exchange these, by their format: "float32", and with several hosts "float16" (bfloat16 has
             as many bytes; without the casts) and "int8".
+        striped: some of the links again, with `CONNECTIONS` data connections instead of one; none where the job has
+            several already, or its ranks have too few file descriptors.
     """
 
     ranks: int
@@ -73,6 +83,7 @@ class Speed:
     allreduce: dict[int, float]
     parameters: int
     gradients: dict[str, float]
+    striped: tuple[Link, ...] = ()
 
 
 def rounds_of(hosts: int) -> list[list[tuple[int, int]]]:
@@ -105,16 +116,48 @@ def measure(parameters: int) -> Speed | None:
     measured: dict[tuple[int, int], tuple[float, float]] = {}
     for pairs in rounds_of(len(hosts)):
         measured |= _measured_links(pairs, leaders)
-    links = tuple(Link(hosts[first], hosts[second], *measured[first, second]) for first, second in sorted(measured))
+    links = _links(hosts, measured)
     allreduce = {count: _seconds_of(count) for count in SIZES}
     rate = SIZES[-1] / allreduce[SIZES[-1]]
     gradients = {"float32": _gradient_seconds(parameters, rate, numpy.float32)}
     if len(hosts) > 1:  # within a host, casts take the time that fewer bytes save
         gradients["float16"] = _gradient_seconds(parameters, rate, numpy.float16)
         gradients["int8"] = _gradient_seconds(parameters, rate, numpy.float32, int8=True)
-    if context.rank():
+    rank = context.rank()
+    striped = _links(hosts, _striped(leaders)) if len(hosts) > 1 else ()
+    if rank:
         return None
-    return Speed(len(places), tuple(hosts), links, math.comb(len(hosts), 2), allreduce, parameters, gradients)
+    return Speed(len(places), tuple(hosts), links, math.comb(len(hosts), 2), allreduce, parameters, gradients, striped)
+
+
+def _links(hosts: Sequence[str], measured: dict[tuple[int, int], tuple[float, float]]) -> tuple[Link, ...]:
+    return tuple(Link(hosts[first], hosts[second], *measured[first, second]) for first, second in sorted(measured))
+
+
+def _striped(leaders: Sequence[int]) -> dict[tuple[int, int], tuple[float, float]]:
+    """The figures of one round of pairs, after the ranks have connected again with `CONNECTIONS` data connections.
+
+    A collective. Nothing if some ranks have several already or lack file descriptors, or if anything fails: the other
+    results are worth more.
+    """
+    more = descriptors.needed(context.size()) + (CONNECTIONS - 1) * context.size()
+    possible = Settings.read().connections == 1 and not descriptors.shortage(more)
+    if not all(allgather_object(possible, name="speed.possible")):
+        return {}
+    context.shutdown()
+    before = os.environ.get(CONNECTIONS_VARIABLE)
+    os.environ[CONNECTIONS_VARIABLE] = str(CONNECTIONS)
+    try:
+        context.init(process_sets="dynamic")
+        return _measured_links(rounds_of(len(leaders))[0], leaders)
+    except HorovodInternalError as error:
+        _log.warning("links were not measured with several connections: %s", error)
+        return {}
+    finally:
+        if before is None:
+            del os.environ[CONNECTIONS_VARIABLE]
+        else:
+            os.environ[CONNECTIONS_VARIABLE] = before
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -49,6 +49,17 @@ def test_a_slow_link_is_named() -> None:
     assert "3 of 10 pairs" in findings_of_speed(dataclasses.replace(speed, pairs=10))[0].text
 
 
+@pytest.mark.parametrize(("gigabits", "named"), [((9.5, 9.2), False), ((24.0, 23.0), True)])
+def test_several_connections_are_named_if_they_carry_more(gigabits: tuple[float, float], named: bool) -> None:
+    striped = (Link("a", "b", gigabits[0], 60), Link("a", "c", gigabits[1], 70))
+    findings = findings_of_speed(dataclasses.replace(TEN_GIGABITS, striped=striped))
+    connections = [finding for finding in findings if finding.name == "connections"]
+    assert len(connections) == named
+    if named:
+        assert connections[0].text == "4 between two ranks carry 23.50 Gbit/s each way, one 9.20"
+        assert connections[0].fix == "set SPARK_ESTIMATOR_CONNECTIONS=4 for jobs with one rank a host"
+
+
 @pytest.mark.parametrize(
     ("speed", "begins"),
     [

@@ -74,12 +74,16 @@ def test_all_pairs_of_hosts_and_all_formats(hosts: str) -> None:
     assert list(speed.allreduce) == list(SIZES) and min(speed.allreduce.values()) > 0
     assert set(speed.gradients) == {"float32", "float16", "int8"} and min(speed.gradients.values()) > 0
     assert speed.parameters == PARAMETERS
+    assert len(speed.striped) == len(rounds_of(number)[0])
+    assert {(link.first, link.second) for link in speed.striped} <= {(link.first, link.second) for link in speed.links}
+    assert all(link.gigabits > 0 for link in speed.striped)
 
 
 def test_on_one_host_there_are_no_links() -> None:
     for size in (2, 1):
         speed = run_ranks(size, lambda _rank: measure(1))[0]
         assert (speed.ranks, speed.links, speed.pairs, len(speed.hosts)) == (size, (), 0, 1)
+        assert speed.striped == ()
         assert set(speed.gradients) == {"float32"}
 
 
