@@ -5,11 +5,14 @@ each layout (hosts x ranks per host): medians in microseconds of the slowest ran
 encrypted, the same over encrypted connections; hierarchical, within hosts through shared memory first, then between
 hosts; gloo, in the same processes as flat; link, plain TCP streams with the least bytes that an allreduce must send
 over the hosts' links, measured in the same run;
+striped, with ``--connections``: flat with that number of data connections between two ranks;
 wire, the computed time of these bytes and their headers at the links' rate. link/flat and wire/flat are the reached
 fraction of the network's bound. A burst can pass a link faster than its rate, so small messages can exceed 1.
 
 ``--model`` adds what ``build/release/benchmarks/simulated_costs`` (after ``make build``) computes for these links:
 model, of flat, and model-hosts, of hierarchical. It knows nothing of the processors, which all hosts share here.
+
+``--flow-gigabits`` limits what each connection sends, as some clouds do, those of the others included.
 
 The hosts use this machine's congestion control for TCP, or that of ``--congestion``. One that paces its packets, as bbr
 does, limits links that are faster than the processors to the rate that it has estimated; reno shows what the program
@@ -45,6 +48,8 @@ RATIOS = (
     Ratio("wire", "gloo"),
     Ratio("flat", "hierarchical"),
     Ratio("flat", "encrypted"),
+    Ratio("flat", "striped"),
+    Ratio("wire", "striped"),
     Ratio("gloo", "flat"),
     Ratio("model", "flat"),
     Ratio("model-hosts", "hierarchical"),
@@ -106,7 +111,13 @@ def _looked_up(times: dict[int, float]) -> Callable[[Form], float | None]:
 
 
 def start_subjects(
-    stack: contextlib.ExitStack, layout: Layout, bits_per_second: int, congestion: str | None = None
+    stack: contextlib.ExitStack,
+    layout: Layout,
+    bits_per_second: int,
+    congestion: str | None = None,
+    *,
+    connections: int = 1,
+    flow_bits_per_second: int = 0,
 ) -> list[Subject]:
     """Creates the hosts and starts all ranks on them.
 
@@ -115,6 +126,8 @@ def start_subjects(
         layout: number of hosts and of ranks per host.
         bits_per_second: rate of each host's link, in each direction.
         congestion: TCP's congestion control on the hosts; None for that of this machine.
+        connections: for data, between two ranks on different hosts, of one more subject; 1: there is none.
+        flow_bits_per_second: what a connection sends at most; 0: as much as the link carries.
 
     Raises:
         UnavailableError: network namespaces are unavailable on this machine.
@@ -126,14 +139,18 @@ def start_subjects(
         if congestion is not None:
             host.control_congestion(congestion)
 
-    def ranks(name: str, hierarchical: bool, *, with_others: bool = False, encrypted: bool = False) -> Group:
+    def ranks(
+        name: str, hierarchical: bool, *, with_others: bool = False, encrypted: bool = False, connections: int = 1
+    ) -> Group:
         variables = {"HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(hierarchical)), "GLOO_SOCKET_IFNAME": "eth0"}
+        variables["SPARK_ESTIMATOR_CONNECTIONS"] = str(connections)
         group = programs.python_group(
             name,
             network.rendezvous(layout.ranks_per_host, encrypted=encrypted),
             gloo=f"tcp://{network.hosts[0].address}:{_GLOO_PORT}" if with_others else None,
             link=with_others,
             environment=variables,
+            flow_bytes_per_second=flow_bits_per_second // 8,
             within=[host.entered() for host in network.hosts for _ in range(layout.ranks_per_host)],
         )
         return stack.enter_context(group)
@@ -141,6 +158,8 @@ def start_subjects(
     flat = ranks("flat", False, with_others=True)
     subjects = [Subject("flat", flat, "python"), Subject("gloo", flat, "gloo"), Subject("link", flat, "link")]
     subjects.insert(1, Subject("encrypted", ranks("encrypted", False, encrypted=True), "python"))
+    if connections > 1:
+        subjects.insert(2, Subject("striped", ranks("striped", False, connections=connections), "python"))
     if layout.ranks_per_host > 1:
         hierarchical = ranks("hierarchical", True)
         subjects.insert(1, Subject("hierarchical", hierarchical, "python"))
@@ -162,6 +181,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--congestion", metavar="NAME", help="TCP's congestion control on the hosts (default: this machine's)"
     )
+    parser.add_argument("--connections", type=int, default=1, help="of the column striped (2 to 8; default: none)")
+    parser.add_argument(
+        "--flow-gigabits", type=float, default=0.0, help="limit of each connection in Gbit/s (default: none)"
+    )
     parser.add_argument("--model", action="store_true", help="add the times that the simulator computes")
     options = parser.parse_args(words)
     if not options.gigabits > 0:
@@ -170,9 +193,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         for layout in options.layout:
             with ended_by_signals(), contextlib.ExitStack() as stack:
-                subjects = start_subjects(stack, layout, round(options.gigabits * 1e9), options.congestion)
+                subjects = start_subjects(
+                    stack,
+                    layout,
+                    round(options.gigabits * 1e9),
+                    options.congestion,
+                    connections=options.connections,
+                    flow_bits_per_second=round(options.flow_gigabits * 1e9),
+                )
                 title = f"{layout} (hosts x ranks), links of {options.gigabits:g} Gbit/s; us, slowest rank"
                 facts = {"layout": str(layout), "gigabits": options.gigabits, "congestion": options.congestion}
+                facts |= {"connections": options.connections, "flow_gigabits": options.flow_gigabits}
 
                 def wire(form: Form, layout: Layout = layout) -> float | None:
                     rate = options.gigabits * 1e9

@@ -95,6 +95,7 @@ def python_group(
     link: bool = False,
     module: str = "benchmarks.python_rank",
     environment: Mapping[str, str] | None = None,
+    flow_bytes_per_second: int = 0,
     within: Sequence[AbstractContextManager[object]] | None = None,
 ) -> Group:
     """Python ranks: variants "python", "gloo" (if `gloo` is set) and "link" (if `link` is set).
@@ -106,6 +107,7 @@ def python_group(
         link: whether to offer the variant that measures the network itself.
         module: module that each rank runs, with the arguments of ``python_rank``.
         environment: additional variables of the ranks.
+        flow_bytes_per_second: what each TCP connection of a rank sends at most; 0: no limit.
         within: [size] context in which each rank is started.
 
     Raises:
@@ -124,6 +126,7 @@ def python_group(
                 str(os.getpid()),
                 *(["--gloo", gloo] if gloo else []),
                 *(["--link"] if link else []),
+                *(["--flow-bytes-per-second", str(flow_bytes_per_second)] if flow_bytes_per_second else []),
             ]
             paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
             settings = {

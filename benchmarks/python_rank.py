@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import socket
 import time
 import warnings
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from benchmarks.protocol import answer_commands
 from spark_estimator.launch.worker.worker import bind_to_parent
 
 _UNCOUNTED = 2
+_SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
 
 
 class Call(NamedTuple):
@@ -213,12 +216,23 @@ def _dtype(form: Form) -> torch.dtype:
     return dtype
 
 
+def _limit_connections(bytes_per_second: int) -> None:
+    """Has the kernel send at most at this rate on each TCP connection of this process, also on those of libraries."""
+    for path in Path("/proc/self/fd").iterdir():
+        if not path.is_socket():  # nor the descriptor of this listing, which is closed by now
+            continue
+        with socket.socket(fileno=os.dup(int(path.name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_per_second)
+
+
 def main() -> None:
     """Entry point of each process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("socket", type=Path, help="the socket on which the controller listens")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--gloo", help="tcp://host:port of gloo's rendezvous")
+    parser.add_argument("--flow-bytes-per-second", type=int, default=0, help="limit of each TCP connection")
     parser.add_argument("--link", action="store_true", help="offer the variant that measures the network itself")
     options = parser.parse_args()
     bind_to_parent(options.parent)
@@ -231,7 +245,13 @@ def main() -> None:
     if options.link:
         libraries["link"] = Link()
     rank = Rank(libraries)
-    answer_commands(options.socket, hvd.rank(), hvd.size(), rank.answer)
+
+    def answer(line: str) -> str:
+        if options.flow_bytes_per_second:
+            _limit_connections(options.flow_bytes_per_second)
+        return rank.answer(line)
+
+    answer_commands(options.socket, hvd.rank(), hvd.size(), answer)
     if options.gloo:
         with contextlib.suppress(Exception):  # its peers may have exited
             dist.destroy_process_group()

@@ -1,9 +1,10 @@
 """Times training steps over slow links: gradients as float32, bfloat16 and int8, DDP, LocalSGD and DiLoCo.
 
 ``python -m benchmarks.fewer_bytes [--hosts 2] [--gigabits 1] [--models resnet50] [--variants float32,int8,ddp]`` puts
-one rank on each of some network namespaces, whose links have the given rate, and prints for each model milliseconds a
-step of the slowest rank (median of the rounds), and how many times faster than the first variant each is. Variants take
-turns in the same processes. A round of LocalSGD or DiLoCo is 32 steps with one exchange; of the others `--steps`.
+one rank, or ``--ranks-per-host``, on each of some network namespaces, whose links have the given rate, and prints for
+each model milliseconds a step of the slowest rank (median of the rounds), and how many times faster than the first
+variant each is. Variants take turns in the same processes. A round of LocalSGD or DiLoCo is 32 steps with one exchange;
+of the others `--steps`.
 
 Before the first round each variant makes some steps, after which all ranks must have the same parameters, and those of
 int8 must be close to float32's.
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
         for host in network.hosts:
             host.limit(round(options.gigabits * 1e9))
         processes = []
-        for rank, (rendezvous, endpoint) in enumerate(network.rendezvous(1)):
+        for rank, (rendezvous, endpoint) in enumerate(network.rendezvous(options.ranks_per_host)):
             fd, variables = offer_to_command(rendezvous)
             stack.callback(os.close, fd)
             arguments = [sys.executable, "-m", "benchmarks.fewer_bytes.rank", "--parent", str(os.getpid())]
@@ -46,10 +47,10 @@ def run(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
             arguments += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
             environment = worker_environment(
                 os.environ,
-                {"PYTHONPATH": str(Path(__file__).parents[1]), "GLOO_SOCKET_IFNAME": "eth0", **variables},
-                host_share(options.hosts),
+                {"PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "eth0", **variables},
+                host_share(options.hosts * options.ranks_per_host),
             )
-            with network.hosts[rank].entered():
+            with network.hosts[rank // options.ranks_per_host].entered():
                 processes.append(
                     subprocess.Popen(
                         arguments,
@@ -77,7 +78,8 @@ def median(values: Sequence[float]) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments and prints a table."""
     parser = argparse.ArgumentParser("python -m benchmarks.fewer_bytes", description=__doc__)
-    parser.add_argument("--hosts", type=int, default=2, help="namespaces with one rank each (default 2)")
+    parser.add_argument("--hosts", type=int, default=2, help="number of namespaces (default 2)")
+    parser.add_argument("--ranks-per-host", type=int, default=1, metavar="RANKS", help="on each (default 1)")
     parser.add_argument("--gigabits", type=float, default=1.0, help="rate of each link in Gbit/s (default 1)")
     parser.add_argument("--models", type=lambda text: text.split(","), default=["resnet50"])
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS[:4]))
@@ -92,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"skipped: {error}.")
         return
     for model, by_variant in measured.items():
-        print(f"{model}, {options.hosts} hosts, links of {options.gigabits:g} Gbit/s; ms a step, slowest rank")
+        layout = f"{options.hosts} hosts x {options.ranks_per_host}"
+        print(f"{model}, {layout}, links of {options.gigabits:g} Gbit/s; ms a step, slowest rank")
         first = options.variants[0]
         for variant in options.variants:
             times = by_variant[variant]
