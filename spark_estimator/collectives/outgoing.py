@@ -98,9 +98,13 @@ def connect_to_higher_ranks(
 
 
 def needed_descriptors(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> int:
-    """File descriptors that this rank needs for a group of ranks, if the others have the same settings."""
-    own_host = rendezvous.peers[rendezvous.rank].host_id
-    elsewhere = sum(rendezvous.peers[rank].host_id != own_host for rank in ranks)
+    """File descriptors that this rank needs for a group of ranks, if the others have the same settings.
+
+    Numbers that no rank has count as ranks of this host: whoever wished for such a group is told of them.
+    """
+    peers = rendezvous.peers
+    own_host = peers[rendezvous.rank].host_id
+    elsewhere = sum(peers[rank].host_id != own_host for rank in ranks if 0 <= rank < len(peers))
     return descriptors.needed(len(ranks)) + (settings.connections - 1) * elsewhere
 
 
