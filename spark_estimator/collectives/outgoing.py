@@ -100,7 +100,7 @@ def connect_to_higher_ranks(
 def needed_descriptors(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> int:
     """File descriptors that this rank needs for a group of ranks, if the others have the same settings.
 
-    Numbers that no rank has count as ranks of this host: whoever wished for such a group is told of them.
+    Numbers that no rank has count as ranks of this host; such a group is refused by its caller.
     """
     peers = rendezvous.peers
     own_host = peers[rendezvous.rank].host_id
