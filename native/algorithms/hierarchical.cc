@@ -8,9 +8,9 @@
 
 #include "algorithms/hierarchical_blocks.h"
 #include "algorithms/shared.h"
-#include "algorithms/stream.h"
-#include "algorithms/stream_halves.h"
-#include "algorithms/stream_ring.h"
+#include "algorithms/streams/stream.h"
+#include "algorithms/streams/halves.h"
+#include "algorithms/streams/ring.h"
 #include "base/dtype.h"
 #include "base/kernels/halves.h"
 

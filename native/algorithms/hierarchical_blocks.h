@@ -10,7 +10,7 @@
 
 #include "algorithms/choose.h"
 #include "algorithms/hosts.h"
-#include "algorithms/stream_operation.h"
+#include "algorithms/streams/operation.h"
 #include "base/status.h"
 #include "transport/shared_group.h"
 #include "transport/stream_group.h"

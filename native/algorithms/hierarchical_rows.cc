@@ -5,7 +5,7 @@
 
 #include "algorithms/hierarchical.h"
 #include "algorithms/shared.h"
-#include "algorithms/stream.h"
+#include "algorithms/streams/stream.h"
 
 namespace spark_estimator {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "algorithms/stream.h"
+#include "algorithms/streams/stream.h"
 #include "simulated_frames.h"
 #include "simulated_network.h"
 

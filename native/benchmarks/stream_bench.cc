@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "algorithms/hierarchical.h"
-#include "algorithms/stream.h"
+#include "algorithms/streams/stream.h"
 #include "base/clock.h"
 
 namespace {

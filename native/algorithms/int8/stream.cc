@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/streams/peer_waits.h"
+
 namespace spark_estimator {
 namespace {
 
@@ -128,13 +130,9 @@ class Direct : public StreamOperation {
   }
 
   Status Await() override {
-    senders_to_.clear();
-    receivers_from_.clear();
-    for (const Peer& peer : peers_) {
-      if (HasToSend(peer)) senders_to_.push_back(peer.rank);
-      if (HasToReceive(peer)) receivers_from_.push_back(peer.rank);
-    }
-    return group_.AwaitReady(senders_to_, receivers_from_);
+    return waits_.Await(
+        group_, peers_, [&](const Peer& peer) { return HasToSend(peer); },
+        [&](const Peer& peer) { return HasToReceive(peer); });
   }
 
  private:
@@ -245,8 +243,7 @@ class Direct : public StreamOperation {
   bool allocated_ = false;         // the memory that the peers' pieces and the results need
   std::vector<uint8_t*> results_;  // of the own share, by piece, until all peers have them
   std::vector<const uint8_t*> sources_;
-  std::vector<int> senders_to_;
-  std::vector<int> receivers_from_;
+  PeerWaits waits_;
 };
 
 // With the memory that the operation on them refers to.

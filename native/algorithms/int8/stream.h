@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "algorithms/int8/parts.h"
-#include "algorithms/stream_operation.h"
+#include "algorithms/streams/operation.h"
 #include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/stream_group.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "algorithms/adasum.h"
-#include "algorithms/stream.h"
+#include "algorithms/streams/stream.h"
 #include "simulated_frames.h"
 #include "simulated_network.h"
 #include "stream_ranks.h"

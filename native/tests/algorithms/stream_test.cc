@@ -1,5 +1,5 @@
 // The collectives over streams: every algorithm at every number of ranks, sizes around each limit, short writes.
-#include "algorithms/stream.h"
+#include "algorithms/streams/stream.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "algorithms/stream_halves.h"
-#include "algorithms/stream_list.h"
-#include "algorithms/stream_ring.h"
+#include "algorithms/streams/halves.h"
+#include "algorithms/streams/list.h"
+#include "algorithms/streams/ring.h"
 #include "base/kernels/halves.h"
 #include "stream_ranks.h"
 

@@ -1,4 +1,4 @@
-#include "algorithms/stream_list.h"
+#include "algorithms/streams/list.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "algorithms/stream_direct.h"
-#include "algorithms/stream_operation.h"
-#include "algorithms/stream_ring.h"
+#include "algorithms/streams/direct.h"
+#include "algorithms/streams/operation.h"
+#include "algorithms/streams/ring.h"
 #include "base/dtype.h"
 
 namespace spark_estimator {

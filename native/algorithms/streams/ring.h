@@ -1,11 +1,11 @@
 // Rings over streams: a reduction followed by an allgather, or the latter alone.
-#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_RING_H_
-#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_RING_H_
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAMS_RING_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAMS_RING_H_
 
 #include <memory>
 
-#include "algorithms/stream_operation.h"
-#include "algorithms/stream_shares.h"
+#include "algorithms/streams/operation.h"
+#include "algorithms/streams/shares.h"
 #include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/stream_group.h"
@@ -26,4 +26,4 @@ std::unique_ptr<StreamOperation> BeginRingAllgather(StreamGroup& group, uint8_t*
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_RING_H_
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAMS_RING_H_

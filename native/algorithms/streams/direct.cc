@@ -1,12 +1,13 @@
 // An owner reduces its share block by block, as soon as a block has arrived from all ranks, and returns each block at
 // once: with two ranks this is the ring, with more it has 2 steps instead of 2 (n - 1) and the same bytes.
-#include "algorithms/stream_direct.h"
+#include "algorithms/streams/direct.h"
 
 #include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "algorithms/streams/peer_waits.h"
 #include "base/dtype.h"
 
 namespace spark_estimator {
@@ -61,13 +62,9 @@ class Direct : public StreamOperation {
   }
 
   Status Await() override {
-    senders_to_.clear();
-    receivers_from_.clear();
-    for (const Peer& peer : peers_) {
-      if (HasToSend(peer)) senders_to_.push_back(peer.rank);
-      if (HasToReceive(peer)) receivers_from_.push_back(peer.rank);
-    }
-    return group_.AwaitReady(senders_to_, receivers_from_);
+    return waits_.Await(
+        group_, peers_, [&](const Peer& peer) { return HasToSend(peer); },
+        [&](const Peer& peer) { return HasToReceive(peer); });
   }
 
  private:
@@ -157,8 +154,7 @@ class Direct : public StreamOperation {
   const bool spread_;
   std::vector<Peer> peers_;  // the next rank first, so that not everybody begins with rank 0
   std::vector<const void*> sources_;
-  std::vector<int> senders_to_;
-  std::vector<int> receivers_from_;
+  PeerWaits waits_;
   int32_t dtype_ = SE_UINT8;
   int32_t reduce_op_ = SE_SUM;
   Finish finish_;

@@ -1,6 +1,6 @@
 // The allreduce over streams of several tensors treated as one long vector.
-#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_LIST_H_
-#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_LIST_H_
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAMS_LIST_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAMS_LIST_H_
 
 #include <cstdint>
 
@@ -19,4 +19,4 @@ Status StreamListAllreduce(StreamGroup& group, AllreduceAlgorithm algorithm, con
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_LIST_H_
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAMS_LIST_H_

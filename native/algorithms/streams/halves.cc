@@ -1,10 +1,10 @@
-#include "algorithms/stream_halves.h"
+#include "algorithms/streams/halves.h"
 
 #include <vector>
 
-#include "algorithms/stream_direct.h"
-#include "algorithms/stream_ring.h"
-#include "algorithms/stream_shares.h"
+#include "algorithms/streams/direct.h"
+#include "algorithms/streams/ring.h"
+#include "algorithms/streams/shares.h"
 #include "base/dtype.h"
 #include "base/kernels/halves.h"
 

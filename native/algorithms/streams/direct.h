@@ -1,11 +1,11 @@
 // Reductions in which every rank sends each owner its part and the owner reduces them all: no partial sum is sent.
-#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_
-#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAMS_DIRECT_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAMS_DIRECT_H_
 
 #include <memory>
 
-#include "algorithms/stream_operation.h"
-#include "algorithms/stream_shares.h"
+#include "algorithms/streams/operation.h"
+#include "algorithms/streams/shares.h"
 #include "base/kernels/kernels.h"
 #include "base/status.h"
 #include "transport/stream_group.h"
@@ -27,4 +27,4 @@ std::unique_ptr<StreamOperation> BeginDirectReducescatter(StreamGroup& group, co
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_DIRECT_H_
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAMS_DIRECT_H_

@@ -2,10 +2,10 @@
 #include <cstring>
 #include <vector>
 
-#include "algorithms/stream.h"
-#include "algorithms/stream_direct.h"
-#include "algorithms/stream_recursive.h"
-#include "algorithms/stream_ring.h"
+#include "algorithms/streams/stream.h"
+#include "algorithms/streams/direct.h"
+#include "algorithms/streams/recursive.h"
+#include "algorithms/streams/ring.h"
 #include "base/dtype.h"
 #include "base/kernels/halves.h"
 

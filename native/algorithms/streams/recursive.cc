@@ -1,5 +1,5 @@
 // Folding, doubling and halving; in every combination the lower ranks' part is the first operand.
-#include "algorithms/stream_recursive.h"
+#include "algorithms/streams/recursive.h"
 
 #include <array>
 #include <bit>

@@ -2,8 +2,8 @@
 //
 // All ranks call the same functions in the same order with matching sizes; buffers are each rank's own. An error leaves
 // the group unusable. When each is chosen is in algorithms/choose.h; steps and bytes are in native/README.md.
-#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_H_
-#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_H_
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAMS_STREAM_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAMS_STREAM_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -44,4 +44,4 @@ Status StreamAllgather(StreamGroup& group, const void* input, std::span<const si
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_H_
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAMS_STREAM_H_

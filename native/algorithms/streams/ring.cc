@@ -1,5 +1,5 @@
 // Each step of the ring begins while the one before runs: a chunk is forwarded as far as it has arrived.
-#include "algorithms/stream_ring.h"
+#include "algorithms/streams/ring.h"
 
 #include <array>
 #include <cstring>

@@ -1,12 +1,12 @@
 // The allreduce of 16-bit floating-point values whose sums are kept in float32: 6 bytes on the wire for each instead
 // of 8.
-#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_HALVES_H_
-#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_HALVES_H_
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAMS_HALVES_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAMS_HALVES_H_
 
 #include <cstdint>
 #include <memory>
 
-#include "algorithms/stream_operation.h"
+#include "algorithms/streams/operation.h"
 #include "base/kernels/kernels.h"
 #include "transport/stream_group.h"
 
@@ -19,4 +19,4 @@ std::unique_ptr<StreamOperation> BeginHalvesAllreduce(StreamGroup& group, const 
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_HALVES_H_
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAMS_HALVES_H_

@@ -1,6 +1,6 @@
 // A collective over streams that its caller moves on between other work, so that the network is not idle meanwhile.
-#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_OPERATION_H_
-#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_OPERATION_H_
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAMS_OPERATION_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAMS_OPERATION_H_
 
 #include "base/status.h"
 
@@ -43,4 +43,4 @@ class StreamOperation {
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_OPERATION_H_
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAMS_OPERATION_H_

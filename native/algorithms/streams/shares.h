@@ -1,6 +1,6 @@
 // How a vector is divided among ranks.
-#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_SHARES_H_
-#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_SHARES_H_
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAMS_SHARES_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAMS_SHARES_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -32,4 +32,4 @@ class Shares {
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_SHARES_H_
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAMS_SHARES_H_

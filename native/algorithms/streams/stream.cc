@@ -1,5 +1,5 @@
 // The collectives over streams that move bytes and reduce nothing.
-#include "algorithms/stream.h"
+#include "algorithms/streams/stream.h"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "algorithms/stream_ring.h"
-#include "algorithms/stream_shares.h"
+#include "algorithms/streams/ring.h"
+#include "algorithms/streams/shares.h"
 
 namespace spark_estimator {
 namespace {

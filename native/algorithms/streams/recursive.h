@@ -1,6 +1,6 @@
 // Allreduces in steps with one partner each.
-#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAM_RECURSIVE_H_
-#define SPARK_ESTIMATOR_ALGORITHMS_STREAM_RECURSIVE_H_
+#ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAMS_RECURSIVE_H_
+#define SPARK_ESTIMATOR_ALGORITHMS_STREAMS_RECURSIVE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -26,4 +26,4 @@ Status HalvingAllreduce(StreamGroup& group, uint8_t* data, uint8_t* scratch, siz
 
 }  // namespace spark_estimator
 
-#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAM_RECURSIVE_H_
+#endif  // SPARK_ESTIMATOR_ALGORITHMS_STREAMS_RECURSIVE_H_
