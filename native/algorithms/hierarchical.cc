@@ -8,9 +8,9 @@
 
 #include "algorithms/hierarchical_blocks.h"
 #include "algorithms/shared.h"
-#include "algorithms/streams/stream.h"
 #include "algorithms/streams/halves.h"
 #include "algorithms/streams/ring.h"
+#include "algorithms/streams/stream.h"
 #include "base/dtype.h"
 #include "base/kernels/halves.h"
 

@@ -8,8 +8,8 @@
 #include "algorithms/hierarchical.h"
 #include "algorithms/int8/stream.h"
 #include "algorithms/shared.h"
-#include "algorithms/streams/stream.h"
 #include "algorithms/streams/list.h"
+#include "algorithms/streams/stream.h"
 #include "base/dtype.h"
 #include "base/rows.h"
 

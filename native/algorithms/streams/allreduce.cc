@@ -2,10 +2,10 @@
 #include <cstring>
 #include <vector>
 
-#include "algorithms/streams/stream.h"
 #include "algorithms/streams/direct.h"
 #include "algorithms/streams/recursive.h"
 #include "algorithms/streams/ring.h"
+#include "algorithms/streams/stream.h"
 #include "base/dtype.h"
 #include "base/kernels/halves.h"
 
