@@ -52,7 +52,7 @@ def test_structs_are_those_of_the_header(declared: type[ctypes.Structure], name:
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
     body = re.search(rf"typedef struct se_{name} \{{(.*?)\}} se_{name};", text, re.DOTALL)
     assert body is not None
-    fields = re.findall(r"(\w+)\s*;", body[1])
+    fields = re.findall(r"(\w+)\s*(?:\[\w+\])?;", body[1])
     assert [field[0] for field in declared._fields_] == fields
 
 
