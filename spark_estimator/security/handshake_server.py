@@ -250,7 +250,9 @@ class HandshakeServer:
         for handshake in list(self._handshakes.values()):
             if handshake.deadline > now:
                 return
-            self._drop(handshake, f"the other end did not complete the handshake within {self._timeout:g} seconds")
+            self._turn_away(
+                handshake, f"the other end did not complete the handshake within {self._timeout:g} seconds"
+            )
 
     def _evict(self) -> None:
         """Closes the oldest handshake."""
@@ -264,10 +266,14 @@ class HandshakeServer:
                 handshake.origin,
             )
         self._evicted += 1
+        self._turn_away(handshake, "others came after it")
+
+    def _turn_away(self, handshake: _Handshake, reason: str) -> None:
+        """Closes a handshake that may be valid. If the other end holds the key, it tries again."""
         if handshake.acceptor.state is AcceptState.PROOF:
             with suppress(OSError):
                 handshake.sock.send(BUSY)
-        self._drop(handshake, "others came after it")
+        self._drop(handshake, reason)
 
     def _drop(self, handshake: _Handshake, reason: str) -> None:
         _log.info("%s refused a connection from %s: %s", self._name, handshake.origin, reason)

@@ -129,6 +129,17 @@ def test_the_silent_delay_nobody_and_are_closed_at_the_deadline() -> None:
     door.server.close()
 
 
+def test_a_connector_that_takes_too_long_may_try_again() -> None:
+    """A process may get no processor time for seconds, as where many ranks of a host start at once."""
+    door = Door(timeout=timedelta(seconds=0.3))
+    with door.knock() as slow:
+        slow.sendall(authentication._HELLO.pack(authentication._MAGIC, b"connect", 0, 0, b"", bytes(32)))
+        assert len(slow.recv(authentication._CHALLENGE.size, socket.MSG_WAITALL)) == authentication._CHALLENGE.size
+        assert slow.recv(100) == authentication.BUSY
+        assert is_closed(slow)
+    door.server.close()
+
+
 def test_the_oldest_makes_room_for_the_newest(caplog: pytest.LogCaptureFixture) -> None:
     door = Door(capacity=2)
     silent, half_way = door.knock(), door.knock()
