@@ -250,6 +250,15 @@ class HandshakeServer:
         for handshake in list(self._handshakes.values()):
             if handshake.deadline > now:
                 return
+            # This process may be the one that got no processor time: what has arrived by now counts.
+            state = handshake.acceptor.state
+            self._advance(handshake)
+            if self._handshakes.get(handshake.descriptor) is not handshake:
+                continue
+            if handshake.acceptor.state is not state:
+                handshake.deadline = now + self._timeout
+                self._handshakes[handshake.descriptor] = self._handshakes.pop(handshake.descriptor)
+                continue
             self._turn_away(
                 handshake, f"the other end did not complete the handshake within {self._timeout:g} seconds"
             )

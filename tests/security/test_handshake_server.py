@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -137,6 +138,21 @@ def test_a_connector_that_takes_too_long_may_try_again() -> None:
         assert len(slow.recv(authentication._CHALLENGE.size, socket.MSG_WAITALL)) == authentication._CHALLENGE.size
         assert slow.recv(100) == authentication.BUSY
         assert is_closed(slow)
+    door.server.close()
+
+
+def test_what_has_arrived_counts_though_the_server_was_slow() -> None:
+    door = Door(timeout=timedelta(seconds=0.3))
+    with door.knock() as early, ThreadPoolExecutor(1) as pool:
+        early.settimeout(20)
+        door.server.before_fork()  # as a process without processor time: nothing is read
+        entered = pool.submit(connect, early, KEY, b"early")
+        time.sleep(1)
+        door.server.after_fork_in_parent()
+        entered.result(20)
+        inner, context, _, _ = door.admitted.get(timeout=60)
+        assert context == b"early"
+        inner.close()
     door.server.close()
 
 
