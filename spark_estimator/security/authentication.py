@@ -103,7 +103,8 @@ def connect(
         hello = _HELLO.pack(_MAGIC, _CONNECTOR, half.flags, len(context), context, half.share)
         exchange.send(hello)
         challenge = exchange.receive(_CHALLENGE.size, _MAGIC)
-        exchange.failure = AuthenticationError
+        exchange.failure = AuthenticationError  # who closes after it has read the proof has judged it
+        exchange.unread_failure = NotReadyError
         _, role, flags, share = _CHALLENGE.unpack(challenge)
         if role.rstrip(b"\x00") != _ACCEPTOR:
             raise AuthenticationError("the other end answered with the wrong role: it is not an acceptor")
@@ -323,11 +324,19 @@ def _proof(key: bytes, role: bytes, hello: bytes, challenge: bytes) -> bytes:
     return hmac.digest(key, role.ljust(8, b"\x00") + hello + challenge, "sha256")
 
 
+class _EndedError(ConnectionError):
+    """The other end has closed the connection."""
+
+
 class _Exchange:
-    """Fixed-size messages over a socket before one deadline. Raises `failure` if the peer is silent or disconnects."""
+    """Fixed-size messages over a socket before one deadline. Raises `failure` if the peer is silent or disconnects.
+
+    If the peer disconnects without reading what was sent, it raises `unread_failure`, unless that is None.
+    """
 
     def __init__(self, sock: socket.socket, timeout: timedelta) -> None:
         self.failure: type[AuthenticationError] = AuthenticationError
+        self.unread_failure: type[AuthenticationError] | None = None
         self._sock = sock
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout.total_seconds()
@@ -343,7 +352,9 @@ class _Exchange:
             message = f"the other end did not complete the handshake within {self._timeout.total_seconds():g} seconds"
             raise self.failure(message) from None
         if isinstance(error, ConnectionError):
-            raise self.failure("the other end closed the connection during the handshake") from error
+            unread = not isinstance(error, _EndedError)
+            failure = self.unread_failure if unread and self.unread_failure is not None else self.failure
+            raise failure("the other end closed the connection during the handshake") from error
         if isinstance(error, OSError):
             raise self.failure(f"the connection broke during the handshake: {error}") from error
 
@@ -364,7 +375,7 @@ class _Exchange:
         self._arm()
         received = self._sock.recv(count)
         if not received:
-            raise ConnectionResetError
+            raise _EndedError
         return received
 
     def _arm(self) -> None:

@@ -259,9 +259,7 @@ class HandshakeServer:
                 handshake.deadline = now + self._timeout
                 self._handshakes[handshake.descriptor] = self._handshakes.pop(handshake.descriptor)
                 continue
-            self._turn_away(
-                handshake, f"the other end did not complete the handshake within {self._timeout:g} seconds"
-            )
+            self._turn_away(handshake, f"the other end did not complete the handshake within {self._timeout:g} seconds")
 
     def _evict(self) -> None:
         """Closes the oldest handshake."""

@@ -157,6 +157,24 @@ def test_a_connection_closed_at_once_may_be_tried_again(pair: tuple[socket.socke
         connect(pair[0], KEY, b"")
 
 
+def test_an_acceptor_that_leaves_the_proof_unread_has_judged_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
+    connector, acceptor = pair
+
+    def challenge_and_leave() -> None:
+        hello = acceptor.recv(authentication._HELLO.size, socket.MSG_WAITALL)
+        assert len(hello) == authentication._HELLO.size
+        challenge = Acceptor(KEY).receive(hello)
+        acceptor.sendall(challenge)
+        assert acceptor.recv(1, socket.MSG_PEEK)  # the proof is there
+        acceptor.close()
+
+    thread = threading.Thread(target=challenge_and_leave)
+    thread.start()
+    with pytest.raises(NotReadyError, match="closed the connection"):
+        connect(connector, KEY, b"")
+    thread.join()
+
+
 def test_a_recorded_handshake_opens_nothing() -> None:
     (connector, relay_in), (relay_out, acceptor) = socket.socketpair(), socket.socketpair()
     with connector, relay_in, relay_out, acceptor:
