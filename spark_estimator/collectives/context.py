@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from spark_estimator import _native, log
-from spark_estimator.collectives import descriptors, launcher_link
+from spark_estimator.collectives import launcher_link
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.connector import Connector
+from spark_estimator.collectives.connections import descriptors
+from spark_estimator.collectives.connections.connector import Connector
+from spark_estimator.collectives.connections.outgoing import needed_descriptors
 from spark_estimator.collectives.engine import Engine, forked_error
 from spark_estimator.collectives.gpu_libraries import cuda_opens, nccl_in_use
 from spark_estimator.collectives.membership import EngineStarter, Membership
 from spark_estimator.collectives.other_launchers import join as other_launchers
-from spark_estimator.collectives.outgoing import needed_descriptors
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.env import WITHOUT_EFFECT, Settings, misspelled_variables, requests_autotune

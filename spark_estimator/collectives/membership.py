@@ -12,13 +12,14 @@ import weakref
 from collections.abc import Sequence
 
 from spark_estimator import _native
-from spark_estimator.collectives import descriptors, pending
-from spark_estimator.collectives.connection import RankGroup
-from spark_estimator.collectives.connector import Connections, Connector
+from spark_estimator.collectives import pending
+from spark_estimator.collectives.connections import descriptors
+from spark_estimator.collectives.connections.connection import RankGroup
+from spark_estimator.collectives.connections.connector import Connections, Connector
+from spark_estimator.collectives.connections.outgoing import needed_descriptors
 from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.gpu_libraries import libraries_for_engine
-from spark_estimator.collectives.outgoing import needed_descriptors
 from spark_estimator.collectives.process_set import ProcessSet, ProcessSets
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.env import Settings

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-from spark_estimator.collectives import descriptors
 from spark_estimator.collectives.agreement import Agreement
-from spark_estimator.collectives.connection import RankGroup
+from spark_estimator.collectives.connections import descriptors
+from spark_estimator.collectives.connections.connection import RankGroup
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import HorovodInternalError, NotInitializedError
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from spark_estimator.collectives import arrays, context, descriptors
+from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import Min, Sum

@@ -18,8 +18,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from spark_estimator.collectives.connections.segments import close_descriptor, create_segment, receive_descriptor
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
-from spark_estimator.collectives.segments import close_descriptor, create_segment, receive_descriptor
 from spark_estimator.security import authentication
 from spark_estimator.security.handshake_server import HandshakeServer
 

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spark_estimator.collectives.connection import RankGroup
-from spark_estimator.collectives.connector import Connector
+from spark_estimator.collectives.connections.connection import RankGroup
+from spark_estimator.collectives.connections.connector import Connector
+from spark_estimator.collectives.connections.segments import create_segment
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.membership import EngineStarter
 from spark_estimator.collectives.rendezvous import local_rendezvous
-from spark_estimator.collectives.segments import create_segment
 from spark_estimator.env import Settings
 
 SETTINGS = Settings(start_timeout_seconds=30)

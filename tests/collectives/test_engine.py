@@ -18,12 +18,12 @@ import pytest
 from spark_estimator import _native
 from spark_estimator._native import DType, Op, Peer, Status
 from spark_estimator.collectives.call import Call, Tensor
-from spark_estimator.collectives.connection import RankGroup
+from spark_estimator.collectives.connections.connection import RankGroup
+from spark_estimator.collectives.connections.segments import create_segment
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.membership import _config
 from spark_estimator.collectives.rendezvous import Topology
 from spark_estimator.collectives.requests import submit
-from spark_estimator.collectives.segments import create_segment
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError, ShutDownError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.connection import RankGroup, absent_error
+from spark_estimator.collectives.connections.connection import RankGroup, absent_error
 from spark_estimator.collectives.launcher_link import (
     OVER,
     READY,

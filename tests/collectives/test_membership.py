@@ -12,7 +12,7 @@ import pytest
 
 from spark_estimator._native import Op
 from spark_estimator.collectives.call import Call
-from spark_estimator.collectives.connection import RankGroup
+from spark_estimator.collectives.connections.connection import RankGroup
 from spark_estimator.collectives.membership import EngineStarter, Membership
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.requests import submit

@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.connection import tune
+from spark_estimator.collectives.connections.connection import tune
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import AuthenticationError, PeerLostError

@@ -52,7 +52,8 @@ def test_the_numbers_are_the_same(size: int, shared: str) -> None:
 
 def test_a_host_that_cannot_encrypt_is_named() -> None:
     def join(rank: int) -> str:
-        from spark_estimator.collectives import connector, context
+        from spark_estimator.collectives import context
+        from spark_estimator.collectives.connections import connector
         from spark_estimator.errors import AuthenticationError, EncryptionUnavailableError, PeerLostError
 
         def missing() -> str:

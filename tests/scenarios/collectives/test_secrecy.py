@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.collectives import rendezvous as module
-from spark_estimator.collectives.connector import Connector
+from spark_estimator.collectives.connections.connector import Connector
 from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
 from spark_estimator.env import Settings
 from tests.ranks import Ranks, RanksFailedError

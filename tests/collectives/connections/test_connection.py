@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, tune
+from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, tune
 from spark_estimator.errors import AuthenticationError
 
 TAG = bytes(range(16))

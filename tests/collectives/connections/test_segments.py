@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from spark_estimator.collectives import segments
+from spark_estimator.collectives.connections import segments
 from spark_estimator.collectives.rendezvous import PeerFacts, local_rendezvous
 from spark_estimator.errors import PeerLostError
 

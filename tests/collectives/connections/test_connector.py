@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from spark_estimator._native import Peer
-from spark_estimator.collectives import connector
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, tune
-from spark_estimator.collectives.connector import Connections, Connector
+from spark_estimator.collectives.connections import connector
+from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, RankGroup, tune
+from spark_estimator.collectives.connections.connector import Connections, Connector
 from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_estimator._native import Encryption, Peer
-from spark_estimator.collectives import descriptors
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error, tune
-from spark_estimator.collectives.outgoing import connect_to_higher_ranks, needed_descriptors
+from spark_estimator.collectives.connections import descriptors
+from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, RankGroup, absent_error, tune
+from spark_estimator.collectives.connections.outgoing import connect_to_higher_ranks, needed_descriptors
+from spark_estimator.collectives.connections.segments import close_descriptor, create_segment, exchange
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
-from spark_estimator.collectives.segments import close_descriptor, create_segment, exchange
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
 from spark_estimator.log import logger

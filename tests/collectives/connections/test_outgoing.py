@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup
-from spark_estimator.collectives.outgoing import connect_to_higher_ranks
+from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, RankGroup
+from spark_estimator.collectives.connections.outgoing import connect_to_higher_ranks
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, PeerLostError

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_estimator.collectives import descriptors
+from spark_estimator.collectives.connections import descriptors
 
 
 @pytest.fixture

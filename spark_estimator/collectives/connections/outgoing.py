@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from spark_estimator.collectives import descriptors
-from spark_estimator.collectives.connection import CONTROL, DATA, Connection, RankGroup, absent_error
+from spark_estimator.collectives.connections import descriptors
+from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, RankGroup, absent_error
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
