@@ -30,8 +30,9 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 MAX_DATA = 8  # data connections between two ranks
+MOST_NEIGHBOURS = 62  # of a rank in an overlay
 LIBRARY_NAME = "libspark_estimator_engine.so"
 
 
@@ -194,6 +195,7 @@ class Config(Structure):
         ("process_set", c_int32),
         ("own_segment_fd", c_int32),
         ("cache_capacity", c_int32),
+        ("overlay", c_int32),
         ("overlap", c_int32),
         ("cores", c_int32),
         ("hierarchical", c_int32),
@@ -341,6 +343,10 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_describe": (c_int32, [c_void_p, c_char_p, c_void_p, c_int64, POINTER(c_int64)]),
     "se_timeline_start": (c_int32, [c_void_p, c_char_p, c_int32]),
     "se_timeline_stop": (c_int32, [c_void_p]),
+    "se_neighbours": (c_int32, [c_int32, c_int32, POINTER(c_int32)]),
+    "se_await_wanted_peer": (c_int32, [c_void_p, c_double, POINTER(c_int32)]),
+    "se_connect_peer": (c_int32, [c_void_p, POINTER(Peer)]),
+    "se_refuse_peer": (c_int32, [c_void_p, c_int32, c_char_p]),
     "se_await_question": (c_int32, [c_void_p, c_double, POINTER(c_int64)]),
     "se_answer": (c_int32, [c_void_p, c_int64, c_char_p]),
     "se_engine_shutdown": (c_int32, [c_void_p]),

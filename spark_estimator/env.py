@@ -213,6 +213,11 @@ class Settings:
         "SPARK_ESTIMATOR_SHARED_MEMORY", True, _boolean, unit="1 or 0",
         effect="0: ranks on one host also use TCP",
     )  # fmt: skip
+    mesh_ranks: int = _variable(
+        "SPARK_ESTIMATOR_MESH_RANKS", 16, _positive_count, unit="ranks",
+        effect="in a job or process set of up to this number of ranks each two connect in init(); in a larger one each "
+        "rank connects with about 2 log2(ranks) others, and with further ones on first use. The same on all ranks",
+    )  # fmt: skip
     connections: int = _variable(
         CONNECTIONS_VARIABLE, 1, _connections, unit="connections",
         effect="for data, between two ranks on different hosts, 1 to 8; several where the network limits what one "

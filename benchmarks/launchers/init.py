@@ -1,4 +1,4 @@
-"""Times ``hvd.init()``, which connects every pair of ranks, beside gloo's full mesh.
+"""Times ``hvd.init()``, which connects the ranks, beside gloo's full mesh.
 
 ``python -m benchmarks.launchers.init [--np 2,8,32] [--rounds 5] [--no-gloo]`` starts the ranks on this machine, and
 prints for each number of them: seconds from the moment at which the last rank calls ``init()`` until the last one

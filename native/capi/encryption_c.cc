@@ -70,6 +70,16 @@ Status EncryptConnections(const se_config& config, const se_peer* peers, std::ve
   return Status::Ok();
 }
 
+Status EncryptData(const std::string& crypto_library, const se_peer& peer, StripedSocket* data) {
+  std::shared_ptr<const Libcrypto> library;
+  for (size_t part = 0; part < data->sockets().size(); ++part) {
+    if (peer.data_encryption[part].cipher == 0) continue;
+    if (library == nullptr) SE_RETURN_IF_ERROR(Libcrypto::Open(crypto_library, &library));
+    SE_RETURN_IF_ERROR(EncryptOne(library, peer.data_encryption[part], &data->sockets()[part]));
+  }
+  return Status::Ok();
+}
+
 }  // namespace spark_estimator
 
 using namespace spark_estimator;

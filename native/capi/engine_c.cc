@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -20,11 +21,13 @@
 #include "capi/guarded.h"
 #include "capi/read_request.h"
 #include "engine/engine.h"
+#include "engine/membership/overlay.h"
 #include "spark_estimator/engine.h"
 #include "transport/segment.h"
 
 struct se_engine {
   std::unique_ptr<spark_estimator::Engine> engine;
+  std::string crypto_library;
   int generation = 0;  // of the process that made it, see Generation()
 };
 
@@ -41,6 +44,7 @@ using spark_estimator::Engine;
 using spark_estimator::EngineConfig;
 using spark_estimator::GpuPlace;
 using spark_estimator::Guarded;
+using spark_estimator::LateSockets;
 using spark_estimator::NeedsOutput;
 using spark_estimator::PeerConfig;
 using spark_estimator::ReadRequest;
@@ -142,6 +146,12 @@ void TakeDescriptors(const se_config& config, const se_peer* peers, EngineConfig
   }
 }
 
+// Whether connections with `rank` can be made after the start.
+Status CheckLate(const Engine& engine, int32_t rank) {
+  if (engine.has_overlay() && rank >= 0 && rank < engine.size() && rank != engine.rank()) return Status::Ok();
+  return Invalid("rank " + std::to_string(rank) + " cannot be connected later");
+}
+
 Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* settings,
                   std::vector<PeerConfig>* others) {
   if (config == nullptr || config->struct_bytes != sizeof(se_config)) return Invalid("se_config has a wrong size");
@@ -153,6 +163,7 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* s
   settings->size = config->size;
   settings->global_rank = config->global_rank;
   settings->process_set = config->process_set;
+  settings->overlay = config->overlay != 0;
   settings->cores = std::max(1, config->cores);
   settings->overlap = config->overlap != 0;
   settings->affinity_core = config->affinity_core;
@@ -180,6 +191,7 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* s
     peer.global_rank = peers[i].global_rank;
     peer.name = peers[i].name != nullptr ? peers[i].name : "";
   }
+  const std::vector<int> neighbours = spark_estimator::overlay::Neighbours(config->rank, config->size);
   std::vector<bool> seen(static_cast<size_t>(config->size), false);
   for (const PeerConfig& peer : *others) {
     if (peer.rank < 0 || peer.rank >= config->size || peer.rank == config->rank ||
@@ -188,8 +200,9 @@ Status ReadConfig(const se_config* config, const se_peer* peers, EngineConfig* s
     }
     seen[static_cast<size_t>(peer.rank)] = true;
     const auto data = peer.data.sockets();
-    const bool has_data = !data.empty() && std::ranges::all_of(data, &StreamSocket::valid);
-    if (!peer.control.valid() || !has_data) {
+    const bool has_data = (!data.empty() || settings->overlay) && std::ranges::all_of(data, &StreamSocket::valid);
+    const bool needs_control = !settings->overlay || std::ranges::binary_search(neighbours, peer.rank);
+    if ((needs_control && !peer.control.valid()) || !has_data) {
       return Invalid("rank " + std::to_string(peer.rank) + " lacks a connection");
     }
   }
@@ -219,6 +232,15 @@ int64_t se_dtype_bytes(int32_t dtype) { return static_cast<int64_t>(spark_estima
 
 int64_t se_rows_of(int64_t rows, int32_t rank, int32_t size) { return spark_estimator::RowsOf(rows, rank, size); }
 
+int32_t se_neighbours(int32_t rank, int32_t size, int32_t* ranks) {
+  int32_t count = 0;
+  (void)Guarded([&] {
+    for (const int neighbour : spark_estimator::overlay::Neighbours(rank, size)) ranks[count++] = neighbour;
+    return Status::Ok();
+  });
+  return count;
+}
+
 int32_t se_segment_create(int32_t local_size, int32_t* fd) {
   return Guarded([&]() -> Status {
     if (local_size < 1 || fd == nullptr) return Invalid("a segment needs at least one rank");
@@ -236,6 +258,7 @@ int32_t se_engine_create(const se_config* config, const se_peer* peers, se_engin
     SE_RETURN_IF_ERROR(ReadConfig(config, peers, &settings, &others));
     auto made = std::make_unique<se_engine>();
     made->generation = Generation();
+    if (config->crypto_library != nullptr) made->crypto_library = config->crypto_library;
     SE_RETURN_IF_ERROR(Engine::Create(std::move(settings), std::move(others), &made->engine));
     *engine = made.release();
     return Status::Ok();
@@ -396,6 +419,37 @@ int32_t se_await_question(se_engine* engine, double timeout_seconds, int64_t* qu
 int32_t se_answer(se_engine* engine, int64_t question, const char* text) {
   return GuardedIn(engine, nullptr, [&]() -> Status {
     engine->engine->Answer(question, text != nullptr ? text : "");
+    return Status::Ok();
+  });
+}
+
+int32_t se_await_wanted_peer(se_engine* engine, double timeout_seconds, int32_t* rank) {
+  return GuardedIn(engine, nullptr,
+                   [&]() -> Status { return engine->engine->AwaitWantedPeer(Seconds(timeout_seconds), rank); });
+}
+
+int32_t se_connect_peer(se_engine* engine, const se_peer* peer) {
+  std::array<UniqueFd, SE_MAX_DATA> sockets;  // before anything can fail
+  const auto count = static_cast<size_t>(DataCount(*peer));
+  for (size_t i = 0; i < count; ++i) sockets[i].Reset(peer->data_fds[i]);
+  return GuardedIn(engine, nullptr, [&]() -> Status {
+    SE_RETURN_IF_ERROR(CheckLate(*engine->engine, peer->rank));
+    if (count == 0 || !std::all_of(sockets.begin(), sockets.begin() + count, [](auto& fd) { return fd.valid(); })) {
+      return Invalid("rank " + std::to_string(peer->rank) + " lacks a connection");
+    }
+    LateSockets::Arrival arrival{peer->rank, {}, ""};
+    arrival.socket.Reserve(count);
+    for (size_t i = 0; i < count; ++i) arrival.socket.Add(std::move(sockets[i]));
+    SE_RETURN_IF_ERROR(spark_estimator::EncryptData(engine->crypto_library, *peer, &arrival.socket));
+    engine->engine->Deliver(std::move(arrival));
+    return Status::Ok();
+  });
+}
+
+int32_t se_refuse_peer(se_engine* engine, int32_t rank, const char* reason) {
+  return GuardedIn(engine, nullptr, [&]() -> Status {
+    SE_RETURN_IF_ERROR(CheckLate(*engine->engine, rank));
+    engine->engine->Deliver({rank, {}, reason != nullptr ? reason : "it was refused"});
     return Status::Ok();
   });
 }

@@ -58,10 +58,11 @@ Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::u
     *engine = std::move(made);
     return status;
   }
-  // The peers are notified of the failure of this rank, unless it was caused by one of them.
-  if (status.code() == SE_NO_MEMORY || status.code() == SE_SYSTEM_ERROR || status.code() == SE_INTERNAL) {
-    made->progress_.AnnounceFailure(status);
-  }
+  // The peers are notified of the failure of this rank, unless it was caused by one of them, which all notice. With an
+  // overlay only that one's neighbours do.
+  const bool is_own = status.code() == SE_NO_MEMORY || status.code() == SE_SYSTEM_ERROR || status.code() == SE_INTERNAL;
+  const bool is_seen_by_few = made->config_.overlay && status.code() == SE_PEER_LOST;
+  if (is_own || is_seen_by_few) made->progress_.AnnounceFailure(status);
   return status;
 }
 
@@ -305,6 +306,7 @@ void Engine::Shutdown() {
     turn_.WakeAll();
   }
   questions_.Close();
+  progress_.late_sockets().Close();
   waker_.Wake();
   thread_.join();
   progress_.gpu().Leave();

@@ -69,6 +69,8 @@ class Engine {
   static const char* CounterNames();
   Status AwaitQuestion(Seconds timeout, int64_t* question) { return questions_.Await(timeout, question); }
   void Answer(int64_t question, std::string text);
+  Status AwaitWantedPeer(Seconds timeout, int* rank) { return progress_.late_sockets().AwaitAsked(timeout, rank); }
+  void Deliver(LateSockets::Arrival arrival) { progress_.late_sockets().Deliver(std::move(arrival)); }
   // "flight_recorder", "algorithms", "gpu" or "running".
   Status Describe(const std::string& what, std::string* text) const;
   Status StartTimeline(const std::string& path, bool mark_cycles);
@@ -78,6 +80,7 @@ class Engine {
   void Retire(Plan& plan);
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
+  bool has_overlay() const { return config_.overlay; }
   // That this rank could not allocate memory. It exists already.
   const Status& no_memory() const { return progress_.no_memory(); }
 

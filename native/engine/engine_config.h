@@ -15,9 +15,9 @@ namespace spark_estimator {
 struct PeerConfig {
   int rank = 0;
   int global_rank = 0;
-  StreamSocket control;
-  StripedSocket data;
-  UniqueFd segment;  // none when memory cannot be shared
+  StreamSocket control;  // of every rank, with an overlay of its neighbours and perhaps others
+  StripedSocket data;    // with an overlay perhaps none, until the first use
+  UniqueFd segment;      // none when memory cannot be shared
   std::string name;
 };
 
@@ -26,6 +26,7 @@ struct EngineConfig {
   int size = 1;
   int global_rank = 0;
   int process_set = 0;
+  bool overlay = false;  // the ranks are connected as in membership/overlay.h, not each two of them
   UniqueFd own_segment;
   int cores = 1;
   bool overlap = false;

@@ -14,6 +14,7 @@ constexpr Seconds kUnsentRetry{0.001};
 constexpr int kGpuLook = 1;
 // How long a broken data link waits for the control link's account of it.
 constexpr Seconds kExplanation{0.2};
+constexpr Seconds kRelayedExplanation{2};  // by ranks that look for frames every 50 ms
 
 }  // namespace
 
@@ -180,9 +181,10 @@ Status Progress::ReadReady(int timeout_milliseconds) {
 Status Progress::ReadPeer(int rank) {
   if (!links_.exists(rank)) return Status::Ok();
   if (links_.is_open(rank)) {
-    links_.Receive(rank);
+    const std::span<const int> sources = links_.Receive(rank);
     membership_.Heard(rank, Clock::now());
     if (!links_.is_open(rank)) LinkEnded(rank);
+    for (const int source : sources) SE_RETURN_IF_ERROR(HandleInbox(source));
   }
   SE_RETURN_IF_ERROR(HandleInbox(rank));
   if (links_.is_open(rank) || membership_.has_left(rank)) return Status::Ok();
@@ -285,7 +287,7 @@ Status Progress::CheckDepartures() { return membership_.CheckDepartures(runner_-
 // Looks a moment longer for a better explanation of a broken data link than "connection reset".
 Status Progress::Explain(Status status) {
   if (status.code() != SE_PEER_LOST || membership_.lost_rank() >= 0) return status;
-  const Time deadline = After(kExplanation);
+  const Time deadline = After(links_.overlay() ? kRelayedExplanation : kExplanation);
   while (Clock::now() < deadline) {
     if (Status better = ReadReady(10); !better.ok()) return better;
     if (!membership_.any_left()) continue;
@@ -307,6 +309,7 @@ Status Progress::WatchPeers() {
 void Progress::AbandonAfterFork() {
   links_.AbandonAfterFork();
   if (streams_) streams_->AbandonAfterFork();
+  late_sockets_.AbandonAfterFork();
   topology_.arena->AbandonAfterFork();
 }
 

@@ -42,6 +42,7 @@
 #include "engine/rounds/round_operations.h"
 #include "engine/side_stack.h"
 #include "engine/thread_waker.h"
+#include "transport/late_sockets.h"
 #include "transport/liveness.h"
 #include "transport/polling.h"
 #include "transport/stream_group.h"
@@ -116,6 +117,7 @@ class Progress final : public Liveness {
 
   // --- any thread
 
+  LateSockets& late_sockets() { return late_sockets_; }
   std::string NameOf(int rank) const override { return membership_.NameOf(rank); }
   // What runs and whom it waits for; empty when nothing waits.
   std::string Running() const { return watch_.Text(); }
@@ -170,6 +172,7 @@ class Progress final : public Liveness {
   Topology topology_;
   Parameters parameters_;
   int cores_ = 1;  // of the host that has fewest
+  LateSockets late_sockets_;
   std::unique_ptr<StreamGroup> streams_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<GpuExecutor> gpu_;

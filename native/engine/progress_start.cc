@@ -22,7 +22,7 @@ Progress::Progress(Shared shared)
     : shared_(shared),
       membership_(DescribeSelf(*shared.config)),
       no_memory_(SE_NO_MEMORY, membership_.NameOf(shared.config->rank) + " could not allocate memory"),
-      links_(shared.config->size),
+      links_(shared.config->rank, shared.config->size, shared.config->overlay),
       exit_(&membership_, &links_, &no_memory_),
       watch_(shared.config->stall_warning_seconds, shared.config->stall_shutdown_seconds),
       outcome_stack_([this] { outcome_ = Contained([this] { return operations_->RunOutcome(); }); }) {}
@@ -31,10 +31,11 @@ Status Progress::Start(std::vector<PeerConfig> peers) {
   const EngineConfig& config = *shared_.config;
   SE_RETURN_IF_ERROR(links_.Open());
   SE_RETURN_IF_ERROR(outcome_stack_.Open());
+  if (config.overlay) SE_RETURN_IF_ERROR(late_sockets_.Open());
   std::vector<StripedSocket> sockets(static_cast<size_t>(config.size));
   for (PeerConfig& peer : peers) {
     membership_.Describe(peer.rank, peer.global_rank, peer.name);
-    links_.Connect(peer.rank, std::move(peer.control));
+    if (peer.control.valid()) links_.Connect(peer.rank, std::move(peer.control));
     sockets[static_cast<size_t>(peer.rank)] = std::move(peer.data);
   }
   std::vector<Segment> segments;
@@ -42,7 +43,8 @@ Status Progress::Start(std::vector<PeerConfig> peers) {
   SE_RETURN_IF_ERROR(MapSegments(config, peers, membership_, &segments, &visible));
   GroupSettings settings;
   SE_RETURN_IF_ERROR(ExchangeHellos(config, visible, membership_, links_, &settings));
-  streams_ = std::make_unique<SocketGroup>(config.rank, std::move(sockets), this);
+  LateSockets* const late = config.overlay ? &late_sockets_ : nullptr;
+  streams_ = std::make_unique<SocketGroup>(config.rank, std::move(sockets), this, late);
   SE_RETURN_IF_ERROR(MakeTopology(config, settings, std::move(segments), this, &topology_));
   Assemble(settings);
   SE_RETURN_IF_ERROR(shared_.waker->WatchLinks(links_.poll_fd()));
@@ -50,7 +52,8 @@ Status Progress::Start(std::vector<PeerConfig> peers) {
     if (links_.is_open(rank)) SE_RETURN_IF_ERROR(links_.Watch(rank));
   }
   if (config.size > 1 && config.heartbeat_seconds > 0) {
-    membership_.StartHeartbeat(Seconds(config.heartbeat_seconds), Seconds(config.silence_seconds), Clock::now());
+    membership_.StartHeartbeat(Seconds(config.heartbeat_seconds), Seconds(config.silence_seconds), Clock::now(),
+                               config.overlay);
   }
   return Status::Ok();
 }

@@ -25,6 +25,10 @@ inline const std::vector<Place> kPlaces = {
     {"4 by sockets", 4, {.channel = Channel::kStream}},
     {"2 hosts of 2", 4, {.channel = Channel::kShared, .ranks_per_host = 2}},
     {"hosts of 3 and 2", 5, {.channel = Channel::kShared, .ranks_per_host = 3}},
+    {"9 in an overlay", 9, {.channel = Channel::kStream, .overlay = true, .late_data = true}},
+    {"hosts of 3 in an overlay",
+     9,
+     {.channel = Channel::kShared, .overlay = true, .late_data = true, .ranks_per_host = 3}},
     {"no cache", 2, {.channel = Channel::kShared, .cache_capacity = 0}},
 };
 

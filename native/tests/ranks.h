@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/membership/overlay.h"
 #include "spark_estimator/engine.h"
+#include "switchboard.h"
 
 namespace spark_estimator::testing {
 
@@ -32,6 +34,8 @@ struct JobOptions {
   double stall_warning_seconds = 0;
   double stall_shutdown_seconds = 0;
   int data_connections = 1;     // of each pair
+  bool overlay = false;         // of control connections
+  bool late_data = false;       // data connections are made on first use; with an overlay
   int socket_buffer_bytes = 0;  // small ones force short writes; 0: the system's
   bool last_rank_cannot_share = false;
   int ranks_per_host = 0;  // with shared memory: ranks per host; 0: one host
@@ -197,6 +201,25 @@ inline se_encryption Secrets(int32_t cipher, int send, int receive) {
 
 inline int Dup(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 3); }
 
+inline void MakeSocketPair(const JobOptions& options, int* ends) {
+  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  if (options.socket_buffer_bytes == 0) return;
+  for (int i = 0; i < 2; ++i) setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &options.socket_buffer_bytes, sizeof(int));
+}
+
+// The data connections between ranks a and b: what `of_a` has of b, and `of_b` of a.
+inline void MakeData(const JobOptions& options, se_peer* of_a, se_peer* of_b) {
+  of_a->data_count = of_b->data_count = options.data_connections;
+  for (int i = 0; i < options.data_connections; ++i) {
+    int data[2];
+    MakeSocketPair(options, data);
+    of_a->data_fds[i] = data[0];
+    of_b->data_fds[i] = data[1];
+    of_a->data_encryption[i] = Secrets(options.cipher, 3 + 2 * i, 4 + 2 * i);
+    of_b->data_encryption[i] = Secrets(options.cipher, 4 + 2 * i, 3 + 2 * i);
+  }
+}
+
 inline Wiring Wire(int size, const JobOptions& options) {
   Wiring wiring;
   wiring.peers.resize(static_cast<size_t>(size));
@@ -213,6 +236,7 @@ inline Wiring Wire(int size, const JobOptions& options) {
     config.size = size;
     config.cache_capacity = options.cache_capacity;
     config.overlap = options.overlap;
+    config.overlay = options.overlay ? 1 : 0;
     config.cores = 2;
     config.hierarchical = -1;
     config.affinity_core = -1;
@@ -232,35 +256,20 @@ inline Wiring Wire(int size, const JobOptions& options) {
     wiring.configs.push_back(config);
   }
   for (int a = 0; a < size; ++a) {
+    const std::vector<int> neighbours = overlay::Neighbours(a, size);
     for (int b = a + 1; b < size; ++b) {
-      int control[2];
-      CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, control), 0);
-      if (options.socket_buffer_bytes > 0) {
-        for (const int fd : control) {
-          setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &options.socket_buffer_bytes, sizeof(int));
-        }
-      }
+      int control[2] = {-1, -1};
       const bool one_host = options.ranks_per_host == 0 || a / options.ranks_per_host == b / options.ranks_per_host;
       const bool share =
           options.channel == Channel::kShared && one_host && !(options.last_rank_cannot_share && b == size - 1);
+      const bool neighbour = std::find(neighbours.begin(), neighbours.end(), b) != neighbours.end();
+      if (!options.overlay || neighbour || share) MakeSocketPair(options, control);
       const auto segment = [&](int rank) { return share ? Dup(segments[static_cast<size_t>(rank)]) : -1; };
-      se_peer of_a{b, b, control[0], options.data_connections, {}, segment(b), "testhost", {}, {}};
-      se_peer of_b{a, a, control[1], options.data_connections, {}, segment(a), "testhost", {}, {}};
+      se_peer of_a{b, b, control[0], 0, {}, segment(b), "testhost", {}, {}};
+      se_peer of_b{a, a, control[1], 0, {}, segment(a), "testhost", {}, {}};
       of_a.control_encryption = Secrets(options.cipher, 1, 2);
       of_b.control_encryption = Secrets(options.cipher, 2, 1);
-      for (int i = 0; i < options.data_connections; ++i) {
-        int data[2];
-        CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, data), 0);
-        for (const int fd : data) {
-          if (options.socket_buffer_bytes > 0) {
-            setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &options.socket_buffer_bytes, sizeof(int));
-          }
-        }
-        of_a.data_fds[i] = data[0];
-        of_b.data_fds[i] = data[1];
-        of_a.data_encryption[i] = Secrets(options.cipher, 3 + 2 * i, 4 + 2 * i);
-        of_b.data_encryption[i] = Secrets(options.cipher, 4 + 2 * i, 3 + 2 * i);
-      }
+      if (!options.late_data) MakeData(options, &of_a, &of_b);
       wiring.peers[static_cast<size_t>(a)].push_back(of_a);
       wiring.peers[static_cast<size_t>(b)].push_back(of_b);
     }
@@ -279,18 +288,30 @@ inline se_engine* Join(Wiring& wiring, int rank) {
   return engine;
 }
 
-// Runs `body` on `size` ranks at once; each engine is shut down and destroyed after.
-inline void RunRanks(int size, const JobOptions& options, const std::function<void(Rank&)>& body) {
+// Runs `body` on `size` ranks at once; each engine is shut down and destroyed after. Gives the number of pairs that
+// were connected on first use.
+inline int RunRanks(int size, const JobOptions& options, const std::function<void(Rank&)>& body) {
   Wiring wiring = Wire(size, options);
+  Switchboard switchboard(size, [&](int lower, int higher, se_peer* of_higher, se_peer* of_lower) {
+    of_higher->rank = higher;
+    of_lower->rank = lower;
+    MakeData(options, of_higher, of_lower);
+  });
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       Rank me(rank, size, Join(wiring, rank));
+      if (options.late_data) switchboard.Attach(rank, me.engine);
       body(me);
+      if (options.late_data) {
+        CHECK_EQ(se_engine_shutdown(me.engine), SE_OK);
+        switchboard.Detach(rank);
+      }
       se_engine_destroy(me.engine);
     });
   }
   for (std::thread& thread : threads) thread.join();
+  return switchboard.connections();
 }
 
 }  // namespace spark_estimator::testing

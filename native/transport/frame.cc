@@ -113,6 +113,7 @@ void ControlLink::Receive(std::deque<Frame>* inbox) {
   while (open_) {
     const ssize_t n = socket_.Receive(buffer.data(), buffer.size());
     if (n > 0) {
+      bytes_received_ += n;
       if (!parser_.Take({buffer.data(), static_cast<size_t>(n)}, inbox)) Close(parser_.refusal());
     } else if (n == 0) {
       Close("its connection ended, as its process has died");

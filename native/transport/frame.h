@@ -7,6 +7,7 @@
 #include <deque>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/status.h"
 #include "transport/stream_socket.h"
@@ -27,6 +28,7 @@ enum class FrameType : uint16_t {
   kHeartbeat = 11,            // I am alive
   kAsk = 12,                  // from the coordinator: what are you doing?
   kAnswer = 13,               // to the coordinator
+  kRelayed = 14,              // a frame for other ranks, to be passed on
 };
 
 struct Frame {
@@ -70,6 +72,7 @@ class ControlLink {
   const std::string& closed_reason() const { return closed_reason_; }
   bool has_unsent() const { return !unsent_.empty(); }
   int64_t bytes_sent() const { return bytes_sent_; }
+  int64_t bytes_received() const { return bytes_received_; }
 
   // Queues a frame and sends what the socket takes now.
   void Send(FrameType type, std::string_view payload);
@@ -77,6 +80,8 @@ class ControlLink {
   void Flush();
   // Reads all that has arrived and appends whole frames to `inbox`. What cannot be a frame closes the link.
   void Receive(std::deque<Frame>* inbox);
+  // Closes the link, as the peer has sent what no rank sends.
+  void Refuse(std::string reason) { Close(std::move(reason)); }
   // No more sending; the peer will read an end of file after what was sent.
   void FinishSending();
 
@@ -89,6 +94,7 @@ class ControlLink {
   std::string unsent_;
   FrameParser parser_;
   int64_t bytes_sent_ = 0;
+  int64_t bytes_received_ = 0;
 };
 
 }  // namespace spark_estimator

@@ -18,8 +18,12 @@ constexpr size_t kKeptScratchBytes = size_t{8} << 20;
 
 }  // namespace
 
-SocketGroup::SocketGroup(int rank, std::vector<StripedSocket> sockets, Liveness* liveness)
-    : StreamGroup(rank, static_cast<int>(sockets.size())), sockets_(std::move(sockets)), liveness_(liveness) {
+SocketGroup::SocketGroup(int rank, std::vector<StripedSocket> sockets, Liveness* liveness, LateSockets* late)
+    : StreamGroup(rank, static_cast<int>(sockets.size())),
+      sockets_(std::move(sockets)),
+      liveness_(liveness),
+      late_(late),
+      asked_(late != nullptr ? sockets_.size() : 0) {
   next_check_ = Clock::now() + kLivenessInterval;
 }
 
@@ -38,9 +42,32 @@ Status SocketGroup::Failure(const char* what, int peer, int error_number) {
                 Status::System(std::string(what) + " " + liveness_->NameOf(peer) + " failed", error_number).message());
 }
 
+Status SocketGroup::Connect(int peer) {
+  if (peer > rank() && !asked_[static_cast<size_t>(peer)]) {
+    asked_[static_cast<size_t>(peer)] = true;
+    late_->Ask(peer);
+  }
+  return TakeArrivals();
+}
+
+Status SocketGroup::TakeArrivals() {
+  while (std::optional<LateSockets::Arrival> arrival = late_->TakeArrival()) {
+    if (!arrival->refusal.empty()) {
+      // The control connections have a better reason for a lost peer.
+      SE_RETURN_IF_ERROR(liveness_->Check());
+      return Status(SE_PEER_LOST,
+                    "no data connection with " + liveness_->NameOf(arrival->peer) + ": " + arrival->refusal);
+    }
+    if (!IsConnected(arrival->peer)) sockets_[static_cast<size_t>(arrival->peer)] = std::move(arrival->socket);
+  }
+  return Status::Ok();
+}
+
 Status SocketGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) {
   *moved = 0;
   if (bytes == 0) return Status::Ok();
+  if (!IsConnected(peer)) [[unlikely]]
+    return Connect(peer);
   const ssize_t n = sockets_[static_cast<size_t>(peer)].Send(data, std::min(bytes, kTurnBytes));
   if (n >= 0) {
     *moved = static_cast<size_t>(n);
@@ -55,6 +82,8 @@ Status SocketGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t*
 Status SocketGroup::TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) {
   *moved = 0;
   if (bytes == 0) return Status::Ok();
+  if (!IsConnected(peer)) [[unlikely]]
+    return Connect(peer);
   const ssize_t n = sockets_[static_cast<size_t>(peer)].Receive(data, std::min(bytes, kTurnBytes));
   if (n > 0) {
     *moved = static_cast<size_t>(n);
@@ -92,10 +121,17 @@ Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const 
   waits_.clear();
   waits_for_.clear();
   for (const int peer : senders_to) {
-    if (peer >= 0) WaitFor(peer, sockets_[static_cast<size_t>(peer)].send_fd(), POLLOUT);
+    if (peer < 0) continue;
+    if (!IsConnected(peer)) {
+      WaitFor(peer, late_->arrival_fd(), POLLIN);
+    } else {
+      WaitFor(peer, sockets_[static_cast<size_t>(peer)].send_fd(), POLLOUT);
+    }
   }
   for (const int peer : receivers_from) {
-    if (peer >= 0) WaitFor(peer, sockets_[static_cast<size_t>(peer)].receive_fd(), POLLIN);
+    if (peer < 0) continue;
+    const bool is_connected = IsConnected(peer);
+    WaitFor(peer, is_connected ? sockets_[static_cast<size_t>(peer)].receive_fd() : late_->arrival_fd(), POLLIN);
   }
   const int ready = poll(waits_.data(), waits_.size(), static_cast<int>(kLivenessInterval.count()));
   const int error_number = ready < 0 ? LastErrno() : 0;

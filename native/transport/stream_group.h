@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "transport/late_sockets.h"
 #include "transport/liveness.h"
 #include "transport/polling.h"
 #include "transport/striped_socket.h"
@@ -85,9 +86,10 @@ class StreamGroup {
 // Over connected stream sockets: TCP between hosts, encrypted or not, Unix sockets inside one.
 class SocketGroup : public StreamGroup {
  public:
-  // `sockets` [size], by rank, none for oneself. `liveness` outlives the group and is asked during waits, at least
-  // every kLivenessInterval.
-  SocketGroup(int rank, std::vector<StripedSocket> sockets, Liveness* liveness);
+  // `sockets` [size], by rank, none for oneself, nor for ranks whose connection is made on first use by `late`. That
+  // may be null, if there is none of these. `liveness` is asked during waits, at least every kLivenessInterval. Both
+  // outlive the group.
+  SocketGroup(int rank, std::vector<StripedSocket> sockets, Liveness* liveness, LateSockets* late = nullptr);
 
   Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) override;
   Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) override;
@@ -99,10 +101,16 @@ class SocketGroup : public StreamGroup {
   Status CheckLiveness();
   void Moved(size_t bytes);
   Status Failure(const char* what, int peer, int error_number);
+  bool IsConnected(int peer) const { return !sockets_[static_cast<size_t>(peer)].sockets().empty(); }
+  // Asks for the connection to `peer`, if this rank is the one to ask, and takes what has arrived.
+  Status Connect(int peer);
+  Status TakeArrivals();
   void WaitFor(int peer, int fd, short events);
 
   std::vector<StripedSocket> sockets_;
   Liveness* liveness_;
+  LateSockets* late_;
+  std::vector<bool> asked_;  // [size], with `late`
   Time next_check_;
   // Of AwaitReady; side by side.
   std::vector<pollfd> waits_;

@@ -5,8 +5,8 @@ which they all name alike: it runs once every rank has submitted it. A *rendezvo
 process becomes a rank: who it is, who the others are, where they listen, and the key by which they know each other.
 
 Modules, bottom up: ``rendezvous`` (who takes part) -> ``launcher_link`` (who takes part next, in an elastic job),
-``connection``, ``outgoing``, ``segments``, ``connector`` (authenticated connections and shared segments) -> ``engine``
-(one membership of one group of ranks) -> ``call`` (a collective as the engine's request), ``handle`` and ``requests``
-(wait and submit) -> ``process_set``, ``membership`` (the engines of a job) -> ``context`` (this process's membership:
-``init``, ``rank``...) -> ``ops`` (the door for framework bindings) -> ``objects``, ``arrays``.
+``connections`` (authenticated connections and shared segments) -> ``engine`` (one membership of one group of ranks) ->
+``call`` (a collective as the engine's request), ``handle`` and ``requests`` (wait and submit) -> ``process_set``,
+``membership`` (the engines of a job) -> ``context`` (this process's membership: ``init``, ``rank``...) -> ``ops`` (the
+door for framework bindings) -> ``objects``, ``arrays``.
 """

@@ -23,7 +23,7 @@ from spark_estimator.collectives import launcher_link
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.connections.connector import Connector
-from spark_estimator.collectives.connections.outgoing import needed_descriptors
+from spark_estimator.collectives.connections.plan import needed_descriptors
 from spark_estimator.collectives.engine import Engine, forked_error
 from spark_estimator.collectives.gpu_libraries import cuda_opens, nccl_in_use
 from spark_estimator.collectives.membership import EngineStarter, Membership

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ctypes import c_int64, c_void_p
+from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
 from spark_estimator import _native
@@ -110,7 +110,7 @@ class Engine:
             name (or kind of those without one), and when the handle was made, on the monotonic clock.
         gpu_device: index, in this process, of the GPU that holds this rank's tensors of the group; None: no GPU tensor
             has been seen. See `claim_gpu`.
-        at_end: called once after `shutdown`, then forgotten.
+        at_end: each called once after `shutdown`, then forgotten.
 
     Args:
         config: this rank and its settings.
@@ -135,7 +135,7 @@ class Engine:
         self.plans: dict[object, object] = {}
         self.pending: dict[int, Pending] = {}
         self.loss_is_expected = False  # of a peer, in an elastic job
-        self.at_end: Callable[[], object] | None = None
+        self.at_end: list[Callable[[], object]] = []
         self.gpu_device: int | None = None
         self._gpu_path_logged = False
         self._chooses_gpu_way = config.gpu_operations == _native.GpuOperations.AUTO
@@ -379,6 +379,31 @@ class Engine:
         encoded = text.replace("\x00", "\\x00").encode("utf-8", "replace")
         _native.check(self._library.se_answer(self._usable(), question, encoded))
 
+    # --- data connections on first use -------------------------------------------------------------------------------
+
+    def await_wanted_peer(self, seconds: float) -> int | None:
+        """Blocks up to `seconds` for a higher rank with which the engine needs its data connections now.
+
+        Returns:
+            The rank's number in the group, for `connect_peer` or `refuse_peer`; None when there was none.
+
+        Raises:
+            ShutDownError: there will be no more.
+        """
+        rank = c_int32()
+        status = self._library.se_await_wanted_peer(self._usable(), seconds, ctypes.byref(rank))
+        _native.check(status)
+        return rank.value if status == Status.OK else None
+
+    def connect_peer(self, peer: Peer) -> None:
+        """Adds the data connections with a rank. Their descriptors belong to the engine, also when this fails."""
+        _native.check(self._library.se_connect_peer(self._usable(), ctypes.byref(peer)))
+
+    def refuse_peer(self, rank: int, why: str) -> None:
+        """The operation that needs connections with a rank of the group fails, and all further ones."""
+        encoded = why.replace("\x00", "\\x00").encode("utf-8", "replace")
+        _native.check(self._library.se_refuse_peer(self._usable(), rank, encoded))
+
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
@@ -390,9 +415,9 @@ class Engine:
         if self.native.pointer is not None:
             _native.check(self._library.se_engine_shutdown(self.native.pointer))
             self._sweep()
-            at_end, self.at_end = self.at_end, None
-            if at_end is not None:
-                at_end()
+            at_end, self.at_end = self.at_end, []
+            for end in at_end:
+                end()
 
     def abandon_after_fork(self) -> None:
         """In a forked child: closes its copies of the descriptors; every later use raises an error."""

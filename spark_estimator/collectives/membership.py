@@ -16,7 +16,7 @@ from spark_estimator.collectives import pending
 from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.connections.connection import RankGroup
 from spark_estimator.collectives.connections.connector import Connections, Connector
-from spark_estimator.collectives.connections.outgoing import needed_descriptors
+from spark_estimator.collectives.connections.plan import needed_descriptors
 from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.gpu_libraries import libraries_for_engine
@@ -73,14 +73,29 @@ class EngineStarter:
                 encrypted = self._connector is not None and self._connector.rendezvous.encrypted
                 config = _config(self._settings, topology, group, host, connections.segment_fd, encrypted=encrypted)
                 config.ranks_on_host = ranks_on_host  # of the job, whichever of its ranks the group has
+                config.overlay = connections.late is not None
             except BaseException:
                 connections.close()
                 raise
-            engine = Engine(config, connections.peers)
+            try:
+                engine = Engine(config, connections.peers)
+            except BaseException:
+                if connections.late is not None:
+                    connections.late.stop()
+                raise
             engine.loss_is_expected = self._settings.elastic
             self._started = [other for other in self._started if other() is not None] + [weakref.ref(engine)]
-        # Its thread ends with the engine, and is waited for, so that nothing of an engine outlives its shutdown.
-        engine.at_end = StackReporter(engine.await_question, engine.answer, lambda: self._whereabouts(engine)).stop
+        # Threads end with the engine, and are waited for, so that nothing of an engine outlives its shutdown.
+        if connections.late is not None:
+            engine.at_end.append(connections.late.stop)
+        try:
+            if connections.late is not None:
+                connections.late.attach(engine)
+            reporter = StackReporter(engine.await_question, engine.answer, lambda: self._whereabouts(engine))
+        except BaseException:  # there is no thread left: the others must not wait for this rank
+            engine.shutdown()
+            raise
+        engine.at_end.append(reporter.stop)
         if self.timeline is not None:
             path, mark_cycles = self.timeline
             try:

@@ -61,7 +61,10 @@ BUSY = b"busy: connect again".ljust(_PROOF_BYTES, b"\0")
 
 
 class NotReadyError(AuthenticationError):
-    """The acceptor sent no challenge, or was busy: it had not started yet, or was closing. A retry may succeed."""
+    """The acceptor sent no challenge, was busy, or left the proof unread.
+
+    It had not started yet, got no processor time, or was closing. A retry may succeed.
+    """
 
 
 class RefusedError(AuthenticationError):
@@ -90,7 +93,8 @@ def connect(
 
     Raises:
         EncryptionUnavailableError: it would be encrypted, and this host can't.
-        NotReadyError: the other end closed the connection before its challenge, sent nothing, or was busy.
+        NotReadyError: the other end closed the connection before its challenge or without reading the proof, sent
+            nothing, or was busy.
         RefusedError: the other end holds the key, but refuses the context.
         AuthenticationError: the other end does not hold the key, or uses another protocol.
         ValueError: `context` is too long.

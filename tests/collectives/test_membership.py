@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from spark_estimator._native import Op
+from spark_estimator.collectives import membership as membership_module
 from spark_estimator.collectives.call import Call
 from spark_estimator.collectives.connections.connection import RankGroup
+from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.membership import EngineStarter, Membership
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.collectives.requests import submit
 from spark_estimator.env import Settings
-from spark_estimator.errors import HorovodInternalError
+from spark_estimator.errors import HorovodInternalError, ShutDownError
 
 Join = Callable[..., Membership]
 
@@ -79,6 +81,20 @@ def test_a_timeline_that_cannot_be_written_does_not_end_the_job(
         membership = join(timeline=str(tmp_path / "nowhere" / "timeline.json"))
     assert "no timeline is written" in caplog.text
     submit(membership.engine, Call(Op.BARRIER, "x"), [], None).wait()
+
+
+def test_without_a_thread_for_an_engine_it_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[Engine] = []
+
+    def fail(await_question: Callable[[float], int | None], *_args: object) -> None:
+        engines.append(await_question.__self__)  # type: ignore[attr-defined]
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(membership_module, "StackReporter", fail)
+    with pytest.raises(RuntimeError, match="new thread"):
+        EngineStarter(None, Settings(), contextlib.nullcontext()).start(RankGroup.job(1))
+    with pytest.raises(ShutDownError):
+        submit(engines[0], Call(Op.BARRIER, "x"), [], None)
 
 
 def test_a_starter_knows_only_engines_that_are_alive() -> None:

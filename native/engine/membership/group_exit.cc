@@ -20,26 +20,27 @@ GroupExit::GroupExit(Membership* membership, PeerLinks* links, const Status* no_
 }
 
 void GroupExit::AnnounceFailure(const Status& why) noexcept {
-  std::string payload;
+  Frame abort{FrameType::kAbort, ""};
   (void)Contain(*no_memory_, [&] {
-    payload = Encode(membership_->AbortFor(why));
+    abort = links_->Flood(FrameType::kAbort, Encode(membership_->AbortFor(why)));
     return Status::Ok();
   });
   for (int rank = 0; rank < links_->size(); ++rank) {
     if (!links_->exists(rank)) continue;
-    const auto send = [&](const std::string& abort) {
+    const auto send = [&](FrameType type, const std::string& payload) {
       return Contain(*no_memory_, [&] {
-        links_->Send(rank, FrameType::kAbort, abort);
+        links_->SendOver(rank, type, payload);
         return Status::Ok();
       });
     };
-    if (payload.empty() || !send(payload).ok()) (void)send(no_memory_abort_);
+    // Who gets the second one announces it to the others.
+    if (abort.payload.empty() || !send(abort.type, abort.payload).ok()) (void)send(FrameType::kAbort, no_memory_abort_);
   }
 }
 
 void GroupExit::SendHeartbeats() {
   for (const int rank : membership_->watched()) {
-    if (links_->is_open(rank) && !membership_->has_left(rank)) links_->Send(rank, FrameType::kHeartbeat, "");
+    if (links_->is_open(rank) && !membership_->has_left(rank)) links_->SendOver(rank, FrameType::kHeartbeat, "");
   }
 }
 
@@ -47,15 +48,9 @@ void GroupExit::TendLinks(Time now) noexcept {
   (void)Contain(*no_memory_, [&] {
     for (int rank = 0; rank < links_->size(); ++rank) {
       if (!links_->is_open(rank)) continue;
-      std::deque<Frame>& inbox = links_->inbox(rank);
-      const size_t before = inbox.size();
-      links_->Receive(rank);
-      if (inbox.size() > before) membership_->Heard(rank, now);
-      for (const Frame& frame : inbox) {
-        if (frame.type == FrameType::kGoodbye) membership_->RankLeft(rank, Goodbye{}, now);
-        if (frame.type == FrameType::kHeartbeat) membership_->WatchedBy(rank, now);
-      }
-      inbox.clear();
+      const int64_t before = links_->at(rank).bytes_received();
+      for (const int source : links_->Receive(rank)) TakeIn(source, now);
+      if (links_->at(rank).bytes_received() > before) membership_->Heard(rank, now);
       if (links_->is_open(rank)) continue;
       links_->StopWatching(rank);
       membership_->StopWatching(rank, now);
@@ -66,11 +61,25 @@ void GroupExit::TendLinks(Time now) noexcept {
   });
 }
 
+// Of frames, only who leaves and who is alive matter any more.
+void GroupExit::TakeIn(int source, Time now) {
+  std::deque<Frame>& inbox = links_->inbox(source);
+  for (const Frame& frame : inbox) {
+    if (frame.type == FrameType::kGoodbye) membership_->RankLeft(source, Goodbye{}, now);
+    if (frame.type == FrameType::kHeartbeat) membership_->WatchedBy(source, now);
+  }
+  inbox.clear();
+}
+
 void GroupExit::SayGoodbye(int64_t executed) noexcept {
+  Frame goodbye{FrameType::kGoodbye, ""};
   for (int rank = 0; rank < links_->size(); ++rank) {
     if (!links_->exists(rank)) continue;
     (void)Contain(*no_memory_, [&] {
-      links_->Send(rank, FrameType::kGoodbye, Encode(membership_->OwnGoodbye(executed)));
+      if (goodbye.payload.empty()) {
+        goodbye = links_->Flood(FrameType::kGoodbye, Encode(membership_->OwnGoodbye(executed)));
+      }
+      links_->SendOver(rank, goodbye.type, goodbye.payload);
       return Status::Ok();
     });
   }
@@ -88,12 +97,7 @@ void GroupExit::Drain() {
     drained_.clear();
     for (int rank = 0; rank < links_->size(); ++rank) {
       if (!links_->is_open(rank) || membership_->has_left(rank)) continue;
-      links_->Receive(rank);
-      std::deque<Frame>& inbox = links_->inbox(rank);
-      for (const Frame& frame : inbox) {
-        if (frame.type == FrameType::kGoodbye) membership_->RankLeft(rank, Goodbye{}, Clock::now());
-      }
-      inbox.clear();
+      for (const int source : links_->Receive(rank)) TakeIn(source, Clock::now());
       if (links_->is_open(rank) && !membership_->has_left(rank)) {
         drained_.push_back({links_->at(rank).fd(), POLLIN, 0});
       }

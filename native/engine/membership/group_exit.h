@@ -39,6 +39,7 @@ class GroupExit {
   void SendHeartbeats();
 
  private:
+  void TakeIn(int source, Time now);
   void Drain();
 
   Membership* const membership_;

@@ -83,20 +83,54 @@ Status CheckAbort(int rank, const Frame& frame, Membership& membership) {
 
 // Takes the hello of `rank` if it has arrived; *heard reports it.
 Status TakeHello(int rank, Membership& membership, PeerLinks& links, Hello* hello, bool* heard) {
-  links.Receive(rank);
   std::deque<Frame>& inbox = links.inbox(rank);
-  if (!inbox.empty()) {
-    if (inbox.front().type == FrameType::kAbort) return CheckAbort(rank, inbox.front(), membership);
-    SE_RETURN_IF_ERROR(CheckHello(rank, inbox.front(), membership, hello));
+  for (auto frame = inbox.begin(); frame != inbox.end(); ++frame) {
+    if (frame->type == FrameType::kAbort) return CheckAbort(rank, *frame, membership);
+    // These may come by a shorter path than the hello.
+    const bool overtakes = frame->type == FrameType::kGoodbye || frame->type == FrameType::kHeartbeat;
+    if (links.overlay() && overtakes) continue;
+    SE_RETURN_IF_ERROR(CheckHello(rank, *frame, membership, hello));
     // A launcher may know only of a process that started the rank; the rank knows its own.
     if (!hello->name.empty()) membership.Rename(rank, hello->name);
-    inbox.pop_front();
+    inbox.erase(frame);
     *heard = true;
     return Status::Ok();
   }
-  if (links.is_open(rank)) return Status::Ok();
-  return Status(SE_PEER_LOST,
-                membership.NameOf(rank) + " was lost while the job was starting: " + links.at(rank).closed_reason());
+  return Status::Ok();
+}
+
+// With an overlay, why another rank could not start: it may have sent its hello before, and ends its connections next.
+Status CheckAborts(Membership& membership, PeerLinks& links) {
+  for (int rank = 0; rank < links.size(); ++rank) {
+    for (const Frame& frame : links.inbox(rank)) {
+      if (frame.type == FrameType::kAbort) return CheckAbort(rank, frame, membership);
+    }
+  }
+  return Status::Ok();
+}
+
+// An error when a connection has ended whose rank owes its hello, or with an overlay perhaps others' that it passes on.
+Status CheckLinks(const std::vector<int>& missing, Membership& membership, PeerLinks& links) {
+  const auto is_goodbye = [](const Frame& frame) { return frame.type == FrameType::kGoodbye; };
+  for (int rank = 0; rank < links.size(); ++rank) {
+    if (!links.exists(rank) || links.is_open(rank)) continue;
+    if (!links.overlay() && !std::ranges::binary_search(missing, rank)) continue;  // noticed once the others are there
+    // Who leaves has taken, and so passed on, all hellos.
+    if (links.overlay() && std::ranges::any_of(links.inbox(rank), is_goodbye)) continue;
+    return membership.RankLost(rank, "was lost while the job was starting: " + links.at(rank).closed_reason());
+  }
+  return Status::Ok();
+}
+
+// Until some connection has something, or takes something.
+void AwaitLinks(const PeerLinks& links, double seconds) {
+  std::vector<pollfd> waits;
+  for (int rank = 0; rank < links.size(); ++rank) {
+    if (!links.is_open(rank)) continue;
+    const ControlLink& link = links.at(rank);
+    waits.push_back({link.fd(), static_cast<short>(POLLIN | (link.has_unsent() ? POLLOUT : 0)), 0});
+  }
+  poll(waits.data(), waits.size(), static_cast<int>(seconds * 1000) + 1);
 }
 
 Status TakeHellos(double timeout_seconds, Membership& membership, PeerLinks& links, std::vector<Hello>* hellos) {
@@ -106,27 +140,31 @@ Status TakeHellos(double timeout_seconds, Membership& membership, PeerLinks& lin
     if (rank != membership.rank()) missing.push_back(rank);
   }
   while (true) {
-    std::vector<pollfd> waits;
     std::vector<int> still_missing;
     links.Flush();
+    for (int rank = 0; rank < links.size(); ++rank) {
+      if (links.is_open(rank)) links.Receive(rank);
+    }
     for (const int rank : missing) {
       bool heard = false;
       SE_RETURN_IF_ERROR(TakeHello(rank, membership, links, &(*hellos)[static_cast<size_t>(rank)], &heard));
-      if (heard) continue;
-      still_missing.push_back(rank);
-      const ControlLink& link = links.at(rank);
-      waits.push_back({link.fd(), static_cast<short>(POLLIN | (link.has_unsent() ? POLLOUT : 0)), 0});
+      if (!heard) still_missing.push_back(rank);
     }
     missing = std::move(still_missing);
     if (missing.empty()) return Status::Ok();
+    if (links.overlay()) SE_RETURN_IF_ERROR(CheckAborts(membership, links));
+    SE_RETURN_IF_ERROR(CheckLinks(missing, membership, links));
     const double left = Seconds(deadline - Clock::now()).count();
     if (left <= 0) {
       std::string names;
       for (const int rank : missing) names += (names.empty() ? "" : ", ") + membership.NameOf(rank);
       return Status(SE_TIMED_OUT,
-                    "no hello within " + std::to_string(static_cast<int>(timeout_seconds)) + " s from " + names);
+                    "no hello within " + std::to_string(static_cast<int>(timeout_seconds)) + " s from " + names +
+                        (links.overlay() ? ". One of these, or of the ranks that pass their messages on, may be frozen "
+                                           "or cut off"
+                                         : ""));
     }
-    poll(waits.data(), waits.size(), static_cast<int>(std::min(left, 1.0) * 1000) + 1);
+    AwaitLinks(links, std::min(left, 1.0));
   }
 }
 

@@ -9,10 +9,10 @@ namespace {
 
 // Those at distances of powers of two both ways: symmetric, and any two ranks are at most log2(size) watchers apart.
 // `staying` is ascending and contains `rank`.
-std::set<int> WatchedAmong(const std::vector<int>& staying, int rank) {
+std::set<int> WatchedAmong(const std::vector<int>& staying, int rank, bool overlay) {
   std::set<int> ranks;
   const size_t size = staying.size();
-  if (size <= Heartbeat::kAllWatchAll) {
+  if (size <= Heartbeat::kAllWatchAll && !overlay) {
     ranks.insert(staying.begin(), staying.end());
   } else {
     const auto own_index = static_cast<size_t>(std::ranges::lower_bound(staying, rank) - staying.begin());
@@ -29,8 +29,9 @@ Clock::duration Ticks(Seconds seconds) { return std::chrono::duration_cast<Clock
 
 }  // namespace
 
-Heartbeat::Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time now)
+Heartbeat::Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time now, bool overlay)
     : rank_(rank),
+      overlay_(overlay),
       interval_(Ticks(std::max(interval, Seconds(0)))),
       silence_(silence > Seconds(0) ? Ticks(std::max(silence, 3 * interval)) : Clock::duration(0)),
       staying_(static_cast<size_t>(size)),
@@ -42,7 +43,7 @@ Heartbeat::Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time
 }
 
 void Heartbeat::Deal(Time now) {
-  std::set<int> wanted = WatchedAmong(staying_, rank_);
+  std::set<int> wanted = WatchedAmong(staying_, rank_, overlay_);
   for (const int peer : watched_) {
     if (!wanted.contains(peer)) heard_[static_cast<size_t>(peer)] = Time::max();
   }
@@ -83,8 +84,8 @@ void Heartbeat::Forget(int rank, Time now) {
   if (rank == rank_ || std::erase(staying_, rank) == 0) return;
   heard_[static_cast<size_t>(rank)] = Time::max();
   std::erase(watched_, rank);
-  // In a small group all ranks watch all others, also after departures.
-  if (staying_.size() + 1 > kAllWatchAll) Deal(now);
+  // In a small group all ranks watch all others, also after departures. With an overlay there are no other connections.
+  if (staying_.size() + 1 > kAllWatchAll && !overlay_) Deal(now);
 }
 
 std::optional<int> Heartbeat::Lost(Time now) {

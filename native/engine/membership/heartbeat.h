@@ -20,11 +20,13 @@ class Heartbeat {
   // `interval` between two heartbeats to each watched peer; 0: none are sent and no rank is ever lost. A peer that gave
   // none for longer than `silence` is lost; 0: no rank is ever lost. A silence below three intervals counts as three:
   // one heartbeat may be late, another in flight.
-  Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time now);
+  // `overlay`: only ranks at distances of powers of two are connected.
+  Heartbeat(int rank, int size, Seconds interval, Seconds silence, Time now, bool overlay = false);
 
   // The ranks that this one sends to and receives from, ascending. Of the ranks that have not left these are all, when
   // they are up to kAllWatchAll; else those at distances of powers of two, about 2 log2(size), so every rank that stays
-  // is watched by others that stay. A watches B exactly when B watches A, as soon as both know who has left.
+  // is watched by others that stay. A watches B exactly when B watches A, as soon as both know who has left. With an
+  // overlay they are those at distances of powers of two of the whole group, as far as they stay.
   std::span<const int> watched() const { return watched_; }
   bool enabled() const { return interval_ > Seconds(0); }
 
@@ -36,8 +38,8 @@ class Heartbeat {
   // A heartbeat of `rank`, which therefore watches this one and expects heartbeats in return from now on. The two may
   // not know the same departures yet, and so disagree about which rank watches which.
   void WatchedBy(int rank, Time now);
-  // `rank` has left, in good order or not: its silence means nothing any more. The others' watches are dealt out again
-  // among those that stay. The clock of a rank that is newly watched starts now.
+  // `rank` has left, in good order or not: its silence means nothing any more. Without an overlay the others' watches
+  // are dealt out again among those that stay. The clock of a rank that is newly watched starts now.
   void Forget(int rank, Time now);
   // The watched rank that has been silent for longest, if for more than `silence`. To be called after arrived data was
   // read and reported to Heard(). If this object itself was not called for half of `silence` (the process was stopped
@@ -58,6 +60,7 @@ class Heartbeat {
   bool Watches(int rank) const { return heard_[static_cast<size_t>(rank)] != Time::max(); }
 
   int rank_;
+  bool overlay_;
   Clock::duration interval_;
   Clock::duration silence_;
   std::vector<int> staying_;  // the ranks that have not left, this one included; ascending

@@ -80,8 +80,8 @@ Abort Membership::AbortFor(const Status& why) const {
   return Abort{lost_rank_ >= 0 ? lost_rank_ : rank_, WithOwnName(why).message()};
 }
 
-void Membership::StartHeartbeat(Seconds interval, Seconds silence, Time now) {
-  heartbeat_.emplace(rank_, size(), interval, silence, now);
+void Membership::StartHeartbeat(Seconds interval, Seconds silence, Time now, bool overlay) {
+  heartbeat_.emplace(rank_, size(), interval, silence, now, overlay);
 }
 
 void Membership::Heard(int rank, Time now) {

@@ -53,7 +53,7 @@ class Membership {
   Presence presence(int rank) const { return members_[static_cast<size_t>(rank)].presence; }
   bool has_left(int rank) const { return presence(rank) == Presence::kLeft; }
   bool any_left() const { return num_left_ > 0; }
-  // `rank` has sent its goodbye: it sends nothing more.
+  // `rank` has sent its goodbye: it sends nothing more. With an overlay older frames of it may arrive later.
   void RankLeft(int rank, const Goodbye& goodbye, Time now);
   // SE_PEER_LOST with the rank's name and `what`, as in "is lost: ...".
   Status RankLost(int rank, const std::string& what);
@@ -75,7 +75,7 @@ class Membership {
   // --- heartbeats; nothing happens if they are disabled
 
   bool has_heartbeat() const { return heartbeat_.has_value(); }
-  void StartHeartbeat(Seconds interval, Seconds silence, Time now);
+  void StartHeartbeat(Seconds interval, Seconds silence, Time now, bool overlay = false);
   // Data has arrived from `rank`.
   void Heard(int rank, Time now);
   // `rank` has sent a heartbeat: it watches this one.

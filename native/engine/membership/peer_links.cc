@@ -7,7 +7,15 @@
 #include <cerrno>
 #include <utility>
 
+#include "engine/membership/overlay.h"
+#include "engine/membership/relayed_frame.h"
+
 namespace spark_estimator {
+
+PeerLinks::PeerLinks(int rank, int size, bool overlay)
+    : rank_(rank), overlay_(overlay), links_(static_cast<size_t>(size)) {
+  if (overlay) floods_passed_.resize(static_cast<size_t>(size));
+}
 
 Status PeerLinks::Open() {
   poll_.Reset(epoll_create1(EPOLL_CLOEXEC));
@@ -28,10 +36,28 @@ Status PeerLinks::Watch(int rank) {
 
 void PeerLinks::StopWatching(int rank) { epoll_ctl(poll_.get(), EPOLL_CTL_DEL, at(rank).fd(), nullptr); }
 
+void PeerLinks::Send(int rank, FrameType type, std::string_view payload) {
+  const int next = overlay_ ? overlay::NextHop(rank_, rank, size()) : rank;
+  if (next == rank) return SendOver(rank, type, payload);
+  SendOver(next, FrameType::kRelayed, Encode(RelayedFrame{rank_, rank, 0, type, payload}));
+}
+
 void PeerLinks::SendToAll(FrameType type, std::string_view payload) {
+  if (overlay_) {
+    return SendToChildren(rank_, Encode(RelayedFrame{rank_, RelayedFrame::kToAll, 0, type, payload}));
+  }
   for (Link& link : links_) {
     if (link.control) link.control->Send(type, payload);
   }
+}
+
+void PeerLinks::SendToChildren(int source, std::string_view relayed) {
+  overlay::ForEachChild(source, rank_, size(), [&](int child) { SendOver(child, FrameType::kRelayed, relayed); });
+}
+
+Frame PeerLinks::Flood(FrameType type, std::string payload) {
+  if (!overlay_) return {type, std::move(payload)};
+  return {FrameType::kRelayed, Encode(RelayedFrame{rank_, RelayedFrame::kFlood, ++floods_, type, payload})};
 }
 
 int64_t PeerLinks::Flush() {
@@ -56,9 +82,56 @@ std::span<const int> PeerLinks::Ready(int timeout_milliseconds) {
   return {ready_.data(), ready};
 }
 
-void PeerLinks::Receive(int rank) {
-  Link& link = links_[static_cast<size_t>(rank)];
-  link.control->Receive(&link.inbox);
+std::span<const int> PeerLinks::Receive(int rank) {
+  ControlLink& control = *links_[static_cast<size_t>(rank)].control;
+  received_.clear();
+  if (!overlay_) {
+    std::deque<Frame>& frames = inbox(rank);
+    control.Receive(&frames);
+    if (!frames.empty()) received_.push_back(rank);
+    return received_;
+  }
+  incoming_.clear();  // of another link, when there was no memory
+  control.Receive(&incoming_);
+  while (!incoming_.empty()) {
+    Frame frame = std::move(incoming_.front());
+    incoming_.pop_front();
+    if (frame.type != FrameType::kRelayed) {
+      Deliver(rank, std::move(frame));
+    } else if (!PassOn(rank, std::move(frame))) {
+      control.Refuse("it sent a control frame that cannot be passed on");
+      incoming_.clear();
+    }
+  }
+  return received_;
+}
+
+void PeerLinks::Deliver(int source, Frame frame) {
+  inbox(source).push_back(std::move(frame));
+  if (std::ranges::find(received_, source) == received_.end()) received_.push_back(source);
+}
+
+bool PeerLinks::PassOn(int from, Frame frame) {
+  RelayedFrame relayed;
+  if (!Decode(frame.payload, size(), &relayed)) return false;
+  if (relayed.destination == RelayedFrame::kFlood) {
+    if (relayed.source == rank_) return true;
+    uint32_t& passed = floods_passed_[static_cast<size_t>(relayed.source)];
+    if (relayed.number <= passed) return true;
+    passed = relayed.number;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (exists(peer) && peer != from && peer != relayed.source) SendOver(peer, FrameType::kRelayed, frame.payload);
+    }
+  } else if (relayed.source == rank_) {
+    return false;  // no path leads back
+  } else if (relayed.destination == RelayedFrame::kToAll) {
+    SendToChildren(relayed.source, frame.payload);
+  } else if (relayed.destination != rank_) {
+    SendOver(overlay::NextHop(rank_, relayed.destination, size()), FrameType::kRelayed, frame.payload);
+    return true;
+  }
+  Deliver(relayed.source, Frame{relayed.type, std::string(relayed.payload)});
+  return true;
 }
 
 void PeerLinks::FinishSending(Seconds timeout) noexcept {

@@ -217,7 +217,7 @@ void NegotiationDriver::ReportStalls() {
   }
   // A rank that others wait for reads it in its own log, and is asked what it is doing instead.
   for (const StallReporter::Question& question : questions) {
-    if (!parts_.links->exists(question.rank)) {
+    if (question.rank == parts_.membership->rank()) {
       parts_.questions->Ask(question.number);
       continue;
     }

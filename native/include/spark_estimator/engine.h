@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 11
+#define SE_ABI_VERSION 12
 
 typedef enum se_status {
   SE_OK = 0,
@@ -107,12 +107,13 @@ typedef enum se_gpu_operations {
 #define SE_MAX_DATA 8
 
 /* The engine's input on one other rank. Descriptors are owned by the engine from the moment se_engine_create is
- * called, also when it fails. */
+ * called, also when it fails. With an overlay (see se_config) only its neighbours need a control_fd, others have -1,
+ * and data_count may be 0: se_connect_peer adds the data connections later. */
 typedef struct se_peer {
   int32_t rank;                  /* in this group */
   int32_t global_rank;           /* in the job; what messages call it */
   int32_t control_fd;            /* connected stream socket, authenticated: negotiation, liveness, goodbye */
-  int32_t data_count;            /* data connections, 1 to SE_MAX_DATA: bulk bytes go through them in turns */
+  int32_t data_count;            /* data connections, up to SE_MAX_DATA: bulk bytes go through them in turns */
   int32_t data_fds[SE_MAX_DATA]; /* further connected stream sockets, in the same order on both ranks */
   int32_t segment_fd; /* the peer's segment, as made by its se_segment_create; -1 when memory cannot be shared */
   const char* name;   /* "host (pid 123)", for messages; copied */
@@ -130,11 +131,14 @@ typedef struct se_config {
   int32_t cache_capacity; /* names, and forms of unnamed requests, whose agreement is remembered; 0: each op is
                              negotiated in full. 0..8192. Rank 0's value holds for all, as of fusion_threshold_bytes
                              and hierarchical */
-  int32_t overlap;        /* 1: the engine's thread starts at once on what is submitted, beside the caller's computing;
-                             0: se_plan_submit with SE_DEFER leaves it to the next wait (cores are scarce) */
-  int32_t cores;          /* that this process may use: its affinity, its control group's quota */
-  int32_t hierarchical;   /* allreduce inside hosts first, then across: 1 always where it can be, 0 never, -1 by size */
-  int32_t affinity_core;  /* the core that the engine's thread is bound to, -1 for none */
+  int32_t overlay;       /* 1, the same on all ranks: the ranks at distances of powers of two, in both directions on the
+                            circle of all ranks, have control connections, and pass frames on to the others. 0: each
+                            two ranks have them */
+  int32_t overlap;       /* 1: the engine's thread starts at once on what is submitted, beside the caller's computing;
+                            0: se_plan_submit with SE_DEFER leaves it to the next wait (cores are scarce) */
+  int32_t cores;         /* that this process may use: its affinity, its control group's quota */
+  int32_t hierarchical;  /* allreduce inside hosts first, then across: 1 always where it can be, 0 never, -1 by size */
+  int32_t affinity_core; /* the core that the engine's thread is bound to, -1 for none */
   int32_t spin_microseconds;      /* longest busy waiting before sleeping in a shared-memory wait; -1: adaptive */
   int64_t fusion_threshold_bytes; /* small allreduces are fused up to this size; 0 turns fusion off */
   double start_timeout_seconds;   /* how long creation waits for the peers' hello */
@@ -226,6 +230,10 @@ SE_API int64_t se_dtype_bytes(int32_t dtype); /* 0 for an unknown code */
  * lower ranks get one more. */
 SE_API int64_t se_rows_of(int64_t rows, int32_t rank, int32_t size);
 
+/* The ranks that `rank` of `size` is connected with in an overlay, see se_config; ascending. Gives their number. */
+#define SE_MOST_NEIGHBOURS 62
+SE_API int32_t se_neighbours(int32_t rank, int32_t size, int32_t* ranks);
+
 /* Makes this rank's shared segment for `local_size` ranks of one host: anonymous (memfd), allocated as far as it is
  * used, sealed against resizing. The descriptor is to be passed to every peer on the same host. SE_SYSTEM_ERROR when
  * memory cannot be allocated. */
@@ -305,6 +313,18 @@ SE_API int32_t se_timeline_stop(se_engine* engine);
  * process doing (its stacks), because others wait for it? */
 SE_API int32_t se_await_question(se_engine* engine, double timeout_seconds, int64_t* question);
 SE_API int32_t se_answer(se_engine* engine, int64_t question, const char* text);
+
+/* Waits for a rank with which the engine needs data connections that it does not have; only with an overlay, and only
+ * for higher ranks than this one: the higher of the two accepts. For a thread that does nothing else. SE_OK with a rank
+ * that is then to be connected or refused, SE_IN_PROGRESS when the time passed, SE_SHUT_DOWN when there will be no
+ * more. */
+SE_API int32_t se_await_wanted_peer(se_engine* engine, double timeout_seconds, int32_t* rank);
+/* Adds the data connections with a rank, wanted or accepted. Of `peer` only rank, data_count, data_fds and
+ * data_encryption are read; the descriptors are owned by the engine from the call on, also when it fails. */
+SE_API int32_t se_connect_peer(se_engine* engine, const se_peer* peer);
+/* There can be no data connection with a rank: the operation that needs it fails, with this reason, and the group with
+ * it. */
+SE_API int32_t se_refuse_peer(se_engine* engine, int32_t rank, const char* reason);
 
 /* Leaves the job: notifies the peers, fails pending requests with SE_SHUT_DOWN, ends the thread. Blocks for at most
  * about a second, so that peers can read what was sent; before that until this rank's GPU has finished its

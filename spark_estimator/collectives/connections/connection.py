@@ -7,9 +7,11 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from spark_estimator._native import Encryption
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, PeerLostError
+from spark_estimator.security.encryption import Session
 
 CONTROL = 0  # negotiation, liveness, goodbye
 DATA = 1  # bulk bytes
@@ -34,10 +36,12 @@ class RankGroup:
     Attributes:
         number: 0 for the whole job; for process sets 1, 2... in the order in which a round adds them.
         ranks: their numbers in the job, ascending. A rank's position in it is its number in the group.
+        call: what connects them, for messages; '': the call that makes the group.
     """
 
     number: int
     ranks: tuple[int, ...]
+    call: str = field(default="", compare=False)
 
     @classmethod
     def job(cls, size: int) -> RankGroup:
@@ -46,7 +50,7 @@ class RankGroup:
 
     def __str__(self) -> str:
         """The call that connects these ranks, for messages."""
-        return f"process set {list(self.ranks)}" if self.number else "init()"
+        return self.call or (f"process set {list(self.ranks)}" if self.number else "init()")
 
 
 @dataclass(frozen=True, order=True)
@@ -61,6 +65,7 @@ class Connection:
         group: number of the `RankGroup` whose ranks it joins.
         part: which of the data connections between the two, from 0; bytes go through them in turns.
         parts: how many data connections the two have, as the connecting rank decides.
+        overlay: of CONTROL: whether the connecting rank takes the group for one that is connected as an overlay.
     """
 
     round: int
@@ -70,6 +75,7 @@ class Connection:
     group: int = 0
     part: int = 0
     parts: int = field(default=1, compare=False)
+    overlay: bool = field(default=False, compare=False)
 
     @property
     def stage(self) -> tuple[int, int]:
@@ -78,7 +84,7 @@ class Connection:
 
     def pack(self, tag: bytes) -> bytes:
         """The context for the job that has this `tag`, 16 bytes."""
-        purpose = self.purpose | self.part << 1 | (self.parts - 1) << 4
+        purpose = self.purpose | self.part << 1 | (self.parts - 1) << 4 | self.overlay << 7
         return _CONTEXT.pack(tag, self.from_rank, self.to_rank, self.round, self.group, purpose)
 
     @classmethod
@@ -92,7 +98,8 @@ class Connection:
         stated, from_rank, to_rank, round_, group, purpose = _CONTEXT.unpack(context)
         if stated != tag:
             raise AuthenticationError("it belongs to another job")
-        return cls(round_, from_rank, to_rank, purpose & 0x81, group, purpose >> 1 & 7, (purpose >> 4 & 7) + 1)
+        part, parts = purpose >> 1 & 7, (purpose >> 4 & 7) + 1
+        return cls(round_, from_rank, to_rank, purpose & 1, group, part, parts, bool(purpose >> 7))
 
 
 def tune(sock: socket.socket, silence_seconds: float) -> None:
@@ -116,6 +123,11 @@ def tune(sock: socket.socket, silence_seconds: float) -> None:
     ):
         if hasattr(socket, option):  # macOS lacks some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def secrets_for_engine(session: Session | None) -> Encryption:
+    """The secrets of a connection in the form that the engine takes; of none when it is not encrypted."""
+    return Encryption() if session is None else Encryption.of(session.cipher, session.send, session.receive)
 
 
 def absent_error(

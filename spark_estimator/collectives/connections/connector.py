@@ -1,8 +1,9 @@
 """Connects this rank with others: authenticated sockets between each two, and on one host a shared segment each.
 
 Between two ranks the lower connects and the higher accepts: by an abstract Unix socket where both are on one host,
-by TCP otherwise. Each pair has a control connection (negotiation, liveness) and a data connection (bulk bytes), or
-several to another host. The handshake authenticates the context of a connection (job, from, to, round, group, purpose).
+by TCP otherwise. A pair has a control connection (negotiation, liveness) and a data connection (bulk bytes), or several
+to another host; in a large group not every pair, see `plan`. The handshake authenticates the context of a connection
+(job, from, to, round, group, purpose).
 
 A *round* is one ``init()`` to ``shutdown()``, counted from 1. In a round the whole job connects first, and then each
 process set that is added, as a separate group; a round and a group are a *stage*. A faster rank may already connect for
@@ -16,13 +17,23 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spark_estimator._native import Encryption, Peer
+from spark_estimator._native import Peer
 from spark_estimator.collectives.connections import descriptors
-from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, RankGroup, absent_error, tune
-from spark_estimator.collectives.connections.outgoing import connect_to_higher_ranks, needed_descriptors
+from spark_estimator.collectives.connections.connection import (
+    CONTROL,
+    DATA,
+    Connection,
+    RankGroup,
+    absent_error,
+    secrets_for_engine,
+    tune,
+)
+from spark_estimator.collectives.connections.late import LateConnections
+from spark_estimator.collectives.connections.outgoing import connect, data_connections
+from spark_estimator.collectives.connections.plan import control_peers, is_overlay, local_ranks, needed_descriptors
 from spark_estimator.collectives.connections.segments import close_descriptor, create_segment, exchange
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
@@ -43,12 +54,14 @@ class Connections:
         rank, size: this rank's number in the group, and how many the group has.
         peers: all other ranks, in rank order.
         segment_fd: this rank's shared segment, -1 for none.
+        late: makes the data connections on first use; None: all connections are there.
     """
 
     rank: int
     size: int
     peers: tuple[Peer, ...]
     segment_fd: int
+    late: LateConnections | None = None
 
     def close(self) -> None:
         """Closes all descriptors; for when no engine takes them."""
@@ -56,6 +69,8 @@ class Connections:
             for fd in peer.descriptors:
                 close_descriptor(fd)
         close_descriptor(self.segment_fd)
+        if self.late is not None:
+            self.late.stop()
 
 
 class Connector:
@@ -84,6 +99,7 @@ class Connector:
         self._gone = False
         # Authenticated, and not yet the engine's; with the secrets of those that are encrypted.
         self._sockets: dict[Connection, tuple[socket.socket, Session | None]] = {}
+        self._late: dict[tuple[int, int], LateConnections] = {}  # by stage
         self._handshake_server = HandshakeServer(
             [self._adopt(fd) for fd in (rendezvous.listen_fd, rendezvous.local_fd) if fd >= 0],
             rendezvous.key,
@@ -130,16 +146,19 @@ class Connector:
             self._over = max(self._over, (round_, group.number - 1))
             for stale in [connection for connection in self._sockets if connection.stage < stage]:
                 self._sockets.pop(stale)[0].close()
-        segment = -1
+        segment, late = -1, self._late_connections(round_, group, settings)
         try:
             segment = self._segment(settings, group)
-            connect_to_higher_ranks(self.rendezvous, round_, group, self._tag, settings, deadline, self._keep)
+            outgoing = self._outgoing(round_, group, settings)
+            connect(self.rendezvous, group, outgoing, self._tag, settings, deadline, self._keep)
             self._await_callers(round_, group, settings, deadline)
             peers = self._hand_over(round_, group, segment, settings, deadline)
-            return Connections(group.ranks.index(self._facts.rank), len(group.ranks), peers, segment)
+            return Connections(group.ranks.index(self._facts.rank), len(group.ranks), peers, segment, late)
         except BaseException:
             self._end(stage)
             close_descriptor(segment)
+            if late is not None:
+                late.stop()
             raise
 
     def close(self) -> None:
@@ -156,9 +175,13 @@ class Connector:
         """Holds everything still, so that the child knows of every socket that it inherits."""
         self._handshake_server.before_fork()
         self._changed.acquire()
+        for late in self._late.values():
+            late.before_fork()
 
     def after_fork_in_parent(self) -> None:
         """Ends what `before_fork` began."""
+        for late in self._late.values():
+            late.after_fork_in_parent()
         self._changed.release()
         self._handshake_server.after_fork_in_parent()
 
@@ -168,6 +191,8 @@ class Connector:
         self._handshake_server.after_fork_in_child()
         while self._sockets:
             self._sockets.popitem()[1][0].close()
+        for late in self._late.values():
+            late.after_fork_in_child()
 
     # --- the accepting side ------------------------------------------------------------------------------------------
 
@@ -180,7 +205,12 @@ class Connector:
         if connection.part >= connection.parts or (connection.purpose == CONTROL and connection.parts > 1):
             raise AuthenticationError(f"rank {connection.from_rank} has no connection {connection.part}")
         with self._changed:
-            self._require_open(connection)
+            if not self._is_late(connection):
+                self._require_open(connection)
+
+    def _is_late(self, connection: Connection) -> bool:
+        """Whether an engine gets it on its first use. With the lock held."""
+        return connection.purpose == DATA and connection.stage in self._late
 
     def _require_open(self, connection: Connection) -> None:
         """Raises AuthenticationError when it is too late, or too early, for `connection`."""
@@ -194,6 +224,9 @@ class Connector:
     def _admit(self, sock: socket.socket, context: bytes, _origin: str, session: Session | None) -> None:
         connection = Connection.unpack(context, self._tag)
         with self._changed:
+            if self._is_late(connection):
+                self._late[connection.stage].take(connection, sock, session)
+                return
             self._require_open(connection)
             former = self._sockets.pop(connection, None)
             if former is not None:  # the peer lost it half way and tried again
@@ -209,9 +242,42 @@ class Connector:
             else:
                 self._sockets[connection] = sock, session
 
-    def _await_callers(self, round_: int, group: RankGroup, settings: Settings, deadline: float) -> None:
+    def _outgoing(self, round_: int, group: RankGroup, settings: Settings) -> list[Connection]:
+        """The connections that this rank makes at the start of a stage."""
+        own_rank, overlay = self._facts.rank, is_overlay(group.ranks, settings)
+        outgoing = []
+        for rank in control_peers(self.rendezvous, group.ranks, settings):
+            if rank > own_rank:
+                outgoing.append(Connection(round_, own_rank, rank, CONTROL, group.number, overlay=overlay))
+                if not overlay:
+                    outgoing += data_connections(self.rendezvous, round_, group, rank, settings)
+        return outgoing
+
+    def _late_connections(self, round_: int, group: RankGroup, settings: Settings) -> LateConnections | None:
+        """Accepts an overlay's data connections from now on."""
+        if not is_overlay(group.ranks, settings):
+            return None
+        stage = round_, group.number
+        late = LateConnections(
+            self.rendezvous, round_, group, self._tag, settings, over=lambda: self._forget_late(stage)
+        )
         with self._changed:
-            while absent := self._incomplete(round_, group):
+            self._late[stage] = late
+        return late
+
+    def _forget_late(self, stage: tuple[int, int]) -> None:
+        with self._changed:
+            self._late.pop(stage, None)
+
+    def _await_callers(self, round_: int, group: RankGroup, settings: Settings, deadline: float) -> None:
+        overlay = is_overlay(group.ranks, settings)
+        callers = [rank for rank in control_peers(self.rendezvous, group.ranks, settings) if rank < self._facts.rank]
+        with self._changed:
+            while True:
+                self._check_settings(round_, group, settings)
+                absent = self._incomplete(round_, group, callers, 1 if overlay else 2)
+                if not absent:
+                    return
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     raise absent_error(self.rendezvous, group, absent, "did not connect", settings)
@@ -225,20 +291,35 @@ class Connector:
                 # In slices: a wait without end cannot be interrupted by Ctrl-C everywhere.
                 self._changed.wait(min(remaining, 0.1))
 
-    def _incomplete(self, round_: int, group: RankGroup) -> list[int]:
-        """The lower ranks that have not made all of their connections. With the lock held."""
+    def _check_settings(self, round_: int, group: RankGroup, settings: Settings) -> None:
+        """Raises HorovodInternalError if a rank connects for another kind of group. With the lock held."""
+        overlay = is_overlay(group.ranks, settings)
+        for connection in self._sockets:
+            is_other = connection.purpose == CONTROL and connection.overlay is not overlay
+            if is_other and connection.stage == (round_, group.number):
+                raise HorovodInternalError(
+                    f"{group} on {self.rendezvous.own_name}: SPARK_ESTIMATOR_MESH_RANKS is {settings.mesh_ranks} here, "
+                    f"and {'at least' if overlay else 'less than'} {len(group.ranks)}, the number of ranks, on "
+                    f"{self.rendezvous.peers[connection.from_rank]}. Set it to the same value on all ranks."
+                )
+
+    def _incomplete(self, round_: int, group: RankGroup, callers: Sequence[int], fewest: int) -> list[int]:
+        """Those of some lower ranks that have not made all of their connections, of which each has at least `fewest`.
+
+        With the lock held.
+        """
         arrived: Counter[int] = Counter()
         expected: dict[int, int] = {}
         for connection in self._sockets:
-            if connection.round == round_ and connection.group == group.number:
+            if connection.stage == (round_, group.number):
                 arrived[connection.from_rank] += 1
                 if connection.purpose == DATA:
                     expected[connection.from_rank] = 1 + connection.parts
-        return [rank for rank in group.ranks if rank < self._facts.rank and arrived[rank] < expected.get(rank, 2)]
+        return [rank for rank in callers if arrived[rank] < expected.get(rank, fewest)]
 
     def _segment(self, settings: Settings, group: RankGroup) -> int:
         """This rank's shared segment, -1 if no peer could use it or memory cannot be allocated."""
-        local_size = sum(self._facts.shares_with(self.rendezvous.peers[rank]) for rank in group.ranks)
+        local_size = len(local_ranks(self.rendezvous, group.ranks))
         if local_size < 2 or not settings.shared_memory:
             return -1
         try:
@@ -255,22 +336,22 @@ class Connector:
         with self._changed:
             sockets = {connection: sock for connection, sock in self._sockets.items() if connection.stage == stage}
         # The control connection comes first, then those for data in the order of their parts.
-        pairs: dict[PeerFacts, list[tuple[socket.socket, Session | None]]] = {}
+        links: dict[int, list[tuple[socket.socket, Session | None]]] = {}
         for connection in sorted(sockets):
             rank = connection.to_rank if connection.from_rank == self._facts.rank else connection.from_rank
-            pairs.setdefault(self.rendezvous.peers[rank], []).append(sockets[connection])
-        pairs = dict(sorted(pairs.items(), key=lambda pair: pair[0].rank))
-        segments = exchange({peer: control[0] for peer, (control, *_) in pairs.items()}, segment, deadline)
+            links.setdefault(rank, []).append(sockets[connection])
+        segments = self._exchange_segments(group, {rank: link[0][0] for rank, link in links.items()}, segment, deadline)
         with self._changed:
             self._over = stage
             for connection in sockets:
                 del self._sockets[connection]
+        others = [self.rendezvous.peers[rank] for rank in group.ranks if rank != self._facts.rank]
         try:
             for sock, _ in sockets.values():
                 tune(sock, settings.silence_seconds)
             names = {
-                facts: _name_of(facts, control if facts.rank < self._facts.rank else None)
-                for facts, ((control, _), *_) in pairs.items()
+                facts: _name_of(facts, links[facts.rank][0][0] if facts.rank in links else None, self._facts.rank)
+                for facts in others
             }
         except BaseException:
             for sock, _ in sockets.values():
@@ -280,18 +361,28 @@ class Connector:
             raise
         # From here on nothing can fail: a descriptor without its socket would stay open.
         return tuple(
-            Peer.of(
+            _peer_for_engine(
                 group.ranks.index(facts.rank),
                 facts.rank,
-                control.detach(),
-                [sock.detach() for sock, _ in data],
-                segments[facts],
+                links.get(facts.rank, []),
+                segments.get(facts.rank, -1),
                 names[facts],
-                _secrets_for_engine(control_session),
-                [_secrets_for_engine(session) for _, session in data],
             )
-            for facts, ((control, control_session), *data) in pairs.items()
+            for facts in others
         )
+
+    def _exchange_segments(
+        self, group: RankGroup, controls: dict[int, socket.socket], segment: int, deadline: float
+    ) -> dict[int, int]:
+        """By rank of this host, its segment, or -1."""
+        circle = local_ranks(self.rendezvous, group.ranks)
+        links = {
+            position: (self.rendezvous.peers[rank], controls[rank])
+            for position, rank in enumerate(circle)
+            if rank in controls
+        }
+        segments = exchange(links, circle.index(self._facts.rank), len(circle), segment, deadline)
+        return dict(zip(circle, segments, strict=True))
 
     def _adopt(self, fd: int) -> socket.socket:
         """The listening socket that this process inherited as `fd`."""
@@ -312,14 +403,19 @@ class Connector:
                 self._sockets.pop(connection)[0].close()
 
 
-def _secrets_for_engine(session: Session | None) -> Encryption:
-    return Encryption() if session is None else Encryption.of(session.cipher, session.send, session.receive)
+def _peer_for_engine(
+    position: int, rank: int, link: Sequence[tuple[socket.socket, Session | None]], segment: int, name: str
+) -> Peer:
+    """What the engine gets of a peer; `link`: its control connection and those for data, or nothing."""
+    control, *data = [sock.detach() for sock, _ in link] or [-1]
+    secrets = [secrets_for_engine(session) for _, session in link]
+    return Peer.of(position, rank, control, data, segment, name, secrets[0] if secrets else None, secrets[1:])
 
 
-def _name_of(facts: PeerFacts, accepted: socket.socket | None) -> str:
+def _name_of(facts: PeerFacts, control: socket.socket | None, own_rank: int) -> str:
     """A peer's name until its engine reports it; with the process that has connected here, if known."""
-    if accepted is not None and accepted.family == socket.AF_UNIX:
-        credentials = peer_credentials(accepted)
+    if control is not None and facts.rank < own_rank and control.family == socket.AF_UNIX:
+        credentials = peer_credentials(control)
         if credentials is not None:
             return f"{facts.host} (pid {credentials[0]})"
     return f"{facts.host} (started as pid {facts.pid})" if facts.pid else facts.host

@@ -16,7 +16,12 @@ _THREADS = 4  # the engine's, who answers peers, who shows stacks, and the timel
 
 def needed(ranks: int) -> int:
     """File descriptors that one rank of a group of `ranks` needs for it: also one for its own segment."""
-    return _OF_A_PEER * (ranks - 1) + 1 + _OF_AN_ENGINE
+    return for_peers(_OF_A_PEER * (ranks - 1))
+
+
+def for_peers(count: int) -> int:
+    """File descriptors that an engine needs that gets `count` of them for its peers: also one for its own segment."""
+    return count + 1 + _OF_AN_ENGINE
 
 
 def are_used_up(error: BaseException) -> bool:

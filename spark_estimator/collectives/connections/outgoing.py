@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from spark_estimator.collectives.connections import descriptors
-from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, RankGroup, absent_error
+from spark_estimator.collectives.connections.connection import DATA, Connection, RankGroup, absent_error
+from spark_estimator.collectives.connections.plan import needed_descriptors
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
@@ -27,85 +28,88 @@ class _GoneError(Exception):
     """No process listens at the peer's address, at which it listened before it was started: its process has ended."""
 
 
-def connect_to_higher_ranks(
+def data_connections(
+    rendezvous: Rendezvous, round_: int, group: RankGroup, rank: int, settings: Settings
+) -> list[Connection]:
+    """The data connections with a higher rank of a group."""
+    # Only networks limit what a connection carries.
+    is_local = rendezvous.peers[rank].host_id == rendezvous.peers[rendezvous.rank].host_id
+    parts = 1 if is_local else settings.connections
+    return [Connection(round_, rendezvous.rank, rank, DATA, group.number, part, parts) for part in range(parts)]
+
+
+def connect(
     rendezvous: Rendezvous,
-    round_: int,
     group: RankGroup,
+    connections: Sequence[Connection],
     tag: bytes,
     settings: Settings,
     deadline: float,
     keep: Callable[[Connection, socket.socket, Session | None], None],
+    *,
+    stop: threading.Event | None = None,
+    failures: dict[int, Exception] | None = None,
 ) -> None:
-    """Connects to every higher rank of a group, several at a time: a late one must not cost the others their turn.
+    """Makes connections with higher ranks, several at a time: a late rank must not cost the others their turn.
 
     Args:
         rendezvous: who this rank and its peers are.
-        round_, group: what to connect for.
+        group: what to connect for.
+        connections: in the order in which they are begun.
         tag: of the job.
         settings: whether local sockets are to be used.
         deadline: on the monotonic clock, in seconds; until then a peer that is not ready is tried again.
         keep: receives each connection once it is authenticated, and its secrets if it is encrypted; from any thread,
             even after this has raised.
+        stop: set from outside to give up.
+        failures: filled with the error for each rank that could not be connected, the decisive one first.
 
     Raises:
         PeerLostError: some ranks could not be reached, or are in another round.
         AuthenticationError: a rank does not hold this job's key.
         HorovodInternalError: this process has no file descriptor left.
     """
-    own_facts = rendezvous.peers[rendezvous.rank]
-    waiting: list[Connection] = []
-    for rank in reversed(group.ranks):
-        if rank <= rendezvous.rank:
-            continue
-        # Only networks limit what a connection carries.
-        parts = settings.connections if rendezvous.peers[rank].host_id != own_facts.host_id else 1
-        waiting += [
-            Connection(round_, rendezvous.rank, rank, DATA, group.number, part, parts)
-            for part in reversed(range(parts))
-        ]
-        waiting.append(Connection(round_, rendezvous.rank, rank, CONTROL, group.number))
-    failures: dict[int, Exception] = {}
-    stop = threading.Event()
+    waiting = list(reversed(connections))
+    failed: dict[int, Exception] = {}
+    ended = threading.Event()
 
     def work() -> None:
-        while waiting and not stop.is_set():
+        while waiting and not ended.is_set():
             try:
                 connection = waiting.pop()
             except IndexError:
                 return
             try:
-                keep(connection, *_connect(rendezvous, group, connection, tag, settings, deadline, stop))
+                keep(connection, *_connect(rendezvous, group, connection, tag, settings, deadline, ended))
             except Exception as error:
-                failures.setdefault(connection.to_rank, error)
+                failed.setdefault(connection.to_rank, error)
                 if not isinstance(error, PeerLostError):
-                    stop.set()  # waiting for the others will mend neither a wrong key nor a dead peer
+                    ended.set()  # waiting for the others will mend neither a wrong key nor a dead peer
 
-    threads = [
-        threading.Thread(target=work, name=f"spark_estimator rank {rendezvous.rank} connects", daemon=True)
-        for _ in range(min(len(waiting), _MAX_THREADS))
-    ]
+    threads: list[threading.Thread] = []
     try:
+        for _ in range(min(len(waiting), _MAX_THREADS)):
+            thread = threading.Thread(target=work, name=f"spark_estimator rank {rendezvous.rank} connects", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more: those that there are, or this one
+                break
+            threads.append(thread)
+        if not threads:
+            work()
         for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive() and not stop.is_set():
+            while thread.is_alive() and not ended.is_set():
                 thread.join(0.1)
+                if stop is not None and stop.is_set():
+                    ended.set()
     except BaseException:
-        stop.set()
+        ended.set()
         raise
-    if failures:
-        raise _combined_error(rendezvous, group, failures, settings)
-
-
-def needed_descriptors(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> int:
-    """File descriptors that this rank needs for a group of ranks, if the others have the same settings.
-
-    Numbers that no rank has count as ranks of this host; such a group is refused by its caller.
-    """
-    peers = rendezvous.peers
-    own_host = peers[rendezvous.rank].host_id
-    elsewhere = sum(peers[rank].host_id != own_host for rank in ranks if 0 <= rank < len(peers))
-    return descriptors.needed(len(ranks)) + (settings.connections - 1) * elsewhere
+    if failed:
+        rank, error = _combined_error(rendezvous, group, failed, settings)
+        if failures is not None:
+            failures.update({rank: error, **{other: failed[other] for other in failed if other != rank}})
+        raise error
 
 
 def _connect(
@@ -162,19 +166,19 @@ def _reach(own_facts: PeerFacts, peer: PeerFacts, settings: Settings, deadline: 
 
 def _combined_error(
     rendezvous: Rendezvous, group: RankGroup, failures: dict[int, Exception], settings: Settings
-) -> Exception:
-    """One error with all failures; certain ones come before those that only timed out."""
+) -> tuple[int, Exception]:
+    """One error with all failures, and its rank; certain ones come before those that only timed out."""
     named_error: Exception
     for rank, error in sorted(failures.items()):
         if isinstance(error, HorovodInternalError) and not isinstance(error, PeerLostError):
-            return error
+            return rank, error
         if not isinstance(error, PeerLostError):
             kind = PeerLostError if isinstance(error, (RefusedError, _GoneError)) else AuthenticationError
             peer = rendezvous.peers[rank]
             named_error = kind(f"{group} on {rendezvous.own_name}: no connection with {peer}: {error}.")
             named_error.__cause__ = error
-            return named_error
+            return rank, named_error
     reasons = "; ".join(f"rank {rank}: {error}" for rank, error in sorted(failures.items()))
     named_error = absent_error(rendezvous, group, sorted(failures), f"could not be reached ({reasons})", settings)
     named_error.__cause__ = failures[min(failures)]
-    return named_error
+    return min(failures), named_error

@@ -7,6 +7,7 @@ import errno
 import gc
 import itertools
 import os
+import queue
 import socket
 import threading
 import time
@@ -22,7 +23,7 @@ from spark_estimator.collectives.connections.connection import CONTROL, DATA, Co
 from spark_estimator.collectives.connections.connector import Connections, Connector
 from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
 from spark_estimator.env import Settings
-from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
+from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError, ShutDownError
 from spark_estimator.security.authentication import RefusedError, connect
 
 PATIENT = Settings(start_timeout_seconds=30)
@@ -333,6 +334,197 @@ def test_a_descriptor_that_was_not_inherited_is_told() -> None:
     endpoint.close()
     with pytest.raises(HorovodInternalError, match="did not inherit its listening socket"):
         Connector(dataclasses.replace(rendezvous, listen_fd=999_999))
+
+
+# --- overlays ---------------------------------------------------------------------------------------------------------
+
+OVERLAY = Settings(start_timeout_seconds=30, mesh_ranks=4)
+
+
+def close_all(members: Sequence[Connections]) -> None:
+    for member in members:
+        member.close()
+
+
+@pytest.mark.parametrize("change", [lambda rendezvous: rendezvous, apart], ids=["one host", "hosts"])
+def test_in_an_overlay_neighbours_have_control_connections(change: Callable[[Rendezvous], Rendezvous]) -> None:
+    with connectors(9, change) as boards:
+        members = connect_all(boards, OVERLAY)
+        for rank, member in enumerate(members):
+            assert member.late is not None
+            assert [peer.rank for peer in member.peers] == [other for other in range(9) if other != rank]
+            for peer in member.peers:
+                assert peer.data_count == 0 and peer.name
+                back = next(back for back in members[peer.rank].peers if back.rank == rank)
+                if (peer.rank - rank) % 9 in (1, 2, 4, 5, 7, 8):
+                    assert talks(peer.control_fd, back.control_fd)
+                else:
+                    assert (peer.control_fd, back.control_fd) == (-1, -1)
+                if change is apart:
+                    assert peer.segment_fd == -1
+                else:
+                    assert os.path.sameopenfile(peer.segment_fd, members[peer.rank].segment_fd)
+        close_all(members)
+
+
+class PlayedEngine:
+    """What an engine wants, and what it gets."""
+
+    def __init__(self) -> None:
+        self.wanted: queue.Queue[int] = queue.Queue()
+        self.got: queue.Queue[Peer | tuple[int, str]] = queue.Queue()
+        self.is_shut_down = threading.Event()
+
+    def await_wanted_peer(self, seconds: float) -> int | None:
+        with suppress(queue.Empty):
+            return self.wanted.get(timeout=min(seconds, 0.05))
+        if self.is_shut_down.is_set():
+            raise ShutDownError("over")
+        return None
+
+    def connect_peer(self, peer: Peer) -> None:
+        self.got.put(peer)
+
+    def refuse_peer(self, rank: int, why: str) -> None:
+        self.got.put((rank, why))
+
+    def next_peer(self) -> Peer:
+        got = self.got.get(timeout=30)
+        assert isinstance(got, Peer), got
+        return got
+
+
+@contextmanager
+def played_engines(members: Sequence[Connections]) -> Iterator[list[PlayedEngine]]:
+    engines = [PlayedEngine() for _ in members]
+    try:
+        for engine, member in zip(engines, members, strict=True):
+            assert member.late is not None
+            member.late.attach(engine)  # type: ignore[arg-type]
+        yield engines
+    finally:
+        for engine in engines:
+            engine.is_shut_down.set()
+        close_all(members)
+
+
+def test_data_connections_are_made_on_first_use() -> None:
+    settings = dataclasses.replace(OVERLAY, connections=3)
+    with connectors(9, apart) as boards:
+        members = connect_all(boards, settings)
+        with played_engines(members) as engines:
+            for rank in (3, 6, 1):
+                engines[0].wanted.put(rank)
+            engines[5].wanted.put(6)
+            for lower, higher in ((0, {3, 6, 1}), (5, {6})):
+                for _ in range(len(higher)):
+                    peer = engines[lower].next_peer()
+                    higher.remove(peer.rank)
+                    back = engines[peer.rank].next_peer()
+                    if back.rank != lower:  # rank 6 has two
+                        engines[peer.rank].got.put(back)
+                        back = engines[peer.rank].next_peer()
+                    assert (back.rank, back.data_count, peer.data_count) == (lower, 3, 3)
+                    for data, other in zip(data_fds(peer), data_fds(back), strict=True):
+                        assert talks(data, other) and is_tcp(data)
+                        os.close(data)
+                        os.close(other)
+
+
+def test_connections_that_arrive_before_the_engine_are_kept_for_it() -> None:
+    with connectors(6) as boards:
+        members = connect_all(boards, OVERLAY)
+        engine = PlayedEngine()
+        late = [member.late for member in members]
+        assert late[0] is not None and late[3] is not None
+        late[0].attach(engine)  # type: ignore[arg-type]
+        engine.wanted.put(3)
+        os.close(data_fds(engine.next_peer())[0])
+        slow = PlayedEngine()
+        late[3].attach(slow)  # type: ignore[arg-type]
+        peer = slow.next_peer()
+        assert (peer.rank, peer.data_count) == (0, 1)
+        os.close(data_fds(peer)[0])
+        engine.is_shut_down.set()
+        slow.is_shut_down.set()
+        close_all(members)
+
+
+def test_a_rank_that_cannot_be_connected_later_is_named() -> None:
+    with connectors(6) as boards:
+        members = connect_all(boards, OVERLAY)
+        with played_engines(members) as engines:
+            boards[3].close()
+            for rank in (1, 3):
+                engines[0].wanted.put(rank)
+            answers = [engines[0].got.get(timeout=30)]
+            while isinstance(answers[-1], Peer):
+                answers.append(engines[0].got.get(timeout=30))
+            rank, why = answers[-1]
+            assert rank == 3
+            assert "the first data for other ranks on rank 0" in why and "rank 3" in why and "more:" not in why
+            # The engine is broken, but this rank still takes what others bring, and makes what it is asked for.
+            engines[0].wanted.put(2)
+            assert engines[0].next_peer().rank in (1, 2)
+            for engine in engines:
+                while not engine.got.empty():
+                    engine.got.get()
+
+
+def test_without_a_thread_the_connections_are_made_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name.endswith("connects"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with connectors(3) as boards:
+        check(connect_all(boards), tcp=False, shared=True)
+
+
+def test_an_engine_that_is_over_gets_no_more_connections() -> None:
+    before = open_descriptors()
+    with connectors(6) as boards:
+        members = connect_all(boards, OVERLAY)
+        with pytest.raises(AuthenticationError):
+            close_all(members)
+            knock(boards[3], Connection(1, 0, 3, DATA))
+        members = connect_all(boards, OVERLAY, round_=2)
+        knock(boards[3], Connection(2, 0, 3, DATA))
+        close_all(members)
+    await_closed(before)
+
+
+@pytest.mark.parametrize("overlay", [0, 1, 5])
+def test_ranks_with_different_settings_are_named(overlay: int) -> None:
+    with connectors(6) as boards, ThreadPoolExecutor(6) as pool:
+        calls = [
+            pool.submit(board.connect_all, 1, dataclasses.replace(IMPATIENT, mesh_ranks=4 if rank == overlay else 6))
+            for rank, board in enumerate(boards)
+        ]
+        errors = [call.exception(60) for call in calls]
+        assert any(
+            isinstance(error, HorovodInternalError)
+            and "SPARK_ESTIMATOR_MESH_RANKS is" in str(error)
+            and "Set it to the same value on all ranks." in str(error)
+            for error in errors
+        ), errors
+        for call in calls:
+            if call.exception() is None:
+                call.result().close()
+
+
+def test_a_fork_between_late_connections_leaves_the_child_none() -> None:
+    with connectors(6) as boards:
+        members = connect_all(boards, OVERLAY)
+        with played_engines(members) as engines:
+            boards[0].before_fork()
+            boards[0].after_fork_in_parent()
+            engines[0].wanted.put(1)
+            for fd in (*data_fds(engines[0].next_peer()), *data_fds(engines[1].next_peer())):
+                os.close(fd)
 
 
 def open_descriptors() -> set[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, RankGroup
-from spark_estimator.collectives.connections.outgoing import connect_to_higher_ranks
+from spark_estimator.collectives.connections.outgoing import connect, data_connections
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, PeerLostError
@@ -49,7 +49,12 @@ def dialled(job: Job, rank: int, *, seconds: float = 20, shared_memory: bool = T
         assert session is None
         connections[connection] = sock
 
-    connect_to_higher_ranks(job[rank][0], 1, RankGroup.job(3), TAG, settings, deadline, keep)
+    group = RankGroup.job(3)
+    wanted = []
+    for higher in range(rank + 1, 3):
+        wanted.append(Connection(1, rank, higher, CONTROL))
+        wanted += data_connections(job[rank][0], 1, group, higher, settings)
+    connect(job[rank][0], group, wanted, TAG, settings, deadline, keep)
     return connections
 
 

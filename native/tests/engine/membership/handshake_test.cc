@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "check.h"
 #include "engine/negotiation/message.h"
@@ -17,7 +18,7 @@ using spark_estimator::testing::RunTests;
 
 // Rank 1 of two; the test is rank 0.
 struct Fixture {
-  Fixture() : links(2), peer(1), members(1, 2) {
+  Fixture() : links(1, 2), peer(0, 1), members(1, 2) {
     config.rank = 1;
     config.size = 2;
     config.cores = 4;
@@ -137,13 +138,76 @@ void APeerMaySendSomethingElse() {
   CHECK_CONTAINS(garbled.Exchange().message(), "sent a control message that cannot be read");
 }
 
+// Rank 1 of six in an overlay; the test is its neighbour 0.
+struct LargeFixture {
+  LargeFixture() : links(1, 6, true), peer(0, 6, true), members(1, 6) {
+    config.rank = 1;
+    config.size = 6;
+    config.overlay = true;
+    config.start_timeout_seconds = 5;
+    for (int rank = 0; rank < 6; ++rank) members.Describe(rank, rank, "somewhere");
+    int ends[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    links.Connect(0, UniqueFd(ends[0]));
+    peer.Connect(1, UniqueFd(ends[1]));
+    for (const int other : {2, 3, 5}) {  // who do not say anything
+      CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+      links.Connect(other, UniqueFd(ends[0]));
+      others.emplace_back(ends[1]);
+    }
+  }
+  Status Exchange() { return ExchangeHellos(config, {}, members, links, &settings); }
+  void SayHello() {
+    Hello hello = Honest();
+    hello.size = 6;
+    peer.SendOver(1, FrameType::kHello, Encode(hello));
+  }
+
+  EngineConfig config;
+  PeerLinks links;
+  PeerLinks peer;
+  std::vector<UniqueFd> others;
+  Membership members;
+  GroupSettings settings;
+};
+
+void WhoFailsAfterItsHelloNamesTheCulprit() {
+  LargeFixture fixture;
+  fixture.SayHello();
+  const Frame abort = fixture.peer.Flood(FrameType::kAbort, Encode(Abort{4, "rank 4 on somewhere is lost"}));
+  fixture.peer.SendOver(1, abort.type, abort.payload);
+  fixture.peer = PeerLinks(0, 6, true);
+  CHECK_EQ(fixture.Exchange().message(), std::string("rank 4 on somewhere is lost (reported by rank 0)"));
+}
+
+void WhoEndsAfterItsHelloIsLost() {
+  LargeFixture fixture;
+  fixture.SayHello();
+  fixture.peer = PeerLinks(0, 6, true);
+  CHECK_CONTAINS(fixture.Exchange().message(), "rank 0 on host (pid 5) was lost while the job was starting");
+}
+
+// Its goodbye came by a shorter path than others' hellos.
+void WhoLeavesInGoodOrderIsNotLost() {
+  LargeFixture fixture;
+  fixture.config.start_timeout_seconds = 0.2;
+  const Frame goodbye = fixture.peer.Flood(FrameType::kGoodbye, Encode(Goodbye{0, 0}));
+  fixture.peer.SendOver(1, goodbye.type, goodbye.payload);
+  fixture.SayHello();
+  fixture.peer = PeerLinks(0, 6, true);
+  const Status late = fixture.Exchange();
+  CHECK_EQ(late.code(), SE_TIMED_OUT);
+  CHECK_CONTAINS(late.message(), "rank 2 on somewhere, rank 3 on somewhere");
+  CHECK_EQ(fixture.links.inbox(0).size(), 1u);
+}
+
 void APeerMaySendNothing() {
   Fixture silent;
   const Status late = silent.Exchange();
   CHECK_EQ(late.code(), SE_TIMED_OUT);
   CHECK_CONTAINS(late.message(), "rank 0 on somewhere");
   Fixture gone;
-  gone.peer = PeerLinks(2);
+  gone.peer = PeerLinks(1, 2);
   const Status lost = gone.Exchange();
   CHECK_EQ(lost.code(), SE_PEER_LOST);
   CHECK_CONTAINS(lost.message(), "was lost while the job was starting");
@@ -158,5 +222,8 @@ int main() {
                    {"what is computed with is checked", WhatIsComputedWithIsChecked},
                    {"own settings are made possible", OwnSettingsAreMadePossible},
                    {"a peer may send something else", APeerMaySendSomethingElse},
+                   {"who fails after its hello names the culprit", WhoFailsAfterItsHelloNamesTheCulprit},
+                   {"who ends after its hello is lost", WhoEndsAfterItsHelloIsLost},
+                   {"who leaves in good order is not lost", WhoLeavesInGoodOrderIsNotLost},
                    {"a peer may send nothing", APeerMaySendNothing}});
 }

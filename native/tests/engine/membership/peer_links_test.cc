@@ -22,7 +22,7 @@ struct Fixture {
     int ends[2];
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     for (int rank = 0; rank < 2; ++rank) {
-      links.push_back(std::make_unique<PeerLinks>(2));
+      links.push_back(std::make_unique<PeerLinks>(rank, 2));
       CHECK(links.back()->Open().ok());
       links.back()->Connect(1 - rank, UniqueFd(ends[rank]));
       CHECK(links.back()->Watch(1 - rank).ok());

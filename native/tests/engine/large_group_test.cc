@@ -1,0 +1,260 @@
+// Engines whose ranks are not all connected: what they compute, and that ends and failures of any rank reach all
+// others.
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "libcrypto.h"
+#include "ranks.h"
+#include "victim.h"
+
+namespace {
+
+using namespace spark_estimator::testing;
+
+JobOptions Overlay(Channel channel = Channel::kStream) {
+  JobOptions options;
+  options.channel = channel;
+  options.overlay = true;
+  options.late_data = true;
+  return options;
+}
+
+void CheckAllreduce(Rank& me, const std::string& name, int64_t count) {
+  std::vector<float> x(static_cast<size_t>(count), static_cast<float>(me.rank));
+  me.WaitOk(me.Allreduce(name, x.data(), x.data(), {count}));
+  const auto sum = static_cast<float>(me.size * (me.size - 1) / 2);
+  for (const float v : x) CHECK_EQ(v, sum);
+}
+
+void EveryPairIsConnectedWhenItIsUsed() {
+  constexpr int kSize = 17;
+  RunRanks(kSize, Overlay(), [](Rank& me) {
+    for (const int64_t count : {1, 1000, 300'000}) CheckAllreduce(me, "x" + std::to_string(count), count);
+    std::vector<int64_t> mine(kSize);
+    for (int turn = 0; turn < 2; ++turn) {
+      for (int to = 0; to < kSize; ++to) mine[static_cast<size_t>(to)] = 100 * me.rank + to;
+      const auto got = me.Gathered<int64_t>(me.Alltoall("all", mine.data(), {kSize}, {}, SE_INT64));
+      for (int from = 0; from < kSize; ++from) CHECK_EQ(got[static_cast<size_t>(from)], 100 * from + me.rank);
+    }
+    for (int root = 0; root < kSize; ++root) {
+      std::vector<float> x(100'000, static_cast<float>(me.rank));
+      me.WaitOk(me.Broadcast("from", root, x.data(), x.data(), {100'000}));
+      for (const float v : x) CHECK_EQ(v, static_cast<float>(root));
+    }
+  });
+}
+
+void ConnectionsCanBeSeveralAndEncrypted() {
+  JobOptions options = Overlay();
+  options.data_connections = 3;
+  options.cipher = SE_AES_128_GCM;
+  options.crypto_library = LibcryptoPath().c_str();
+  RunRanks(9, options, [](Rank& me) { CheckAllreduce(me, "x", 500'000); });
+}
+
+// Those of a ring and of recursive doubling, whatever the number of ranks.
+void AllreducesConnectFewPairs() {
+  constexpr int kSize = 32;
+  const int pairs = RunRanks(kSize, Overlay(), [](Rank& me) {
+    // In the proposals; by doubling, by halving, in a ring.
+    for (const int64_t count : {1, 3000, 100'000, 1'500'000}) CheckAllreduce(me, "x" + std::to_string(count), count);
+  });
+  CHECK(pairs >= kSize);
+  CHECK(pairs <= kSize * 5 / 2 + kSize);
+}
+
+// Heartbeats alone, for longer than the silence that is allowed.
+void IdleRanksStay() {
+  JobOptions options = Overlay();
+  options.heartbeat_seconds = 0.05;
+  options.silence_seconds = 1;
+  RunRanks(20, options, [](Rank& me) {
+    CheckAllreduce(me, "x", 10);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    CheckAllreduce(me, "x", 10);
+  });
+}
+
+void ADeathIsReportedOnAllRanks() {
+  constexpr int kSize = 9;
+  JobOptions options = Overlay();
+  options.late_data = false;  // the victim is another process
+  for (int victim = 0; victim < kSize; victim += 2) {
+    const int killer = victim == 0 ? 1 : 0;
+    std::atomic<int> past_the_first{0};
+    WithVictim(
+        kSize, victim, options, [](Rank& me) { CheckAllreduce(me, "first", 10); },
+        [&](Rank& me, pid_t child) {
+          std::vector<float> x(10, 1);
+          CheckAllreduce(me, "first", 10);
+          ++past_the_first;
+          const Submitted pending = me.Allreduce("second", x.data(), x.data(), {10});
+          while (past_the_first < kSize - 1) std::this_thread::yield();
+          if (me.rank == killer) kill(child, SIGKILL);
+          CHECK_EQ(me.Wait(pending), SE_PEER_LOST);
+          CHECK_CONTAINS(se_last_error(), "rank " + std::to_string(victim) + " on testhost is lost");
+        });
+  }
+}
+
+// Silent but connected: its neighbours notice, and tell the others.
+void AFrozenRankIsReportedOnAllRanks() {
+  constexpr int kSize = 9;
+  JobOptions options = Overlay();
+  options.late_data = false;
+  options.heartbeat_seconds = 0.1;
+  options.silence_seconds = 2;
+  std::atomic<int> past_the_first{0};
+  std::atomic<int> reported{0};
+  WithVictim(
+      kSize, 4, options, [](Rank& me) { CheckAllreduce(me, "first", 10); },
+      [&](Rank& me, pid_t child) {
+        std::vector<float> x(10, 1);
+        CheckAllreduce(me, "first", 10);
+        ++past_the_first;
+        while (past_the_first < kSize - 1) std::this_thread::yield();
+        if (me.rank == 0) kill(child, SIGSTOP);
+        CHECK_EQ(me.Wait(me.Allreduce("second", x.data(), x.data(), {10})), SE_PEER_LOST);
+        CHECK_CONTAINS(se_last_error(), "rank 4 on testhost is lost");
+        ++reported;
+        while (reported < kSize - 1) std::this_thread::yield();
+        if (me.rank == 0) kill(child, SIGKILL);
+      });
+}
+
+void ADeathAtTheStartIsReportedOnAllRanks() {
+  constexpr int kSize = 9;
+  JobOptions options = Overlay();
+  options.late_data = false;
+  std::atomic<int> failed{0};
+  WithVictimToStart(
+      kSize, 3, options, [](Wiring&) { return 0; },
+      [&](Wiring& wiring, int rank, pid_t) {
+        se_engine* engine = nullptr;
+        const auto index = static_cast<size_t>(rank);
+        const auto begin = std::chrono::steady_clock::now();
+        CHECK_EQ(se_engine_create(&wiring.configs[index], wiring.peers[index].data(), &engine), SE_PEER_LOST);
+        CHECK_CONTAINS(se_last_error(), "rank 3 on testhost was lost while the job was starting");
+        CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+        ++failed;
+      });
+  CHECK_EQ(failed.load(), kSize - 1);
+}
+
+void LeavingFailsWhatIsPending() {
+  for (const int leaver : {0, 3, 8}) {
+    RunRanks(9, Overlay(), [&](Rank& me) {
+      std::vector<float> x(50'000, 1);
+      me.WaitOk(me.Allreduce("first", x.data(), x.data(), {50'000}));
+      if (me.rank == leaver) {
+        CHECK_EQ(se_engine_shutdown(me.engine), SE_OK);
+        return;
+      }
+      CHECK_EQ(me.Wait(me.Allreduce("second", x.data(), x.data(), {10})), SE_SHUT_DOWN);
+      CHECK_CONTAINS(se_last_error(), "rank " + std::to_string(leaver) + " on testhost has left the job");
+    });
+  }
+}
+
+void LeavingLosesNothing() {
+  for (int round = 0; round < 20; ++round) {
+    RunRanks(9, Overlay(), [](Rank& me) {
+      std::vector<float> x(200'000, me.rank == 2 ? 7.0f : 0.0f);
+      me.WaitOk(me.Broadcast("last", 2, x.data(), x.data(), {200'000}));
+      for (const float v : x) CHECK_EQ(v, 7.0f);
+    });
+  }
+}
+
+void LeavingAtOnceAfterTheStart() {
+  for (int round = 0; round < 20; ++round) RunRanks(9, Overlay(), [](Rank&) {});
+}
+
+// Requests that only some ranks have made are negotiated through the coordinator.
+void ManyRequestsInAnyOrder() {
+  RunRanks(9, Overlay(), [](Rank& me) {
+    constexpr int kCount = 40;
+    std::vector<std::vector<float>> x(kCount, std::vector<float>(100, 1));
+    std::vector<Submitted> submitted(kCount);
+    for (int turn = 0; turn < 3; ++turn) {
+      for (auto& values : x) values.assign(100, 1);
+      for (int i = 0; i < kCount; ++i) {
+        const int at = (i * 7 + me.rank * 3) % kCount;
+        auto& values = x[static_cast<size_t>(at)];
+        submitted[static_cast<size_t>(at)] =
+            me.Allreduce("t" + std::to_string(at), values.data(), values.data(), {100});
+      }
+      for (const Submitted& request : submitted) me.WaitOk(request);
+      for (const auto& values : x) {
+        for (const float v : values) CHECK_EQ(v, static_cast<float>(me.size));
+      }
+    }
+    me.WaitOk(me.Join("end"));
+  });
+}
+
+void ARefusedConnectionFailsTheGroup() {
+  constexpr int kSize = 6;
+  JobOptions options = Overlay();
+  Wiring wiring = Wire(kSize, options);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      Rank me(rank, kSize, Join(wiring, rank));
+      std::thread process([&] {
+        int32_t wanted = -1;
+        int32_t status = SE_OK;
+        while ((status = se_await_wanted_peer(me.engine, 60, &wanted)) == SE_OK) {
+          CHECK_EQ(se_refuse_peer(me.engine, wanted, "no route to host"), SE_OK);
+        }
+        CHECK_EQ(status, SE_SHUT_DOWN);
+      });
+      std::vector<float> x(100'000, 1);
+      CHECK_EQ(me.Wait(me.Allreduce("x", x.data(), x.data(), {100'000})), SE_PEER_LOST);
+      CHECK_CONTAINS(se_last_error(), "no data connection with rank ");
+      CHECK_CONTAINS(se_last_error(), "no route to host");
+      CHECK_EQ(se_engine_shutdown(me.engine), SE_OK);
+      process.join();
+      se_engine_destroy(me.engine);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void WrongPeersAreRefused() {
+  RunRanks(6, Overlay(), [](Rank& me) {
+    CHECK_EQ(se_refuse_peer(me.engine, 6, "x"), SE_INVALID_ARGUMENT);
+    CHECK_EQ(se_refuse_peer(me.engine, me.rank, "x"), SE_INVALID_ARGUMENT);
+    se_peer peer{};
+    peer.rank = (me.rank + 1) % 6;
+    CHECK_EQ(se_connect_peer(me.engine, &peer), SE_INVALID_ARGUMENT);
+    CHECK_CONTAINS(se_last_error(), "lacks a connection");
+    int32_t wanted = -1;
+    CHECK_EQ(se_await_wanted_peer(me.engine, 0, &wanted), SE_IN_PROGRESS);
+  });
+  RunRanks(2, {.channel = Channel::kStream},
+           [](Rank& me) { CHECK_EQ(se_refuse_peer(me.engine, 1 - me.rank, "x"), SE_INVALID_ARGUMENT); });
+}
+
+}  // namespace
+
+int main() {
+  return RunTests({{"every pair is connected when it is used", EveryPairIsConnectedWhenItIsUsed},
+                   {"connections can be several and encrypted", ConnectionsCanBeSeveralAndEncrypted},
+                   {"allreduces connect few pairs", AllreducesConnectFewPairs},
+                   {"idle ranks stay", IdleRanksStay},
+                   {"a death is reported on all ranks", ADeathIsReportedOnAllRanks},
+                   {"a frozen rank is reported on all ranks", AFrozenRankIsReportedOnAllRanks},
+                   {"a death at the start is reported on all ranks", ADeathAtTheStartIsReportedOnAllRanks},
+                   {"leaving fails what is pending", LeavingFailsWhatIsPending},
+                   {"leaving loses nothing", LeavingLosesNothing},
+                   {"leaving at once after the start", LeavingAtOnceAfterTheStart},
+                   {"many requests in any order", ManyRequestsInAnyOrder},
+                   {"a refused connection fails the group", ARefusedConnectionFailsTheGroup},
+                   {"wrong peers are refused", WrongPeersAreRefused}});
+}

@@ -1,0 +1,67 @@
+"""Which ranks of a group connect at once, and the file descriptors that this needs.
+
+In a group of up to `Settings.mesh_ranks` ranks each two have a control and a data connection. In a larger one the
+control connections form an overlay (``native/engine/membership/overlay.h``), about 2 log2(ranks) for each rank, and
+those of data are made on first use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from spark_estimator import _native
+from spark_estimator.collectives.connections import descriptors
+from spark_estimator.collectives.rendezvous import Rendezvous
+from spark_estimator.env import Settings
+
+
+def is_overlay(ranks: Sequence[int], settings: Settings) -> bool:
+    """Whether a group of these ranks is connected as an overlay."""
+    return len(ranks) > settings.mesh_ranks
+
+
+def neighbours(position: int, size: int) -> list[int]:
+    """The positions that `position` of `size` is connected with in an overlay, ascending."""
+    positions = (ctypes.c_int32 * _native.MOST_NEIGHBOURS)()
+    count = _native.library().se_neighbours(position, size, positions)
+    return positions[:count]
+
+
+def local_ranks(rendezvous: Rendezvous, ranks: Sequence[int]) -> list[int]:
+    """Those of some ranks that can share memory with this one, which is one of them; in the same order."""
+    peers = rendezvous.peers
+    own_facts = peers[rendezvous.rank]
+    return [rank for rank in ranks if rank == own_facts.rank or peers[rank].shares_with(own_facts)]
+
+
+def control_peers(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> list[int]:
+    """The ranks of a group with which this one, also of it, has a control connection; in the group's order.
+
+    In an overlay these are its neighbours, and those on the circle of the ranks of its host, which pass segments on.
+    """
+    own_rank = rendezvous.rank
+    if not is_overlay(ranks, settings):
+        return [rank for rank in ranks if rank != own_rank]
+    connected: set[int] = set()
+    for circle in (ranks, local_ranks(rendezvous, ranks)):
+        connected.update(circle[position] for position in neighbours(circle.index(own_rank), len(circle)))
+    return [rank for rank in ranks if rank in connected]
+
+
+def needed_descriptors(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> int:
+    """File descriptors that this rank needs for a group of ranks, if the others have the same settings.
+
+    In an overlay that includes as many data connections as allreduces, broadcasts and allgathers use.
+
+    Numbers that no rank has count as ranks of this host; such a group is refused by its caller.
+    """
+    peers = rendezvous.peers
+    known = [rank for rank in ranks if 0 <= rank < len(peers)]
+    if is_overlay(ranks, settings) and rendezvous.rank in known:
+        segments = len(local_ranks(rendezvous, known)) - 1
+        data = 2 * len(ranks).bit_length() * settings.connections
+        return descriptors.for_peers(len(control_peers(rendezvous, known, settings)) + segments + data)
+    own_host = peers[rendezvous.rank].host_id
+    elsewhere = sum(peers[rank].host_id != own_host for rank in known)
+    return descriptors.needed(len(ranks)) + (settings.connections - 1) * elsewhere
