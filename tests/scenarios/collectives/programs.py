@@ -242,3 +242,14 @@ def run_one_after_another(
 def usable(size: int, sum_: Callable[..., Array] = arrays.allreduce) -> None:
     """Asserts that the job still works."""
     assert (sum_(numpy.ones(3), ReduceOp.SUM, "still usable") == size).all()
+
+
+def sums_and_rows() -> list[float]:
+    """Numbers of allreduces of three sizes and an allgather, the same on all ranks of the job."""
+    rank = context.rank()
+    results = []
+    for count in (1, 1000, 1_000_000):
+        values = numpy.full(count, rank + 1.0, numpy.float32)
+        results.append(float(arrays.allreduce(values, ReduceOp.SUM, f"sum {count}").sum()) / count)
+    rows = arrays.allgather(numpy.full((rank + 1, 3), rank), "rows")
+    return [*results, float(rows.sum())]

@@ -19,17 +19,13 @@ def numbers(rank: int) -> list[float]:
 
     from spark_estimator.collectives import arrays, context
     from spark_estimator.collectives.arrays import ReduceOp
+    from tests.scenarios.collectives.programs import sums_and_rows
 
     results = []
     for _ in range(2):
         context.init(process_sets="dynamic")
         size = context.size()
-        for count in (1, 1000, 1_000_000):
-            values = numpy.full(count, rank + 1.0, numpy.float32)
-            total = arrays.allreduce(values, ReduceOp.SUM, f"sum {count}")
-            results.append(float(total.sum()) / count)
-        rows = arrays.allgather(numpy.full((rank + 1, 3), rank), "rows")
-        results.append(float(rows.sum()))
+        results += sums_and_rows()
         exchanged, _ = arrays.alltoall(numpy.full((size, 50_000), rank, numpy.float64), name="exchange")
         results.append(float(exchanged.mean()))
         child = multiprocessing.get_context("fork").Process(target=len, args=("forked",))
