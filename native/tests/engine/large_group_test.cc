@@ -57,7 +57,7 @@ void ConnectionsCanBeSeveralAndEncrypted() {
   RunRanks(9, options, [](Rank& me) { CheckAllreduce(me, "x", 500'000); });
 }
 
-// Those of a ring and of recursive doubling, whatever the number of ranks.
+// Those of a ring and of recursive doubling, for any number of ranks.
 void AllreducesConnectFewPairs() {
   constexpr int kSize = 32;
   const int pairs = RunRanks(kSize, Overlay(), [](Rank& me) {

@@ -97,7 +97,7 @@ def exchange(
 
 
 class _Sending:
-    """What a rank passes on in one step, as soon as the receiver says that it reads."""
+    """What a rank passes on in one step, once the receiver has sent that it reads."""
 
     def __init__(self, peer: PeerFacts, link: socket.socket, segments: Sequence[int]) -> None:
         self.peer = peer
@@ -196,7 +196,7 @@ def _await_any(sending: _Sending, receiving: _Receiving, seconds: float) -> list
 
 
 def _failure_of(link: socket.socket, begin: bytes) -> Exception:
-    """Why a peer sends something else than it was expected to; `begin`: its first bytes."""
+    """The error of a peer that sent other bytes than it was expected to; `begin`: the first of them."""
     if not begin.startswith(_FAILED):
         return ConnectionResetError("it was closed" if not begin else f"it sent {begin!r}")
     text = begin[1:]
