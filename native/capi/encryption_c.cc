@@ -26,14 +26,24 @@ Secret SecretOf(const uint8_t* bytes) {
   return secret;
 }
 
-Status EncryptOne(const std::shared_ptr<const Libcrypto>& library, const se_encryption& encryption,
+// `library` is opened when the first connection needs it.
+Status EncryptOne(const char* path, std::shared_ptr<const Libcrypto>* library, const se_encryption& encryption,
                   StreamSocket* socket) {
   if (encryption.cipher == 0) return Status::Ok();
+  if (*library == nullptr) SE_RETURN_IF_ERROR(Libcrypto::Open(path != nullptr ? path : "", library));
   const SocketSecrets secrets{static_cast<Cipher>(encryption.cipher), SecretOf(encryption.send),
                               SecretOf(encryption.receive)};
   std::unique_ptr<SecureChannel> channel;
-  SE_RETURN_IF_ERROR(SecureChannel::Make(library, secrets, &channel));
+  SE_RETURN_IF_ERROR(SecureChannel::Make(*library, secrets, &channel));
   socket->Encrypt(std::move(channel));
+  return Status::Ok();
+}
+
+Status EncryptParts(const char* path, std::shared_ptr<const Libcrypto>* library, const se_peer& peer,
+                    StripedSocket* data) {
+  for (size_t part = 0; part < data->sockets().size(); ++part) {
+    SE_RETURN_IF_ERROR(EncryptOne(path, library, peer.data_encryption[part], &data->sockets()[part]));
+  }
   return Status::Ok();
 }
 
@@ -54,30 +64,16 @@ Status MakeEnd(const char* path, int32_t cipher, const uint8_t* secret, Half End
 Status EncryptConnections(const se_config& config, const se_peer* peers, std::vector<PeerConfig>* others) {
   std::shared_ptr<const Libcrypto> library;
   for (size_t i = 0; i < others->size(); ++i) {
-    const se_peer& peer = peers[i];
-    const auto data = (*others)[i].data.sockets();
-    bool encrypted = peer.control_encryption.cipher != 0;
-    for (size_t part = 0; part < data.size(); ++part) encrypted |= peer.data_encryption[part].cipher != 0;
-    if (!encrypted) continue;
-    if (library == nullptr) {
-      SE_RETURN_IF_ERROR(Libcrypto::Open(config.crypto_library != nullptr ? config.crypto_library : "", &library));
-    }
-    SE_RETURN_IF_ERROR(EncryptOne(library, peer.control_encryption, &(*others)[i].control));
-    for (size_t part = 0; part < data.size(); ++part) {
-      SE_RETURN_IF_ERROR(EncryptOne(library, peer.data_encryption[part], &data[part]));
-    }
+    PeerConfig& other = (*others)[i];
+    SE_RETURN_IF_ERROR(EncryptOne(config.crypto_library, &library, peers[i].control_encryption, &other.control));
+    SE_RETURN_IF_ERROR(EncryptParts(config.crypto_library, &library, peers[i], &other.data));
   }
   return Status::Ok();
 }
 
 Status EncryptData(const std::string& crypto_library, const se_peer& peer, StripedSocket* data) {
   std::shared_ptr<const Libcrypto> library;
-  for (size_t part = 0; part < data->sockets().size(); ++part) {
-    if (peer.data_encryption[part].cipher == 0) continue;
-    if (library == nullptr) SE_RETURN_IF_ERROR(Libcrypto::Open(crypto_library, &library));
-    SE_RETURN_IF_ERROR(EncryptOne(library, peer.data_encryption[part], &data->sockets()[part]));
-  }
-  return Status::Ok();
+  return EncryptParts(crypto_library.c_str(), &library, peer, data);
 }
 
 }  // namespace spark_estimator
