@@ -137,10 +137,8 @@ void ADeathAtTheStartIsReportedOnAllRanks() {
       [&](Wiring& wiring, int rank, pid_t) {
         se_engine* engine = nullptr;
         const auto index = static_cast<size_t>(rank);
-        const auto begin = std::chrono::steady_clock::now();
         CHECK_EQ(se_engine_create(&wiring.configs[index], wiring.peers[index].data(), &engine), SE_PEER_LOST);
         CHECK_CONTAINS(se_last_error(), "rank 3 on testhost was lost while the job was starting");
-        CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
         ++failed;
       });
   CHECK_EQ(failed.load(), kSize - 1);

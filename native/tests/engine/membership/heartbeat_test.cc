@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/membership/overlay.h"
 
 namespace {
 
@@ -300,6 +301,24 @@ void ATooShortSilenceIsThreeIntervals() {
   CHECK(now > 6 && now < 6.3);
 }
 
+// With an overlay no other connections exist: a departure takes a watch away and deals none out.
+void InAnOverlayOnlyNeighboursWatch() {
+  for (const int size : {6, 20, 100}) {
+    for (int rank = 0; rank < size; ++rank) {
+      Heartbeat heartbeat(rank, size, kInterval, kSilence, At(0), true);
+      std::vector<int> expected(heartbeat.watched().begin(), heartbeat.watched().end());
+      const std::vector<int> neighbours = overlay::Neighbours(rank, size);
+      CHECK(!expected.empty());
+      CHECK(std::ranges::includes(neighbours, expected));
+      for (const int leaver : {neighbours.front(), (rank + size / 2 + 1) % size}) {
+        heartbeat.Forget(leaver, At(1));
+        std::erase(expected, leaver);
+        CHECK(std::ranges::equal(heartbeat.watched(), expected));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -316,6 +335,7 @@ int main() {
                    {"who stays is watched by others that stay", WhoStaysIsWatchedByOthersThatStay},
                    {"disagreement about departures loses nobody", DisagreementAboutDeparturesLosesNobody},
                    {"a departure does not excuse the silent", ADepartureDoesNotExcuseTheSilent},
+                   {"in an overlay only neighbours watch", InAnOverlayOnlyNeighboursWatch},
                    {"switched off it does nothing", SwitchedOffItDoesNothing},
                    {"sleeping until NextWake is often enough", SleepingUntilNextWakeIsOftenEnough},
                    {"a too short silence is three intervals", ATooShortSilenceIsThreeIntervals}});
