@@ -200,8 +200,8 @@ class Connector:
         connection = Connection.unpack(context, self._tag)
         if connection.to_rank != self._facts.rank:
             raise AuthenticationError(f"it is for rank {connection.to_rank}, but this is rank {self._facts.rank}")
-        if not connection.from_rank < self._facts.rank or connection.purpose not in (CONTROL, DATA):
-            raise AuthenticationError(f"rank {connection.from_rank} must not connect here for {connection.purpose}")
+        if connection.from_rank >= self._facts.rank:
+            raise AuthenticationError(f"rank {connection.from_rank} must not connect here: only lower ranks do")
         if connection.part >= connection.parts or (connection.purpose == CONTROL and connection.parts > 1):
             raise AuthenticationError(f"rank {connection.from_rank} has no connection {connection.part}")
         with self._changed:

@@ -43,7 +43,7 @@ class LateConnections:
         round_, group: of the engine.
         tag: of the job.
         settings: how many connections two ranks have, and how long to try.
-        over: called once by `stop`.
+        over: called by each `stop`.
     """
 
     def __init__(

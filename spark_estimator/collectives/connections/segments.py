@@ -178,7 +178,7 @@ def _run(sending: _Sending, receiving: _Receiving, deadline: float) -> None:
         if not receiving.done and receiving.link in readable:
             with _naming(receiving.peer):
                 receiving.receive()
-        if time.monotonic() >= deadline:
+        if not readable and time.monotonic() >= deadline:
             with _naming(sending.peer if receiving.done else receiving.peer):
                 raise TimeoutError("timed out")
 
