@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/membership/relayed_frame.h"
 #include "engine/negotiation/message.h"
 #include "engine/negotiation/validity.h"
 #include "input.h"
@@ -27,8 +28,18 @@ bool TakesMuchMemory(const Response& response) {
 
 // Notices are for the log, and are not parsed. A goodbye that claims more operations than were done is accepted: a
 // peer's operations may still be in flight, however slowly.
-std::string FrameOf(FrameType type, std::string_view payload) {
+std::string FrameOf(FrameType type, std::string_view payload, bool overlay) {
   std::string bytes;
+  RelayedFrame relayed;
+  if (type == FrameType::kRelayed && overlay && Decode(payload, 2, &relayed)) {
+    FrameParser parser;
+    std::deque<Frame> inner;
+    parser.Take(FrameOf(relayed.type, relayed.payload, overlay), &inner);
+    if (inner.empty()) return bytes;
+    relayed.payload = inner[0].payload;
+    AppendFrame(type, Encode(relayed), &bytes);
+    return bytes;
+  }
   Goodbye goodbye;
   std::vector<Response> responses;
   if (type == FrameType::kResponses && Decode(payload, &responses) && std::ranges::any_of(responses, TakesMuchMemory)) {
@@ -62,8 +73,10 @@ extern "C" const char* __asan_default_options() { return "allocator_may_return_n
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
   fuzz::Input input(data, length);
-  const int own_rank = input.Byte() % 2;
-  ScriptedPeer peer(own_rank);
+  const uint8_t group = input.Byte();
+  const int own_rank = group % 2;
+  const bool overlay = group / 2 % 2 == 1;
+  ScriptedPeer peer(own_rank, 0, 0, overlay);
   se_engine* engine = peer.engine;
   float values[6] = {1, 2, 3, 4, 5, 6};
   float sums[6];
@@ -90,7 +103,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t length) {
   while (!input.empty()) {
     const uint8_t kind = input.Byte();
     const std::string_view payload = input.Piece();
-    const std::string bytes = FrameOf(static_cast<FrameType>(kind % 16), payload);
+    const std::string bytes = FrameOf(static_cast<FrameType>(kind % 16), payload, overlay);
     if (kind >= 128) peer.SayOnDataLink(std::string(payload));
     peer.SayBytes(bytes);
     if (kind % 4 == 3) std::this_thread::yield();

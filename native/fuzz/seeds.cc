@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/membership/relayed_frame.h"
 #include "engine/negotiation/message.h"
 #include "engine/rounds/proposal.h"
 #include "transport/frame.h"
@@ -192,6 +193,35 @@ int main(int argc, char** argv) {
     Write("engine_fuzz", '\1' + std::string(1, submitted) + say(FrameType::kGoodbye, Encode(Goodbye{1, 0})));
     Write("engine_fuzz", '\0' + std::string(1, submitted) + say(FrameType::kRound, std::string(13, '\0')) +
                              say(FrameType::kAbort, Encode(Abort{1, "it died"})));
+  }
+  // The same with an overlay: messages that were passed on, to one rank, to all and as a flood.
+  for (const int32_t destination : {RelayedFrame::kFlood, RelayedFrame::kToAll, 0, 1}) {
+    for (const char own_rank : {0, 1}) {
+      const auto relay = [&](FrameType type, const std::string& payload) {
+        return say(FrameType::kRelayed, Encode(RelayedFrame{1 - own_rank, destination, 1, type, payload}));
+      };
+      Write("engine_fuzz", std::string(1, static_cast<char>(2 + own_rank)) + '\xff' +
+                               relay(FrameType::kRequests, Encode(requests)) +
+                               relay(FrameType::kResponses, Encode(std::vector<Response>{both, resume})) +
+                               relay(FrameType::kGoodbye, Encode(Goodbye{1, 0})) +
+                               relay(FrameType::kAbort, Encode(Abort{1, "it died"})));
+    }
+  }
+  // Relays: size, rank, then (neighbour, whether it is wrapped, source, destination, number, type, payload) repeatedly.
+  for (const char size : {0, 1, 7, 15, 30}) {
+    for (const char rank : {0, 1}) {
+      for (const char destination : {0, 1, 2, 3, 4, 11}) {
+        std::string frames{size, rank};
+        for (const char neighbour : {0, 1, 2}) {
+          for (const char source : {0, 1, 5}) {
+            frames +=
+                std::string{neighbour, 1, source, destination, 1, static_cast<char>(FrameType::kNotice)} + Piece("x");
+          }
+        }
+        frames += std::string{0, 0, 0, 0, 0, static_cast<char>(FrameType::kRelayed)};
+        Write("relay_fuzz", frames + Piece(Encode(RelayedFrame{1, RelayedFrame::kToAll, 0, FrameType::kNotice, "x"})));
+      }
+    }
   }
   return 0;
 }

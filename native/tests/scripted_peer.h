@@ -17,8 +17,8 @@ namespace spark_estimator::testing {
 
 class ScriptedPeer {
  public:
-  // The engine is `own_rank` of two; the peer has greeted it well.
-  explicit ScriptedPeer(int own_rank, double heartbeat_seconds = 0, double silence_seconds = 0) {
+  // The engine is `own_rank` of two; the peer has greeted it well. With an overlay they talk as in a large group.
+  explicit ScriptedPeer(int own_rank, double heartbeat_seconds = 0, double silence_seconds = 0, bool overlay = false) {
     int control[2];
     int bulk[2];
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, control), 0);
@@ -35,6 +35,7 @@ class ScriptedPeer {
     config.cores = 2;
     config.hierarchical = -1;
     config.affinity_core = -1;
+    config.overlay = overlay ? 1 : 0;
     config.fusion_threshold_bytes = 1 << 20;
     config.start_timeout_seconds = 30;
     config.heartbeat_seconds = heartbeat_seconds;
