@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -257,12 +258,7 @@ def test_a_step_in_the_middle_of_a_pass(two_ranks: RankPool) -> None:
                 layer.weight.fill_(1.0)
         trainings = [Training(rank, layer) for layer in layers]
         for training in trainings:
-
-            def step(param: torch.Tensor, training: Training = training) -> None:
-                training.optimizer.step()
-                training.optimizer.zero_grad()
-
-            training.model.weight.register_post_accumulate_grad_hook(step)  # type: ignore[operator,union-attr]
+            step_in_hook(training.optimizer, training.model.weight)  # type: ignore[arg-type]
         for _ in range(3):
             nn.Sequential(*layers)(torch.full((1, 3), float(rank + 1))).sum().backward()
             for training in trainings:
@@ -287,10 +283,12 @@ class Distances(nn.Module):
 
 def step_in_hook(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> None:
     """Adds "optimizer step in backward", as users write it."""
+    # PyTorch never frees an optimizer that a hook of its parameter keeps: the ranks of later tests would have it, too.
+    kept_by_others: Any = weakref.proxy(optimizer)
 
     def step(param: torch.Tensor) -> None:
-        optimizer.step()
-        optimizer.zero_grad()
+        kept_by_others.step()
+        kept_by_others.zero_grad()
 
     param.register_post_accumulate_grad_hook(step)
 
@@ -326,7 +324,8 @@ def test_hooks_that_synchronize_and_step_in_one_pass(two_ranks: RankPool) -> Non
     def check(rank: int) -> None:
         training = Training(rank, Distances())
         points: Any = training.model.points
-        points[2].register_post_accumulate_grad_hook(lambda param: training.optimizer.synchronize())
+        optimizer: Any = weakref.proxy(training.optimizer)
+        points[2].register_post_accumulate_grad_hook(lambda param: optimizer.synchronize())
         step_in_hook(training.optimizer, points[0])
         for _ in range(3):
             training.backward()
