@@ -7,9 +7,9 @@ process that trains on the batches of all ranks.
 
 Models: mlp, 200 parameters of 64 and 64 x 64; resnet50, the 161 shapes of ResNet-50's parameters (25.6 million, 102 MB)
 with almost no computation; transformer, 6 encoder layers of width 256 on 4 sequences of 64. With ``--model``, also:
-llama, a causal language model of transformers with 4 layers of width 256 and random numbers, fine-tuned on 2 texts of
-128 tokens; lora, an adapter of peft's for it. These have a column ``group``: DDP over this package's process group,
-which a Trainer of transformers uses in its jobs.
+many, 20,000 parameters of 64 with almost no computation; llama, a causal language model of transformers with 4 layers
+of width 256 and random numbers, fine-tuned on 2 texts of 128 tokens; lora, an adapter of peft's for it. The last two
+have a column ``group``: DDP over this package's process group, which a Trainer of transformers uses in its jobs.
 
 ``--lightning`` adds the same steps in Lightning's Trainer: without communication, with ``strategy="horovod"``, and with
 Lightning's DDP over gloo. A step of the Trainer lasts from one batch to the request for the next.
@@ -41,11 +41,19 @@ from benchmarks import neighbours, programs, tables
 from benchmarks.command_line import ended_by_signals, list_of, positive
 from benchmarks.interleaved import BenchmarkError, Figure, Form, Group, Line, Subject, measure
 from benchmarks.tables import Ratio
+from benchmarks.training_steps import MANY
 from spark_estimator.collectives.rendezvous import local_rendezvous
 from spark_estimator.console import ends_with_its_reader
 
 #: Bytes of each model's gradients.
-MODELS = {"mlp": 1_664_000, "resnet50": 102_228_128, "transformer": 18_954_240, "llama": 16_851_968, "lora": 131_072}
+MODELS = {
+    "mlp": 1_664_000,
+    "resnet50": 102_228_128,
+    "transformer": 18_954_240,
+    "many": MANY * 64 * 4,
+    "llama": 16_851_968,
+    "lora": 131_072,
+}
 _BY_DEFAULT = ("mlp", "resnet50", "transformer")
 _FINE_TUNED = ("llama", "lora")
 _MODULE = "benchmarks.training"
@@ -120,11 +128,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         columns, ratios = (*columns, *_TENSORFLOW, *_OF_TENSORFLOW), (*ratios, *_TENSORFLOW_RATIOS)
     try:
         with ended_by_signals(), neighbours.beside(options), contextlib.ExitStack() as groups:
-            # Without torch.distributed: a Trainer that finds it initialized exchanges signals over it in each step.
-            group = groups.enter_context(_group(options, gloo=False))
-            with_gloo = groups.enter_context(_group(options))
-            names = ["none", "ours", "ddp", *(_LIGHTNING if options.lightning else ())]
-            subjects = [Subject(name, with_gloo if name.endswith("ddp") else group, name) for name in names]
+            # In the same processes: with thousands of parameters, Python's garbage collector takes longer the more
+            # objects a process has.
+            group = groups.enter_context(_group(options))
+            subjects = [Subject(name, group, name) for name in ("none", "ours", "ddp")]
+            if options.lightning:
+                # Without torch.distributed: a Trainer that finds it initialized exchanges signals over it in each step.
+                without_gloo = groups.enter_context(_group(options, gloo=False))
+                subjects += [
+                    Subject(name, group if name.endswith("ddp") else without_gloo, name) for name in _LIGHTNING
+                ]
             with_ours = [Subject("group", groups.enter_context(_group(options, gloo=False)), "group")] * fine_tuned
             others = []
             if options.tensorflow and "resnet50" in options.model:

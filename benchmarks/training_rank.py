@@ -13,7 +13,7 @@ import contextlib
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import spark_estimator.torch as hvd
 from benchmarks.protocol import answer_commands
 from benchmarks.training_steps import (
     CHECKED_STEPS,
+    MANY,
     TOLERANCE,
     UNCOUNTED,
     Answers,
@@ -37,11 +38,11 @@ from spark_estimator.torch import process_group
 
 
 class GradientShapes(nn.Module):
-    """ResNet-50's parameters with almost no computation: the gradients have the sizes of the real ones."""
+    """Parameters of these shapes with almost no computation: what counts is the exchange of their gradients."""
 
-    def __init__(self) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         super().__init__()
-        self.all = nn.ParameterList([nn.Parameter(torch.full(shape, 0.01)) for shape in resnet50_shapes()])
+        self.all = nn.ParameterList([nn.Parameter(torch.full(shape, 0.01)) for shape in shapes])
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """inputs: [batch, any]. Returns a scalar."""
@@ -122,7 +123,8 @@ VOCABULARY = 2048
 _TEXTS: dict[str, Any] = {"inputs": (2, 128), "learning_rate": 1e-2, "loss": torch.Tensor.mean, "tokens": True}
 MODELS = {
     "mlp": Model(_mlp, (32, 64), 1e-2),
-    "resnet50": Model(GradientShapes, (1, 1), 1e-6),
+    "resnet50": Model(functools.partial(GradientShapes, resnet50_shapes()), (1, 1), 1e-6),
+    "many": Model(functools.partial(GradientShapes, [(64,)] * MANY), (1, 1), 1e-6),
     "transformer": Model(_transformer, (4, 64, 256), 1e-3),
     "llama": Model(FineTuning, **_TEXTS),
     "lora": Model(functools.partial(FineTuning, lora=True), **_TEXTS),

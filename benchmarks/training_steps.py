@@ -9,6 +9,8 @@ from typing import Any
 #: Steps at the beginning of a block that are not timed.
 UNCOUNTED = 2
 CHECKED_STEPS = 3
+#: Parameters of the model "many".
+MANY = 20_000
 #: Relative tolerance after the checked steps: float32 sums are in another order than in the reference.
 TOLERANCE = 1e-4
 
