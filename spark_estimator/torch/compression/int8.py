@@ -76,8 +76,8 @@ class Int8Bucket(DenseBucket):
                 residue.owed = torch.zeros(slot.param.numel(), dtype=torch.float32)
             self._owed.append(residue.owed)
 
-    def _submit_plan(self, wires: list[torch.Tensor], present: torch.Tensor) -> Handle:
-        handle = super()._submit_plan(wires, present)
+    def _submit_plan(self, wires: list[torch.Tensor], addresses: list[int], present: torch.Tensor) -> Handle:
+        handle = super()._submit_plan(wires, addresses, present)
         self.bytes_given = present.nbytes + sum(
             wire.nbytes if owed is None else wire_bytes(wire.numel())
             for wire, owed in zip(wires, self._owed, strict=True)

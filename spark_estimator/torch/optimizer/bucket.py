@@ -14,6 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -26,9 +27,9 @@ from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Gpu, Plan
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.torch.collectives.device import await_outputs, location_of_all, raw_stream, wait_for_streams
-from spark_estimator.torch.collectives.memory import ALONE, described, element_type, references
+from spark_estimator.torch.collectives.memory import ALONE, described, element_type, references, storage_of
 from spark_estimator.torch.compression.compressors import BucketCompression, NoneCompressor, wire_dtype
-from spark_estimator.torch.optimizer.slot import Slot
+from spark_estimator.torch.optimizer.slot import GRADIENT, Slot
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Bucket(ABC):
     Attributes:
         location: where the gradients are worked on.
         missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
+        overlaps: a gradient that was there before the pass shares memory with another one; see ``shared_memory``.
         torn: it is unknown whether the engine has it: the name of the exception, such as KeyboardInterrupt, raised
             during the submission; "" when nothing did.
         bytes_given: that this rank handed to the engine in the last exchange.
@@ -104,6 +106,7 @@ class Bucket(ABC):
         self._keys = [id(slot.param) for slot in slots]
         self.missing = set(self._keys)
         self.torn = ""
+        self.overlaps = False
         self.location = location_of_all([slot.param for slot in slots], options.process_set)
         self._gpu: Gpu | None = None  # with the stream on which it was submitted
         # Of the GPU, on which this exchange's gradients were computed. What is made here is used in it, too.
@@ -161,6 +164,7 @@ class Bucket(ABC):
         """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
         self._handle = None
         self.torn = ""
+        self.overlaps = False
         self._streams.clear()
         self.missing.update(self._keys)
         for slot in self.slots:
@@ -186,20 +190,18 @@ class DenseBucket(Bucket):
         self._flags: torch.Tensor | None = None
         self._sent: list[torch.Tensor] = []  # all that the engine reads and writes
         self._held: list[torch.Tensor] | None = None  # all gradients, when all are sent in their own memory
-        # Parameters, and the strides of those that are not contiguous: to ask the latter of each gradient costs most.
-        self._direct = [
-            (
-                slot,
-                slot.param,
-                None if torch.empty(slot.param.shape, device="meta").stride() == slot.strides else slot.strides,
-            )
+        # The strides of those that are not contiguous only: to ask them of each gradient would cost most.
+        self._params = [slot.param for slot in slots]
+        self._strides = [
+            None if torch.empty(slot.param.shape, device="meta").stride() == slot.strides else slot.strides
             for slot in slots
         ]
 
     def _submit(self) -> Handle:
-        self._held = self._gradients_that_lie_right()
-        if self._held is not None and self._ones is not None:
-            return self._submit_plan(self._held, self._ones)
+        direct = self._gradients_that_lie_right() if self._options.compression is NoneCompressor else None
+        if direct is not None and self._ones is not None:
+            self._held, addresses = direct
+            return self._submit_plan(self._held, addresses, self._ones)
         for slot in self.slots:
             self._take(slot)
         wires = [_present(slot.wire) for slot in self.slots]
@@ -219,20 +221,21 @@ class DenseBucket(Bucket):
                 gpu=self._gpu,
             )
         present = torch.tensor([slot.gradient is not None for slot in self.slots])
-        return self._submit_plan(wires, present.to(self.location.device, self._ones.dtype))
+        addresses = [wire.data_ptr() for wire in wires]
+        return self._submit_plan(wires, addresses, present.to(self.location.device, self._ones.dtype))
 
-    def _gradients_that_lie_right(self) -> list[torch.Tensor] | None:
-        """All gradients, if each can be sent unchanged; else None.
+    def _gradients_that_lie_right(self) -> tuple[list[torch.Tensor], list[int]] | None:
+        """All gradients and their addresses, if each can be sent unchanged; else None.
 
-        The usual case, on the path of every step: keep it short.
+        The usual case, on the path of every step: keep it short. The first look at a gradient costs most of the time,
+        as none is in a cache if there are many, so that there is one loop over them.
         """
-        if self._options.compression is not NoneCompressor:
+        if self.overlaps:
             return None
-        dtype, strided, count, alone = self.slots[0].dtype, torch.strided, references, ALONE
+        dtype, strided, storage, count, alone = self.slots[0].dtype, torch.strided, storage_of, references, ALONE
         device = self.location.torch_number
-        gradients = []
-        for slot, param, strides in self._direct:
-            gradient = param.grad
+        gradients, addresses = [], []
+        for position, (gradient, strides) in enumerate(zip(map(GRADIENT, self._params), self._strides, strict=True)):
             if (
                 gradient is None
                 or gradient.dtype is not dtype
@@ -240,20 +243,19 @@ class DenseBucket(Bucket):
                 or gradient.get_device() != device
                 or not (gradient.is_contiguous() if strides is None else gradient.stride() == strides)
                 or gradient.is_neg()
-                or (count(gradient.untyped_storage()._cdata) > alone and gradient is not slot.before)
-                or slot.overlapped
+                or (count(storage(gradient)) > alone and gradient is not self.slots[position].before)
             ):
                 return None
             gradients.append(gradient)
-        return gradients
+            addresses.append(gradient.data_ptr())
+        return gradients, addresses
 
-    def _submit_plan(self, wires: list[torch.Tensor], present: torch.Tensor) -> Handle:
-        """Hands over wire forms, and for each whether there is a gradient."""
+    def _submit_plan(self, wires: list[torch.Tensor], addresses: list[int], present: torch.Tensor) -> Handle:
+        """Hands over wire forms at these addresses, and for each whether there is a gradient."""
         flags = self._flags = torch.empty_like(present)
         if self._plan is None:
             self._plan = self._planned([*wires, present])
             self.bytes_given = sum(wire.nbytes for wire in (*wires, present))
-        addresses = [wire.data_ptr() for wire in wires]
         self._sent = [*wires, present, flags]
         stream = 0 if self._gpu is None else self._gpu.stream
         # Gradients are not read before the end of backward, which waits.
@@ -285,9 +287,9 @@ class DenseBucket(Bucket):
         assert self._handle is not None
         await_outputs(self._handle, self._gpu, self._sent, "DistributedOptimizer")
         if self._held is not None:
-            for slot, gradient in zip(self.slots, self._held, strict=True):
-                if slot.param.grad is not gradient:
-                    slot.param.grad = gradient
+            if not all(map(is_, map(GRADIENT, self._params), self._held)):
+                for param, gradient in zip(self._params, self._held, strict=True):
+                    param.grad = gradient
             return
         # Only where this rank misses a gradient: to read them makes the CPU wait for the GPU.
         misses = self._flags is not None and any(slot.gradient is None for slot in self.slots)

@@ -321,7 +321,7 @@ class GradientExchange:
             self._hooks.counting[0] = False  # the rest of this pass, if there is one, submits nothing early
 
     def _remember_an_average(self) -> None:
-        averages = ((param, param.grad) for param in self._membership.trainable())
+        averages = ((param, param.grad) for param in self._membership.each_trainable())
         self._averaged = next(((param, weakref.ref(grad)) for param, grad in averages if grad is not None), None)
 
     def _averages_are_gone(self) -> bool:
@@ -335,15 +335,19 @@ class GradientExchange:
         return average() is None or param.grad is not average()
 
     def _has_gradients(self) -> bool:
-        return any(param.grad is not None for param in self._membership.trainable())
+        return any(param.grad is not None for param in self._membership.each_trainable())
 
     def _note_gradients(self, first: int | None = None) -> None:
         """Finds out which gradients share memory: those must not be in flight while autograd is at work."""
-        slots = self._membership.plan.slots
-        if note_gradients(slots, self._membership.trainable_of_others, first):
+        plan = self._membership.plan
+        if note_gradients(plan.slots, self._membership.trainable_of_others, first):
             self._pass.submits_early = False
+            for bucket in plan.buckets:
+                bucket.overlaps = any(slot.overlapped for slot in bucket.slots)
 
     def _newer(self) -> list[GradientExchange]:
         """Those of optimizers that were made later and exchange parameters of this one, too."""
+        if not self._hooks.gave_away:  # the usual case, asked in every step
+            return []
         listeners = self._hooks.newer(self._membership.trainable())
         return [listener for listener in listeners if isinstance(listener, GradientExchange)]

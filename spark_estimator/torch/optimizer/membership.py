@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator, Sequence
+from operator import attrgetter, eq
 
 import torch
 
@@ -18,6 +20,30 @@ from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.hooks import ParameterHooks
 from spark_estimator.torch.optimizer.plan import GradientPlan
 from spark_estimator.torch.optimizer.slot import Slot
+
+
+class _Planned:
+    """The parameters of a plan, and what they were like: asked in every pass whether the plan is still right.
+
+    For 20,000 parameters that takes milliseconds if it compares in C, and keeps no new objects meanwhile: these would
+    set Python's garbage collector to work.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor]) -> None:
+        self._ids = list(map(id, params))
+        self._forms = list(map(_FORM, params))
+        self._devices = list(map(torch.Tensor.get_device, params))
+
+    def is_for(self, params: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the same parameters, with the same element types, shapes and devices."""
+        return (
+            list(map(id, params)) == self._ids
+            and all(map(eq, map(_FORM, params), self._forms))
+            and list(map(torch.Tensor.get_device, params)) == self._devices
+        )
+
+
+_FORM = attrgetter("dtype", "shape")
 
 
 class JobMembership:
@@ -53,7 +79,7 @@ class JobMembership:
         self._hooks = hooks
         self._engine: Engine
         self._joins: int  # that all ranks have left together, when the plans were last compared
-        self._signature: list[tuple[int, torch.dtype, torch.Size, int]] | None  # of the planned parameters
+        self._planned: _Planned | None
         self.name: str
         self.exchanges: int
         self.exchanges_of_newer: dict[str, int]
@@ -71,10 +97,13 @@ class JobMembership:
 
     def trainable(self) -> list[torch.Tensor]:
         """The optimizer's parameters that have gradients; none when it has been collected."""
+        return list(self.each_trainable())
+
+    def each_trainable(self) -> Iterator[torch.Tensor]:
+        """The same, one after the other."""
         optimizer = self._optimizer()
-        if optimizer is None:
-            return []
-        return [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+        groups = [] if optimizer is None else optimizer.param_groups
+        return (param for group in groups for param in group["params"] if param.requires_grad)
 
     def trainable_of_others(self) -> list[torch.Tensor]:
         """The parameters of all other optimizers in this process."""
@@ -107,23 +136,26 @@ class JobMembership:
             # All ranks have left a join together. One may have had no batch yet, and have agreed to nothing.
             self._joins = self._engine.joins
             self.plan.must_agree()
-        params = self._hooks.not_newer(self.trainable())
-        signature = [(id(param), param.dtype, param.shape, param.get_device()) for param in params]
-        if signature == self._signature or self.plan.in_flight:
+        params = self.trainable()
+        if self._hooks.gave_away:
+            params = self._hooks.not_newer(params)
+        if (self._planned is not None and self._planned.is_for(params)) or self.plan.in_flight:
             return  # what has been submitted belongs to the old plan: a new one begins with the next step
+        params = self._hooks.not_newer(params)
         slots = [Slot(param, self._name_of(param)) for param in params]
-        self._signature = None
+        self._planned = None
         for param in params:
             self._hooks.add(param)
         self.plan = GradientPlan(self.name, slots, self._options, passes)
         self.listen()
-        self._signature = signature  # last: a plan that Ctrl-C has left half made is made again
+        self._planned = _Planned(params)  # last: a plan that Ctrl-C has left half made is made again
 
     def listen(self) -> None:
         """Has the hooks count the gradients that each bucket of the plan misses."""
         self._hooks.keep_only(set(self.plan.bucket_of))
-        for key, bucket in self.plan.bucket_of.items():
-            self._hooks.count_in(key, bucket.missing, bucket.note_stream if bucket.location.on_gpu else None)
+        for bucket in self.plan.buckets:
+            note = bucket.note_stream if bucket.location.on_gpu else None
+            self._hooks.count_in([id(slot.param) for slot in bucket.slots], bucket.missing, note)
 
     def _join_job(self) -> None:
         """Takes a name in the present job: after another `init()` all ranks number their optimizers again."""
@@ -135,7 +167,7 @@ class JobMembership:
         self.exchanges = 0
         self.interrupted_by = ""
         self.plan.forget()  # submitted to an engine that has ended
-        self._signature = None
+        self._planned = None
 
     def _name_of(self, param: torch.Tensor) -> str:
         name = self._names.get(id(param))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from spark_estimator.torch.collectives.memory import is_alone, overlaps_itself
+
+#: A parameter's gradient. With ``map`` over thousands of parameters it takes less time than a loop of Python.
+GRADIENT: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("grad")
 
 
 class Slot:

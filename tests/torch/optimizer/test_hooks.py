@@ -81,7 +81,7 @@ def test_counted_gradients_are_reported_when_the_last_one_is_complete() -> None:
     notes: list[int] = []
     for each in (a, b):
         listener.hooks.add(each)
-        listener.hooks.count_in(id(each), missing, lambda: notes.append(len(missing)))
+    listener.hooks.count_in([id(a), id(b)], missing, lambda: notes.append(len(missing)))
     listener.hooks.counting[0] = True
     listener.listens = True
     a.sum().backward()
