@@ -10,7 +10,8 @@ package's Python API (named, synchronous, on torch tensors); gloo, through torch
 openmpi and mpich, in C; bound, a lower bound for an op without any wait: for an allreduce, a plain c[i] = a[i] + b[i]
 over each rank's share; for an alltoall, one copy of the input; on all ranks at once.
 
-``--busy 2`` and ``--jvm`` run other programs beside the ranks, as executors have them.
+``--busy 2`` and ``--jvm`` run other programs beside the ranks, as executors have them; ``--quota 1`` limits the
+processor time of all ranks together, as containers do.
 """
 
 from __future__ import annotations

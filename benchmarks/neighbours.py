@@ -1,4 +1,6 @@
-"""Other programs beside the measured ranks: processes that compute all the time, and a JVM that collects garbage."""
+"""What executors' ranks have to live with: other programs that compute all the time, a JVM that collects garbage, and a
+limit of processor time.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,20 @@ public class Garbage {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--busy`` and ``--jvm``."""
+    """Adds ``--busy``, ``--jvm`` and ``--quota``."""
     parser.add_argument("--busy", type=int, default=0, help="this number of other processes computes all the time (0)")
     parser.add_argument("--jvm", action="store_true", help="a JVM collects garbage all the time")
+    parser.add_argument(
+        "--quota", type=float, metavar="CPUS", help="processor time that all ranks have together (cgroup; needs root)"
+    )
 
 
 @contextlib.contextmanager
 def beside(options: argparse.Namespace) -> Iterator[None]:
-    """The programs of `add_options` run inside of the block.
+    """The programs of `add_options` run inside of the block, outside of the quota; what the block starts is within it.
 
     Raises:
-        BenchmarkError: there is no JDK.
+        BenchmarkError: there is no JDK, or the quota cannot be set.
     """
     with contextlib.ExitStack() as programs:
         for _ in range(options.busy):
@@ -61,7 +66,39 @@ def beside(options: argparse.Namespace) -> Iterator[None]:
             (folder / "Garbage.java").write_text(_GARBAGE)
             subprocess.run(["javac", "Garbage.java"], cwd=folder, check=True)
             programs.enter_context(_running(["java", "-Xmx64m", "-cp", str(folder), "Garbage"]))
+        if options.quota is not None:
+            programs.enter_context(_within_quota(options.quota))
         yield
+
+
+@contextlib.contextmanager
+def _within_quota(cpus: float) -> Iterator[None]:
+    """Moves this process, and so those that it starts, into a control group with a limit."""
+    root = Path("/sys/fs/cgroup")
+    period = 100_000  # microseconds, the kernel's default
+    quota = round(cpus * period)
+    version_1 = (root / "cpu/cgroup.procs").exists()
+    parent = root / "cpu" if version_1 else root
+    group = parent / f"spark_estimator_benchmark_{os.getpid()}"
+    try:
+        if version_1:
+            group.mkdir()
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (root / "cgroup.subtree_control").write_text("+cpu")
+            group.mkdir()
+            (group / "cpu.max").write_text(f"{quota} {period}")
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        raise BenchmarkError(f"--quota {cpus} needs a control group for processor time: {error}") from error
+    try:
+        yield
+    finally:
+        (parent / "cgroup.procs").write_text(str(os.getpid()))
+        with contextlib.suppress(OSError):  # a rank has not ended yet
+            group.rmdir()
 
 
 @contextlib.contextmanager
@@ -76,6 +113,7 @@ def _running(command: list[str]) -> Iterator[None]:
 
 
 def title(options: argparse.Namespace) -> str:
-    """For the heading of a table; empty without other programs."""
+    """For the heading of a table; empty without other programs and quota."""
     parts = [f"{options.busy} busy processes"] * bool(options.busy) + ["a JVM collecting garbage"] * options.jvm
-    return f", beside {' and '.join(parts)}" if parts else ""
+    beside = f", beside {' and '.join(parts)}" if parts else ""
+    return beside if options.quota is None else f"{beside}, within {options.quota:g} CPUs"

@@ -18,7 +18,8 @@ Lightning's DDP over gloo. A step of the Trainer lasts from one batch to the req
 ``MultiWorkerMirroredStrategy`` over its ring (``mwms``); and with Keras' ``train_on_batch`` on TensorFlow, without
 communication and with ``DistributedOptimizer``. ``spark_estimator/README.md`` documents their lower bounds.
 
-``--busy 2`` and ``--jvm`` run other programs beside the ranks, as executors have them.
+``--busy 2`` and ``--jvm`` run other programs beside the ranks, as executors have them; ``--quota 1`` limits the
+processor time of all ranks together, as containers do.
 
 Ranks have the environment of workers (``launch/job/environment.py``), in which malloc keeps freed memory; otherwise the
 system would spend half of a CPU step on mapping memory for gradients again. ``--default-malloc`` disables this for all

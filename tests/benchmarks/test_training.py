@@ -30,6 +30,19 @@ def test_prints_a_line_for_each_model(channel: list[str], tmp_path: Path, capsys
 
 
 @pytest.mark.timeout(240)
+def test_a_quota_of_processor_time_ends_with_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = Path("/proc/self/cgroup")
+    before = groups.read_text()
+    try:
+        training.main(["--model", "mlp", "--seconds", "0.1", "--quota", "1.5"])
+        assert "within 1.5 CPUs" in capsys.readouterr().out
+    except SystemExit as refused:  # no control groups here, or not as this user
+        assert "--quota 1.5 needs a control group" in str(refused)
+    assert groups.read_text() == before
+    assert not list(Path("/sys/fs/cgroup").glob("**/spark_estimator_benchmark_*"))
+
+
+@pytest.mark.timeout(240)
 def test_fine_tuning_beside_ddp_over_both_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("peft", reason="the extra 'transformers' is not installed")
     file = tmp_path / "figures.json"
