@@ -46,13 +46,14 @@ class ParameterHooks:
     Attributes:
         counting: one element: whether gradients are taken out of the sets that `count_in` has named.
         gave_away: whether a listener that was made later has had a parameter of this one's.
+        shares: whether it gave one away, or `not_newer` has left one out: another call may give another result.
     """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = weakref.ref(listener)
         self.counting = [False]
         self._number = next(_numbers)
-        self.gave_away = False
+        self.gave_away = self.shares = False
         self._handles: dict[int, tuple[torch.Tensor, Any]] = {}  # with the parameter, so that no other gets its id
         self._on_params: dict[int, Any] = {}  # all hooks of the same parameters, also the user's
         self._counted: dict[int, _Counted] = {}  # how their gradients are counted
@@ -69,7 +70,7 @@ class ParameterHooks:
         before = _owner.get(key)
         if before is not None:
             before.remove(key)
-            before.gave_away = True
+            before.gave_away = before.shares = True
         _owner[key] = self
         self._counted[key] = (set(), None)
         self._handles[key] = (param, param.register_post_accumulate_grad_hook(self._hook))
@@ -84,7 +85,9 @@ class ParameterHooks:
 
     def not_newer(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those of `params` that `may_have` allows."""
-        return [param for param in params if self.may_have(param)]
+        allowed = [param for param in params if self.may_have(param)]
+        self.shares |= len(allowed) < len(params)
+        return allowed
 
     def stand_last(self) -> bool:
         """Has our hooks called after those that the user has added since; asked as a pass begins.
@@ -167,6 +170,8 @@ def _hook(
         key = id(param)
         again = False
         if counting[0]:
+            if key not in counted:  # listened to no more, since autograd has begun to call this parameter's hooks
+                return
             missing, note = counted[key]
             if note is not None:
                 note()

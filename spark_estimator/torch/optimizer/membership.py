@@ -136,12 +136,11 @@ class JobMembership:
             # All ranks have left a join together. One may have had no batch yet, and have agreed to nothing.
             self._joins = self._engine.joins
             self.plan.must_agree()
-        params = self.trainable()
-        if self._hooks.gave_away:
-            params = self._hooks.not_newer(params)
+        trainable = self.trainable()
+        params = self._hooks.not_newer(trainable) if self._hooks.shares else trainable
         if (self._planned is not None and self._planned.is_for(params)) or self.plan.in_flight:
             return  # what has been submitted belongs to the old plan: a new one begins with the next step
-        params = self._hooks.not_newer(params)
+        params = self._hooks.not_newer(trainable)
         slots = [Slot(param, self._name_of(param)) for param in params]
         self._planned = None
         for param in params:

@@ -51,6 +51,37 @@ def test_the_plan_follows_the_parameters(job_of_one: None) -> None:
     assert membership.plan.slots[0].dtype is torch.float64
 
 
+def test_the_plan_follows_forms(job_of_one: None) -> None:
+    param = nn.Parameter(torch.ones(2, 3))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1)), param], lr=0.1)
+    membership = member(optimizer)
+    membership.refresh(1)
+    for changed in (param.data.t().contiguous(), param.data.half()):
+        plan = membership.plan
+        param.data = changed
+        membership.refresh(1)
+        assert membership.plan is not plan
+        plan = membership.plan
+        membership.refresh(1)
+        assert membership.plan is plan
+
+
+def test_a_parameter_that_a_newer_optimizer_has(job_of_one: None) -> None:
+    first, shared = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    older, newest = torch.optim.SGD([first], lr=0.1), torch.optim.SGD([shared], lr=0.1)
+    membership, newer = member(older), member(newest)
+    membership.refresh(1)
+    older.add_param_group({"params": [shared]})
+    membership.refresh(1)
+    plan = membership.plan
+    assert [id(slot.param) for slot in plan.slots] == [id(first)]
+    membership.refresh(1)
+    assert membership.plan is plan
+    newer.leave()
+    membership.refresh(1)
+    assert [id(slot.param) for slot in membership.plan.slots] == [id(first), id(shared)]
+
+
 def test_a_plan_in_flight_stays(job_of_one: None) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     membership = member(optimizer)
