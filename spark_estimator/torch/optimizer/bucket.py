@@ -14,10 +14,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
@@ -91,7 +92,6 @@ class Bucket(ABC):
     Attributes:
         location: where the gradients are worked on.
         missing: ids of the parameters whose gradients are not complete yet. Autograd's threads take theirs out.
-        overlaps: a gradient that was there before the pass shares memory with another one; see ``shared_memory``.
         torn: it is unknown whether the engine has it: the name of the exception, such as KeyboardInterrupt, raised
             during the submission; "" when nothing did.
         bytes_given: that this rank handed to the engine in the last exchange.
@@ -106,7 +106,6 @@ class Bucket(ABC):
         self._keys = [id(slot.param) for slot in slots]
         self.missing = set(self._keys)
         self.torn = ""
-        self.overlaps = False
         self.location = location_of_all([slot.param for slot in slots], options.process_set)
         self._gpu: Gpu | None = None  # with the stream on which it was submitted
         # Of the GPU, on which this exchange's gradients were computed. What is made here is used in it, too.
@@ -164,7 +163,6 @@ class Bucket(ABC):
         """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
         self._handle = None
         self.torn = ""
-        self.overlaps = False
         self._streams.clear()
         self.missing.update(self._keys)
         for slot in self.slots:
@@ -174,6 +172,9 @@ class Bucket(ABC):
         """Detaches the parameters from memory that the engine may be writing; `finish` attaches them again."""
         for slot in self.slots:
             slot.param.grad = None
+
+
+_OVERLAPPED = attrgetter("overlapped")
 
 
 class DenseBucket(Bucket):
@@ -224,13 +225,14 @@ class DenseBucket(Bucket):
         addresses = [wire.data_ptr() for wire in wires]
         return self._submit_plan(wires, addresses, present.to(self.location.device, self._ones.dtype))
 
+    @_disable_dynamo  # which follows a compiled step into what runs at its graph's breaks
     def _gradients_that_lie_right(self) -> tuple[list[torch.Tensor], list[int]] | None:
         """All gradients and their addresses, if each can be sent unchanged; else None.
 
         The usual case, on the path of every step: keep it short. The first look at a gradient costs most of the time,
         as none is in a cache if there are many, so that there is one loop over them.
         """
-        if self.overlaps:
+        if any(map(_OVERLAPPED, self.slots)):
             return None
         dtype, strided, storage, count, alone = self.slots[0].dtype, torch.strided, storage_of, references, ALONE
         device = self.location.torch_number
@@ -289,7 +291,8 @@ class DenseBucket(Bucket):
         if self._held is not None:
             if not all(map(is_, map(GRADIENT, self._params), self._held)):
                 for param, gradient in zip(self._params, self._held, strict=True):
-                    param.grad = gradient
+                    if param.grad is not gradient:
+                        param.grad = gradient
             return
         # Only where this rank misses a gradient: to read them makes the CPU wait for the GPU.
         misses = self._flags is not None and any(slot.gradient is None for slot in self.slots)

@@ -339,11 +339,9 @@ class GradientExchange:
 
     def _note_gradients(self, first: int | None = None) -> None:
         """Finds out which gradients share memory: those must not be in flight while autograd is at work."""
-        plan = self._membership.plan
-        if note_gradients(plan.slots, self._membership.trainable_of_others, first):
+        slots = self._membership.plan.slots
+        if note_gradients(slots, self._membership.trainable_of_others, first):
             self._pass.submits_early = False
-            for bucket in plan.buckets:
-                bucket.overlaps = any(slot.overlapped for slot in bucket.slots)
 
     def _newer(self) -> list[GradientExchange]:
         """Those of optimizers that were made later and exchange parameters of this one, too."""

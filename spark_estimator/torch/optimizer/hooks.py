@@ -54,10 +54,9 @@ class ParameterHooks:
         self.counting = [False]
         self._number = next(_numbers)
         self.gave_away = self.shares = False
-        self._handles: dict[int, tuple[torch.Tensor, Any]] = {}  # with the parameter, so that no other gets its id
+        # With the parameter, so that no other gets its id, and how its gradient is counted.
+        self._handles: dict[int, tuple[torch.Tensor, Any, _Counted]] = {}
         self._on_params: dict[int, Any] = {}  # all hooks of the same parameters, also the user's
-        self._counted: dict[int, _Counted] = {}  # how their gradients are counted
-        self._hook = _hook(self._listener, self.counting, self._counted)
 
     def add(self, param: torch.Tensor) -> None:
         """Listens to a trainable parameter that `may_have` allows; replaces its earlier listener.
@@ -72,8 +71,9 @@ class ParameterHooks:
             before.remove(key)
             before.gave_away = before.shares = True
         _owner[key] = self
-        self._counted[key] = (set(), None)
-        self._handles[key] = (param, param.register_post_accumulate_grad_hook(self._hook))
+        counted: _Counted = [(set(), None)]
+        hook = _hook(self._listener, key, self.counting, counted)
+        self._handles[key] = (param, param.register_post_accumulate_grad_hook(hook), counted)
         self._on_params[key] = param._post_accumulate_grad_hooks
 
     def may_have(self, param: torch.Tensor) -> bool:
@@ -100,11 +100,12 @@ class ParameterHooks:
         moved = False
         if max(map(len, self._on_params.values()), default=0) <= 1:  # the usual case, asked in every pass
             return moved
-        for key, (param, handle) in self._handles.items():
+        for key, (param, handle, counted) in self._handles.items():
             hooks = self._on_params[key]
             if len(hooks) > 1 and next(reversed(hooks)) != handle.id:
                 handle.remove()
-                self._handles[key] = (param, param.register_post_accumulate_grad_hook(self._hook))
+                hook = _hook(self._listener, key, self.counting, counted)
+                self._handles[key] = (param, param.register_post_accumulate_grad_hook(hook), counted)
                 moved = True
         return moved
 
@@ -129,13 +130,15 @@ class ParameterHooks:
             missing: see above.
             note: called before, in autograd's thread and with its stream; None: nothing is.
         """
-        self._counted.update(dict.fromkeys(keys, (missing, note)))
+        counted = (missing, note)
+        for key in keys:
+            self._handles[key][2][0] = counted
 
     def remove(self, key: int) -> None:
         """Listens no more to the parameter with this id."""
-        _, handle = self._handles.pop(key)
+        _, handle, _ = self._handles.pop(key)
         handle.remove()
-        del self._on_params[key], self._counted[key]
+        del self._on_params[key]
         if _owner.get(key) is self:
             del _owner[key]
 
@@ -145,7 +148,7 @@ class ParameterHooks:
             self.remove(key)
 
     def __del__(self) -> None:
-        for param, handle in self._handles.values():
+        for param, handle, _ in self._handles.values():
             # Not handle.remove(): where a cycle of objects is collected, the handle does not know its hooks any more.
             hooks = param._post_accumulate_grad_hooks
             if hooks is not None:
@@ -154,25 +157,23 @@ class ParameterHooks:
 
 _numbers = itertools.count()
 
-#: The set in which a gradient counts as missing, and what is called when it is there.
-_Counted = tuple[set[int], "Callable[[], None] | None"]
+#: One element: the set in which a gradient counts as missing, and what is called when it is there.
+_Counted = list[tuple[set[int], "Callable[[], None] | None"]]
 
 #: Parameter id -> the hooks that it has.
 _owner: weakref.WeakValueDictionary[int, ParameterHooks] = weakref.WeakValueDictionary()
 
 
 def _hook(
-    listener: weakref.ref[Listener], counting: list[bool], counted: dict[int, _Counted]
+    listener: weakref.ref[Listener], key: int, counting: list[bool], counted: _Counted
 ) -> Callable[[torch.Tensor], None]:
     # Called for every parameter in every backward pass: nothing is done here that can be done once. With 20,000
-    # parameters an empty hook costs 1.1 us, this one 1.8 to 2.0, also with a function for each parameter.
+    # parameters an empty hook costs 1.1 us, this one 1.8 to 2.0, also if it is one function for all. It does not use
+    # `param`: that can be another object after torch.utils.swap_tensors.
     def hook(param: torch.Tensor) -> None:
-        key = id(param)
         again = False
         if counting[0]:
-            if key not in counted:  # listened to no more, since autograd has begun to call this parameter's hooks
-                return
-            missing, note = counted[key]
+            missing, note = counted[0]
             if note is not None:
                 note()
             try:

@@ -108,6 +108,19 @@ def test_the_listener_that_was_made_last_has_the_parameter() -> None:
     assert (older.reports, newer.reports) == ([], ["a", "end"])
 
 
+def test_a_hook_that_is_taken_away_while_autograd_calls_the_parameter_s_hooks() -> None:
+    a = param()
+    older, newer = Listener(a=a), Listener(a=a)
+    a.register_post_accumulate_grad_hook(lambda _: newer.hooks.add(a))
+    older.hooks.add(a)
+    missing = {id(a)}
+    older.hooks.count_in([id(a)], missing)
+    older.hooks.counting[0] = True
+    a.sum().backward()  # autograd has a list of both hooks already
+    assert not missing
+    assert older.reports[0] == "a"
+
+
 def test_hooks_of_the_user_come_before() -> None:
     a = param()
     listener = Listener(a=a)

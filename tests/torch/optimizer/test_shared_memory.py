@@ -136,6 +136,40 @@ def test_parts_of_the_users_own_array_stay_there(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
+@pytest.mark.parametrize("kind", ["dense", "topk", "powersgd", "sparse"])
+def test_large_overlapping_gradients_of_two_buckets(two_ranks: RankPool, kind: str) -> None:
+    # Large, so that the engine does not join the buckets in one buffer of its own.
+    length = 1 << 16
+
+    def check(rank: int) -> None:
+        a, b = nn.Parameter(torch.ones(length)), nn.Parameter(torch.ones(length))
+        # Its first gradient shows that it is sparse: the buckets are then made again, in the middle of an exchange.
+        words = nn.Embedding(4, 2, sparse=True)
+        params = [a, b, words.weight] if kind == "sparse" else [a, b]
+        compression = {"topk": hvd.Compression.topk(), "powersgd": hvd.Compression.powersgd()}
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(params, lr=0.0),
+            op=hvd.Sum,
+            groups=[[param] for param in params],
+            compression=compression.get(kind, hvd.Compression.none),
+        )
+        for _ in range(2):
+            memory = torch.zeros(length + length // 2)
+            a.grad, b.grad = memory[:length], memory[length // 2 :]
+            loss = a.sum() * (1 + rank) + b.sum() * 10 * (1 + rank)
+            if kind == "sparse":
+                loss = loss + words(torch.tensor([rank])).sum()
+            loss.backward()
+            assert a.grad is not None
+            assert b.grad is not None
+            # One rank's: 1 and 11, 11 and 10.
+            assert a.grad[:: length // 4].tolist() == [3.0, 3.0, 33.0, 33.0]
+            assert b.grad[:: length // 4].tolist() == [33.0, 33.0, 30.0, 30.0]
+            optimizer.step()
+
+    two_ranks.run(check)
+
+
 def test_a_negated_view(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         for options in OPTIONS[:2] + OPTIONS[-2:]:
