@@ -1,9 +1,9 @@
 """What fewer bytes cost in accuracy: trainings on two ranks that are connected as if they were on two hosts.
 
-``python -m benchmarks.accuracy [--tasks digits,breast_cancer,wine,transformer] [--seeds 5] [--variants ...]`` prints,
-for each task and variant, the mean over the seeds of the score on held-out rows (accuracy in percent; of the
-transformer, which learns the characters of the pages in ``docs``, the loss in nats), the difference to float32, and how
-many times fewer bytes a rank gives in a training.
+``python -m benchmarks.accuracy [--tasks digits,breast_cancer,wine,transformer] [--seeds 5] [--variants ...]
+[--steps N]`` prints, for each task and variant, the mean over the seeds of the score on held-out rows (accuracy in
+percent; of the transformer, which learns the characters of the pages in ``docs``, the loss in nats), the difference to
+float32, and how many times fewer bytes a rank gives in a training.
 """
 
 from __future__ import annotations
@@ -105,9 +105,11 @@ def optimizer_of(variant: str, model: nn.Module) -> torch.optim.Optimizer:
     return hvd.DiLoCo(adam, model.named_parameters(), **options)
 
 
-def trained(name: str, variant: str, seed: int) -> tuple[float, float]:
+def trained(name: str, variant: str, seed: int, steps: int | None = None) -> tuple[float, float]:
     """The score after a training, and the bytes that this rank has sent in it. Runs on each rank."""
     task = task_of(name, seed)
+    if steps is not None:
+        task = task._replace(steps=steps)
     optimizer: Any = optimizer_of(variant, task.model)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=task.steps)
     generator, sent_bytes, exchanged = torch.Generator().manual_seed(seed), 0, 0
@@ -131,13 +133,15 @@ def trained(name: str, variant: str, seed: int) -> tuple[float, float]:
         return 100 * (scores.argmax(1) == task.held_targets).double().mean().item(), sent_bytes
 
 
-def train_all(tasks: Sequence[str], variants: Sequence[str], seeds: int) -> dict[tuple[str, str], list[Any]]:
+def train_all(
+    tasks: Sequence[str], variants: Sequence[str], seeds: int, steps: int | None
+) -> dict[tuple[str, str], list[Any]]:
     """(task, variant) -> what `trained` gives for each seed. Runs on each rank."""
     os.environ["SPARK_ESTIMATOR_SHARED_MEMORY"] = "0"
     torch.set_num_threads(1)
     hvd.init()
     return {
-        (task, variant): [trained(task, variant, seed) for seed in range(1, seeds + 1)]
+        (task, variant): [trained(task, variant, seed, steps) for seed in range(1, seeds + 1)]
         for task in tasks
         for variant in variants
     }
@@ -150,9 +154,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", default="digits,breast_cancer,wine,transformer")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="of each training (default: 220 to 640, by task)")
     options = parser.parse_args(argv)
     tasks, variants = options.tasks.split(","), options.variants.split(",")
-    results = HorovodRunner(np=-2).run(train_all, tasks=tasks, variants=variants, seeds=options.seeds)
+    results = HorovodRunner(np=-2).run(
+        train_all, tasks=tasks, variants=variants, seeds=options.seeds, steps=options.steps
+    )
     for task in tasks:
         base, base_bytes = (statistics.mean(values) for values in zip(*results[task, variants[0]], strict=True))
         for variant in variants:

@@ -138,7 +138,7 @@ def test_parts_of_the_users_own_array_stay_there(two_ranks: RankPool) -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "topk", "powersgd", "sparse"])
 def test_large_overlapping_gradients_of_two_buckets(two_ranks: RankPool, kind: str) -> None:
-    # Large, so that the engine does not join the buckets in one buffer of its own.
+    # Large, so that the engine does not fuse the buckets.
     length = 1 << 16
 
     def check(rank: int) -> None:
