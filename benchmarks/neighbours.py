@@ -73,12 +73,19 @@ def beside(options: argparse.Namespace) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _within_quota(cpus: float) -> Iterator[None]:
-    """Moves this process, and so those that it starts, into a control group with a limit."""
+    """Moves this process, and so those that it starts, into a control group with a limit; in the end back.
+
+    Raises:
+        BenchmarkError: the limit is no positive time, or this machine or user cannot set one.
+    """
+    if cpus < 0.01:
+        raise BenchmarkError(f"--quota {cpus:g}: the kernel takes 0.01 CPUs or more")
     root = Path("/sys/fs/cgroup")
     period = 100_000  # microseconds, the kernel's default
     quota = round(cpus * period)
     version_1 = (root / "cpu/cgroup.procs").exists()
     parent = root / "cpu" if version_1 else root
+    before = parent / _own_group("cpu" if version_1 else "").lstrip("/")
     group = parent / f"spark_estimator_benchmark_{os.getpid()}"
     try:
         if version_1:
@@ -96,9 +103,15 @@ def _within_quota(cpus: float) -> Iterator[None]:
     try:
         yield
     finally:
-        (parent / "cgroup.procs").write_text(str(os.getpid()))
+        (before / "cgroup.procs").write_text(str(os.getpid()))
         with contextlib.suppress(OSError):  # a rank has not ended yet
             group.rmdir()
+
+
+def _own_group(controller: str) -> str:
+    """The path of this process' control group; "" is the one hierarchy of version 2."""
+    lines = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
+    return next((path for _, controllers, path in lines if controller in controllers.split(",")), "/")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from spark_estimator.torch.collectives.memory import is_alone, overlapping
-from spark_estimator.torch.optimizer.slot import GRADIENT, Slot
+from spark_estimator.torch.optimizer.slot import Slot
 
 
 @_disable_dynamo  # which follows a compiled step into what runs at its graph's breaks
@@ -28,8 +28,8 @@ def note_gradients(
         Whether one of them does: none may be sent before the pass has ended.
     """
     present = []
-    for slot, gradient in zip(slots, map(GRADIENT, [slot.param for slot in slots]), strict=True):
-        slot.before = gradient
+    for slot in slots:
+        gradient = slot.before = slot.param.grad
         if gradient is not None and gradient.layout is torch.strided:
             present.append(gradient)
     if not present or (len(present) == 1 and _is_new(slots, present[0], first)):

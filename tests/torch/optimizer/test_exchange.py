@@ -284,11 +284,11 @@ class Distances(nn.Module):
 def step_in_hook(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> None:
     """Adds "optimizer step in backward", as users write it."""
     # PyTorch never frees an optimizer that a hook of its parameter keeps: the ranks of later tests would have it, too.
-    kept_by_others: Any = weakref.proxy(optimizer)
+    reference: Any = weakref.proxy(optimizer)
 
     def step(param: torch.Tensor) -> None:
-        kept_by_others.step()
-        kept_by_others.zero_grad()
+        reference.step()
+        reference.zero_grad()
 
     param.register_post_accumulate_grad_hook(step)
 
