@@ -6,6 +6,8 @@ encrypted, the same over encrypted connections; hierarchical, within hosts throu
 hosts; gloo, in the same processes as flat; link, plain TCP streams with the least bytes that an allreduce must send
 over the hosts' links, measured in the same run;
 striped, with ``--connections``: flat with that number of data connections between two ranks;
+measured, with ``--uplink-gigabits``: flat with SPARK_ESTIMATOR_RING_ORDER=measured, where the hosts alternate between two
+racks that a link of that rate connects;
 wire, the computed time of these bytes and their headers at the links' rate. link/flat and wire/flat are the reached
 fraction of the network's bound. A burst can pass a link faster than its rate, so small messages can exceed 1.
 
@@ -38,6 +40,7 @@ from benchmarks.interleaved import BenchmarkError, Form, Group, Subject
 from benchmarks.namespaces import Network, UnavailableError
 from benchmarks.tables import Ratio
 from spark_estimator.console import ends_with_its_reader
+from spark_estimator.env import CONNECTIONS_VARIABLE, RING_ORDER_VARIABLE
 
 _MODULE = "benchmarks.hosts"
 DEFAULT_BYTES = (4, 65536, 1 << 20, 16 << 20)
@@ -49,6 +52,8 @@ RATIOS = (
     Ratio("flat", "hierarchical"),
     Ratio("flat", "encrypted"),
     Ratio("flat", "striped"),
+    Ratio("flat", "measured"),
+    Ratio("wire", "measured"),
     Ratio("wire", "striped"),
     Ratio("gloo", "flat"),
     Ratio("model", "flat"),
@@ -118,6 +123,7 @@ def start_subjects(
     *,
     connections: int = 1,
     flow_bits_per_second: int = 0,
+    uplink_bits_per_second: int = 0,
 ) -> list[Subject]:
     """Creates the hosts and starts all ranks on them.
 
@@ -128,22 +134,29 @@ def start_subjects(
         congestion: TCP's congestion control on the hosts; None for that of this machine.
         connections: for data, between two ranks on different hosts, of one more subject; 1: there is none.
         flow_bits_per_second: what a connection sends at most; 0: as much as the link carries.
+        uplink_bits_per_second: as of `Network.open`. With it, one more subject measures the order of its ring.
 
     Raises:
         UnavailableError: network namespaces are unavailable on this machine.
         BenchmarkError: the ranks did not start.
     """
-    network = stack.enter_context(Network.open(layout.hosts))
+    network = stack.enter_context(Network.open(layout.hosts, uplink_bits_per_second=uplink_bits_per_second))
     for host in network.hosts:
         host.limit(bits_per_second)
         if congestion is not None:
             host.control_congestion(congestion)
 
     def ranks(
-        name: str, hierarchical: bool, *, with_others: bool = False, encrypted: bool = False, connections: int = 1
+        name: str,
+        hierarchical: bool,
+        *,
+        with_others: bool = False,
+        encrypted: bool = False,
+        connections: int = 1,
+        ring_order: str = "rank",
     ) -> Group:
         variables = {"HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(hierarchical)), "GLOO_SOCKET_IFNAME": "eth0"}
-        variables["SPARK_ESTIMATOR_CONNECTIONS"] = str(connections)
+        variables |= {CONNECTIONS_VARIABLE: str(connections), RING_ORDER_VARIABLE: ring_order}
         group = programs.python_group(
             name,
             network.rendezvous(layout.ranks_per_host, encrypted=encrypted),
@@ -160,6 +173,8 @@ def start_subjects(
     subjects.insert(1, Subject("encrypted", ranks("encrypted", False, encrypted=True), "python"))
     if connections > 1:
         subjects.insert(2, Subject("striped", ranks("striped", False, connections=connections), "python"))
+    if uplink_bits_per_second:
+        subjects.insert(1, Subject("measured", ranks("measured", False, ring_order="measured"), "python"))
     if layout.ranks_per_host > 1:
         hierarchical = ranks("hierarchical", True)
         subjects.insert(1, Subject("hierarchical", hierarchical, "python"))
@@ -185,6 +200,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--flow-gigabits", type=float, default=0.0, help="limit of each connection in Gbit/s (default: none)"
     )
+    parser.add_argument(
+        "--uplink-gigabits", type=float, default=0.0, help="of a link between two racks in Gbit/s (default: one rack)"
+    )
     parser.add_argument("--model", action="store_true", help="add the times that the simulator computes")
     options = parser.parse_args(words)
     if not options.gigabits > 0:
@@ -200,10 +218,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                     options.congestion,
                     connections=options.connections,
                     flow_bits_per_second=round(options.flow_gigabits * 1e9),
+                    uplink_bits_per_second=round(options.uplink_gigabits * 1e9),
                 )
                 title = f"{layout} (hosts x ranks), links of {options.gigabits:g} Gbit/s; us, slowest rank"
                 facts = {"layout": str(layout), "gigabits": options.gigabits, "congestion": options.congestion}
                 facts |= {"connections": options.connections, "flow_gigabits": options.flow_gigabits}
+                facts["uplink_gigabits"] = options.uplink_gigabits
 
                 def wire(form: Form, layout: Layout = layout) -> float | None:
                     rate = options.gigabits * 1e9

@@ -1,4 +1,6 @@
-"""Simulates several hosts on one machine: network namespaces joined by a bridge. Links can be cut, slowed or lossy.
+"""Simulates several hosts on one machine: network namespaces joined by a bridge, or by one for each of two racks.
+
+Links can be cut, slowed or lossy.
 
     with Network.open(hosts=2) as network:
         rendezvous = network.rendezvous(ranks_per_host=2)
@@ -84,8 +86,7 @@ class Host:
     def limit(self, bits_per_second: int) -> None:
         """Limits the rate of the link in each direction. May be called again to change it."""
         for namespace, device in ((self._namespace, _DEVICE), (self._switch, self._port)):
-            shape = f"rate {bits_per_second}bit burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
-            _run(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *shape.split())
+            _limit(namespace, device, bits_per_second)
 
     def control_congestion(self, algorithm: str) -> None:
         """Sets TCP's congestion control for connections that open from now on; the kernel must allow its use here.
@@ -111,17 +112,22 @@ class Network:
         self._closing = closing
 
     @classmethod
-    def open(cls, hosts: int) -> Network:
-        """Creates a network of `hosts` hosts.
+    def open(cls, hosts: int, *, uplink_bits_per_second: int = 0) -> Network:
+        """Creates a network of hosts.
+
+        Args:
+            hosts: how many.
+            uplink_bits_per_second: the hosts alternate between two racks, which a link of this rate in each direction
+                connects; 0: all are in one.
 
         Raises:
             UnavailableError: namespaces are not permitted, or ``ip`` is missing.
         """
         with ExitStack() as closing:
-            switch = _new_namespace(closing)
-            _run(switch, "ip", "link", "add", "bridge", "type", "bridge")
-            _run(switch, "ip", "link", "set", "bridge", "up")
-            created = [_new_host(number, switch, closing) for number in range(hosts)]
+            switches = [_new_switch(closing) for _ in range(2 if uplink_bits_per_second else 1)]
+            if uplink_bits_per_second:
+                _connect(switches, uplink_bits_per_second)
+            created = [_new_host(number, switches[number % len(switches)], closing) for number in range(hosts)]
             return cls(created, closing.pop_all())
 
     def rendezvous(self, ranks_per_host: int, *, encrypted: bool = False) -> list[tuple[Rendezvous, Endpoint]]:
@@ -171,6 +177,27 @@ def remote_shell(folder: Path, hosts: Sequence[Host]) -> str:
     )
     path.chmod(0o700)
     return str(path)
+
+
+def _new_switch(closing: ExitStack) -> int:
+    switch = _new_namespace(closing)
+    _run(switch, "ip", "link", "add", "bridge", "type", "bridge")
+    _run(switch, "ip", "link", "set", "bridge", "up")
+    return switch
+
+
+def _connect(switches: Sequence[int], bits_per_second: int) -> None:
+    first, second = switches
+    path = f"/proc/{os.getpid()}/fd/{second}"
+    _run(first, "ip", "link", "add", "uplink", "type", "veth", "peer", "name", "uplink", "netns", path)
+    for switch in switches:
+        _run(switch, "ip", "link", "set", "uplink", "master", "bridge", "up")
+        _limit(switch, "uplink", bits_per_second)
+
+
+def _limit(namespace: int, device: str, bits_per_second: int) -> None:
+    shape = f"rate {bits_per_second}bit burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
+    _run(namespace, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *shape.split())
 
 
 def _new_host(number: int, switch: int, closing: ExitStack) -> Host:

@@ -454,6 +454,12 @@ int32_t se_refuse_peer(se_engine* engine, int32_t rank, const char* reason) {
   });
 }
 
+int32_t se_order_ring(se_engine* engine, const int32_t* ranks) {
+  return GuardedIn(engine, nullptr, [&]() -> Status {
+    return engine->engine->OrderRing(std::vector<int>(ranks, ranks + engine->engine->size()));
+  });
+}
+
 int32_t se_engine_shutdown(se_engine* engine) {
   return GuardedIn(engine, nullptr, [&]() -> Status {
     engine->engine->Shutdown();

@@ -291,6 +291,25 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
                 "there is no description of '" + what + "'; ask for flight_recorder, algorithms, gpu or running");
 }
 
+Status Engine::OrderRing(std::vector<int> ranks) {
+  std::vector<bool> found(static_cast<size_t>(size()));
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= size() || found[static_cast<size_t>(rank)]) {
+      return Status(SE_INVALID_ARGUMENT, "the order of a ring of " + std::to_string(size()) +
+                                             " ranks has each of them once; rank " + std::to_string(rank) +
+                                             " is there twice or does not exist");
+    }
+    found[static_cast<size_t>(rank)] = true;
+  }
+  const Lock lock = requests_.lock();
+  if (requests_.is_broken()) return requests_.broken();
+  if (requests_.any_live()) {
+    return Status(SE_INVALID_ARGUMENT, "the order of the ring cannot change while this rank has requests in progress");
+  }
+  progress_.OrderRing(RingOrder(std::move(ranks)));
+  return Status::Ok();
+}
+
 Status Engine::StartTimeline(const std::string& path, bool mark_cycles) {
   return timeline_.Start(path, config_.global_rank, config_.size, config_.name, mark_cycles, config_.process_set);
 }

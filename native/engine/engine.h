@@ -71,6 +71,8 @@ class Engine {
   void Answer(int64_t question, std::string text);
   Status AwaitWantedPeer(Seconds timeout, int* rank) { return progress_.late_sockets().AwaitAsked(timeout, rank); }
   void Deliver(LateSockets::Arrival arrival) { progress_.late_sockets().Deliver(std::move(arrival)); }
+  // See se_order_ring.
+  Status OrderRing(std::vector<int> ranks);
   // "flight_recorder", "algorithms", "gpu" or "running".
   Status Describe(const std::string& what, std::string* text) const;
   Status StartTimeline(const std::string& path, bool mark_cycles);

@@ -89,6 +89,8 @@ class Progress final : public Liveness {
   void TakeSubmitted() {
     if (rounds_->in_rounds()) pending_->Add(shared_.requests->submitted());
   }
+  // With the lock held, while no request is live: nothing reads the order then.
+  void OrderRing(RingOrder order) { streams_->OrderRing(std::move(order)); }
   // Nothing can be submitted any more, everything that waits fails. Takes no memory: without, texts are shorter.
   void Break(const Status& error) noexcept;
 

@@ -155,7 +155,9 @@ SubGroup::SubGroup(StreamGroup* parent, std::vector<int> members)
     : StreamGroup(static_cast<int>(std::find(members.begin(), members.end(), parent->rank()) - members.begin()),
                   static_cast<int>(members.size())),
       parent_(parent),
-      members_(std::move(members)) {}
+      members_(std::move(members)) {
+  OrderRing(parent->ring_order().Of(members_));
+}
 
 Status SubGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) {
   SE_RETURN_IF_ERROR(parent_->TrySend(members_[static_cast<size_t>(peer)], data, bytes, moved));

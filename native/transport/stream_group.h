@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -17,6 +18,7 @@
 #include "transport/late_sockets.h"
 #include "transport/liveness.h"
 #include "transport/polling.h"
+#include "transport/ring_order.h"
 #include "transport/striped_socket.h"
 
 namespace spark_estimator {
@@ -43,6 +45,9 @@ class StreamGroup {
   int rank() const { return rank_; }
   int size() const { return size_; }
   int64_t bytes_moved() const { return bytes_moved_; }  // sent and received by this rank since the group was made
+  const RingOrder& ring_order() const { return ring_order_; }
+  // The same on all ranks, and not while a collective runs.
+  void OrderRing(RingOrder order) { ring_order_ = std::move(order); }
 
   // One attempt: how many bytes could be moved without waiting. An end of the stream is an error.
   virtual Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) = 0;
@@ -64,12 +69,13 @@ class StreamGroup {
   Status Scratch(size_t bytes, uint8_t** memory);
 
  protected:
-  StreamGroup(int rank, int size) : rank_(rank), size_(size) {}
+  StreamGroup(int rank, int size) : rank_(rank), size_(size), ring_order_(size) {}
   void CountMoved(size_t bytes) { bytes_moved_ += static_cast<int64_t>(bytes); }
 
  private:
   const int rank_;
   const int size_;
+  RingOrder ring_order_;
   int64_t bytes_moved_ = 0;
   // Of Exchange, kept so that a step of a small collective allocates nothing.
   std::vector<SendPart> sends_;
@@ -122,7 +128,7 @@ class SocketGroup : public StreamGroup {
 class SubGroup : public StreamGroup {
  public:
   // `members`: ranks of `parent` in the order of their new numbers; this rank is one of them. `parent` outlives the
-  // subgroup, and the two are never used at once.
+  // subgroup, and the two are never used at once. Rings pass through the members as through the parent.
   SubGroup(StreamGroup* parent, std::vector<int> members);
 
   Status TrySend(int peer, const uint8_t* data, size_t bytes, size_t* moved) override;

@@ -404,6 +404,21 @@ class Engine:
         encoded = why.replace("\x00", "\\x00").encode("utf-8", "replace")
         _native.check(self._library.se_refuse_peer(self._usable(), rank, encoded))
 
+    # --- rings -------------------------------------------------------------------------------------------------------
+
+    def order_ring(self, ranks: Sequence[int]) -> None:
+        """Sets the order in which rings pass through the ranks. All ranks call it at the same point.
+
+        Args:
+            ranks: each rank of the group once, by its number there.
+
+        Raises:
+            ValueError: they are other ranks, or this rank has requests in progress.
+        """
+        if len(ranks) != self.size:
+            raise ValueError(f"the order of a ring of {self.size} ranks has each of them once, not {len(ranks)} ranks")
+        _native.check(self._library.se_order_ring(self._usable(), (c_int32 * self.size)(*ranks)))
+
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:

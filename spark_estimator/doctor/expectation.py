@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 
+from spark_estimator.collectives.ring_order import cost_of, order_of
 from spark_estimator.doctor.findings import Finding, Severity
 from spark_estimator.doctor.measurement import CONNECTIONS, Link, Speed
-from spark_estimator.env import CONNECTIONS_VARIABLE
+from spark_estimator.env import CONNECTIONS_VARIABLE, RING_ORDER_VARIABLE
 
 # A link with less than this part of the median rate is reported.
 _SLOW = 0.5
@@ -26,7 +27,7 @@ _PAGE = "docs/how-to/fewer-bytes.md"
 def findings_of_speed(speed: Speed) -> list[Finding]:
     """The report for people, of findings for the session as a whole."""
     turn_on = Finding("turn on", Severity.NOTE, advice(speed))
-    return [*_links(speed), *_connections(speed), _allreduce(speed), _gradients(speed), turn_on]
+    return [*_links(speed), *_connections(speed), *_ring_order(speed), _allreduce(speed), _gradients(speed), turn_on]
 
 
 def advice(speed: Speed) -> str:
@@ -80,6 +81,20 @@ def _connections(speed: Speed) -> list[Finding]:
     text = f"{CONNECTIONS} between two ranks carry {several:.2f} Gbit/s each way, one {single:.2f}"
     fix = f"set {CONNECTIONS_VARIABLE}={CONNECTIONS} for jobs with one rank a host"
     return [Finding("connections", Severity.NOTE, text, fix)]
+
+
+def _ring_order(speed: Speed) -> list[Finding]:
+    if len(speed.links) < speed.pairs:
+        return []
+    places = {host: place for place, host in enumerate(speed.hosts)}
+    costs = {(places[link.first], places[link.second]): 1 / link.gigabits for link in speed.links}
+    order = order_of(costs, len(places))
+    if order == list(range(len(places))):
+        return []
+    saved = 1 - cost_of(order, costs) / cost_of(range(len(places)), costs)
+    text = f"a ring through {', '.join(speed.hosts[host] for host in order)} would use {saved:.0%} faster links"
+    fix = f"set {RING_ORDER_VARIABLE}=measured: init() then finds such an order"
+    return [Finding("ring order", Severity.NOTE, text, fix)]
 
 
 def _allreduce(speed: Speed) -> Finding:

@@ -24,6 +24,7 @@ from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import Min, Sum
+from spark_estimator.collectives.ring_order import Pair, pair_rounds
 from spark_estimator.env import CONNECTIONS_VARIABLE, Settings
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
@@ -87,18 +88,9 @@ class Speed:
     striped: tuple[Link, ...] = ()
 
 
-def rounds_of(hosts: int) -> list[list[tuple[int, int]]]:
-    """Pairs of hosts, in rounds in which each host is in one pair at most; each pair is in one round.
-
-    With more than `MOST_ROUNDS` rounds, that many of them, evenly spread. The order is that of the circle method for
-    tournaments: host 0 keeps its place, and the others move on by one place a round.
-    """
-    places = hosts + hosts % 2  # an odd number of hosts has one more place, whose partner pauses
-    rounds = []
-    for turn in range(places - 1):
-        circle = [0, *((turn + place) % (places - 1) + 1 for place in range(places - 1))]
-        pairs = [sorted((circle[place], circle[-1 - place])) for place in range(places // 2)]
-        rounds.append([(low, high) for low, high in pairs if high < hosts])
+def rounds_of(hosts: int) -> list[list[Pair]]:
+    """The rounds of ``pair_rounds``; of more than `MOST_ROUNDS`, that many, evenly spread."""
+    rounds = pair_rounds(hosts)
     if len(rounds) <= MOST_ROUNDS:
         return rounds
     return [rounds[number * len(rounds) // MOST_ROUNDS] for number in range(MOST_ROUNDS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -47,6 +48,23 @@ def test_a_slow_link_is_named() -> None:
     assert [finding.text for finding in slow] == ["a and c reach 0.94 Gbit/s, other pairs 9.20: all wait for it"]
     assert slow[0].state is Severity.NOTE and "ethtool" in slow[0].fix
     assert "3 of 10 pairs" in findings_of_speed(dataclasses.replace(speed, pairs=10))[0].text
+
+
+@pytest.mark.parametrize(("between_racks", "named"), [(9.4, False), (2.5, True)])
+def test_an_order_of_the_ring_is_named_if_its_links_are_faster(between_racks: float, named: bool) -> None:
+    hosts = ("a1", "b1", "a2", "b2")
+    links = tuple(
+        Link(first, second, 9.4 if first[0] == second[0] else between_racks, 60)
+        for first, second in itertools.combinations(hosts, 2)
+    )
+    speed = dataclasses.replace(TEN_GIGABITS, hosts=hosts, links=links, pairs=6)
+    orders = [finding for finding in findings_of_speed(speed) if finding.name == "ring order"]
+    assert len(orders) == named
+    if named:
+        assert orders[0].text == "a ring through a1, a2, b1, b2 would use 37% faster links"
+        assert orders[0].fix.startswith("set SPARK_ESTIMATOR_RING_ORDER=measured")
+    fewer = dataclasses.replace(speed, links=links[1:])
+    assert "ring order" not in [finding.name for finding in findings_of_speed(fewer)]
 
 
 @pytest.mark.parametrize(("gigabits", "named"), [((9.5, 9.2), False), ((24.0, 23.0), True)])

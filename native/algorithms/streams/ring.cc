@@ -14,8 +14,9 @@ namespace {
 // What is received at once to be reduced: it should still be in the cache when it is read again.
 constexpr size_t kPieceBytes = 256 << 10;
 
-// Two cursors over the steps, one that sends and one that receives. In step s a rank passes on chunk (rank - s) and
-// receives chunk (rank - s - 1); the first `reducing_steps` steps add this rank's part, the others only spread.
+// Two cursors over the steps, one that sends and one that receives. In step s the rank at position p of the ring passes
+// on the chunk of the rank at position p - s and receives that of the rank at p - s - 1; the first `reducing_steps` steps
+// add this rank's part, the others only spread.
 class Ring : public StreamOperation {
  public:
   Ring(StreamGroup& group, const uint8_t* input, uint8_t* output, Shares shares, int reducing_steps)
@@ -25,8 +26,9 @@ class Ring : public StreamOperation {
         shares_(std::move(shares)),
         reducing_steps_(reducing_steps),
         steps_(reducing_steps + group.size() - 1),
-        next_((group.rank() + 1) % group.size()),
-        previous_((group.rank() + group.size() - 1) % group.size()) {}
+        position_(group.ring_order().PositionOf(group.rank())),
+        next_(group.ring_order().RankAt(position_ + 1)),
+        previous_(group.ring_order().RankAt(position_ - 1)) {}
 
   void SetReduction(int32_t dtype, int32_t reduce_op, Finish finish) {
     dtype_ = dtype;
@@ -49,9 +51,8 @@ class Ring : public StreamOperation {
   }
 
  private:
-  int ChunkSent(int step) const { return Wrap(group_.rank() - step); }
-  int ChunkReceived(int step) const { return Wrap(group_.rank() - step - 1); }
-  int Wrap(int index) const { return ((index % group_.size()) + group_.size()) % group_.size(); }
+  int ChunkSent(int step) const { return group_.ring_order().RankAt(position_ - step % group_.size()); }
+  int ChunkReceived(int step) const { return ChunkSent(step + 1); }
 
   // How much of the chunk of send_step_ is ready to be sent: all of the rank's own, else what the step before has
   // received.
@@ -130,6 +131,7 @@ class Ring : public StreamOperation {
   const Shares shares_;
   const int reducing_steps_;
   const int steps_;
+  const int position_;
   const int next_;
   const int previous_;
   int32_t dtype_ = SE_UINT8;

@@ -60,11 +60,13 @@ Status TreeBroadcast(StreamGroup& group, int root, uint8_t* data, size_t bytes) 
 
 // Each rank forwards the data that has arrived while the rest is in flight.
 Status ChainBroadcast(StreamGroup& group, int root, uint8_t* data, size_t bytes) {
-  const int number = Wrap(group, group.rank() - root);
+  const RingOrder& order = group.ring_order();
+  const int position = order.PositionOf(group.rank());
+  const int number = Wrap(group, position - order.PositionOf(root));
   const bool receives = number > 0;
   const bool sends = number + 1 < group.size();
-  const int previous = Wrap(group, group.rank() - 1);
-  const int next = Wrap(group, group.rank() + 1);
+  const int previous = order.RankAt(position - 1);
+  const int next = order.RankAt(position + 1);
   size_t here = receives ? 0 : bytes;
   size_t passed = sends ? 0 : bytes;
   while (here < bytes || passed < bytes) {

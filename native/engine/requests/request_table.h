@@ -69,6 +69,8 @@ class RequestTable {
   template <typename Record>
   bool Break(const Status& why, Record&& record) noexcept;
   bool is_broken() const { return is_broken_; }
+  // Whether a request has not ended. Holding the lock.
+  bool any_live() const { return live_.oldest() != nullptr; }
   // Why; of a broken table.
   const Status& broken() const { return broken_; }
   // Refuses every later request, as after shutdown.

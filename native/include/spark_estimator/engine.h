@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 12
+#define SE_ABI_VERSION 13
 
 typedef enum se_status {
   SE_OK = 0,
@@ -325,6 +325,12 @@ SE_API int32_t se_connect_peer(se_engine* engine, const se_peer* peer);
 /* There can be no data connection with a rank: the operation that needs it fails, with this reason, and the group with
  * it. */
 SE_API int32_t se_refuse_peer(se_engine* engine, int32_t rank, const char* reason);
+
+/* The order in which rings and chains pass through the ranks from now on: `ranks` [size], each rank once, the next one
+ * after the last being the first. All ranks call it with the same order between the same two operations, while they have
+ * no request in progress (else SE_INVALID_ARGUMENT). At first it is that of the ranks. Sums of floating-point values
+ * depend on it. */
+SE_API int32_t se_order_ring(se_engine* engine, const int32_t* ranks);
 
 /* Leaves the job: notifies the peers, fails pending requests with SE_SHUT_DOWN, ends the thread. Blocks for at most
  * about a second, so that peers can read what was sent; before that until this rank's GPU has finished its

@@ -1,5 +1,6 @@
 // Engines whose ranks are not all connected: what they compute, and that ends and failures of any rank reach all
 // others.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -66,6 +67,58 @@ void AllreducesConnectFewPairs() {
   });
   CHECK(pairs >= kSize);
   CHECK(pairs <= kSize * 5 / 2 + kSize);
+}
+
+// Each ring connects the pairs of its neighbours and no others; those of the two have none in common.
+void RingsFollowTheOrder() {
+  constexpr int kSize = 17;
+  const int pairs = RunRanks(kSize, Overlay(), [](Rank& me) {
+    std::vector<int32_t> order;
+    for (int rank = 0; rank < kSize; ++rank) order.push_back(rank * 5 % kSize);
+    CHECK_EQ(se_order_ring(me.engine, order.data()), SE_OK);
+    CheckAllreduce(me, "ordered", 1'000'000);
+    std::ranges::sort(order);
+    CHECK_EQ(se_order_ring(me.engine, order.data()), SE_OK);
+    CheckAllreduce(me, "by rank", 1'000'000);
+  });
+  CHECK_EQ(pairs, 2 * kSize);
+}
+
+void HostsFollowTheOrder() {
+  JobOptions options;
+  options.ranks_per_host = 2;
+  RunRanks(8, options, [](Rank& me) {
+    const std::vector<int32_t> order = {4, 5, 0, 1, 6, 7, 2, 3};
+    CHECK_EQ(se_order_ring(me.engine, order.data()), SE_OK);
+    for (const int64_t count : {1, 3000, 100'000, 1'500'000}) CheckAllreduce(me, "x" + std::to_string(count), count);
+    for (int root = 0; root < me.size; ++root) {
+      std::vector<float> x(300'000, static_cast<float>(me.rank));
+      me.WaitOk(me.Broadcast("from", root, x.data(), x.data(), {300'000}));
+      for (const float v : x) CHECK_EQ(v, static_cast<float>(root));
+    }
+  });
+}
+
+void WrongOrdersAreRefused() {
+  std::atomic<bool> refused{false};
+  RunRanks(3, {.channel = Channel::kStream}, [&](Rank& me) {
+    for (const std::vector<int32_t>& order : std::vector<std::vector<int32_t>>{{0, 1, 1}, {0, 1, 3}, {-1, 0, 1}}) {
+      CHECK_EQ(se_order_ring(me.engine, order.data()), SE_INVALID_ARGUMENT);
+      CHECK_CONTAINS(se_last_error(), "has each of them once");
+    }
+    const std::vector<int32_t> order = {2, 0, 1};
+    std::vector<float> x(100'000, 1);
+    while (me.rank != 0 && !refused) std::this_thread::yield();
+    const Submitted request = me.Allreduce("x", x.data(), x.data(), {100'000});
+    if (me.rank == 0) {  // the others have not submitted it
+      CHECK_EQ(se_order_ring(me.engine, order.data()), SE_INVALID_ARGUMENT);
+      CHECK_CONTAINS(se_last_error(), "requests in progress");
+      refused = true;
+    }
+    me.WaitOk(request);
+    CHECK_EQ(se_order_ring(me.engine, order.data()), SE_OK);
+    CheckAllreduce(me, "ordered", 100'000);
+  });
 }
 
 // Heartbeats alone, for longer than the silence that is allowed.
@@ -254,5 +307,8 @@ int main() {
                    {"leaving at once after the start", LeavingAtOnceAfterTheStart},
                    {"many requests in any order", ManyRequestsInAnyOrder},
                    {"a refused connection fails the group", ARefusedConnectionFailsTheGroup},
+                   {"rings follow the order", RingsFollowTheOrder},
+                   {"hosts follow the order", HostsFollowTheOrder},
+                   {"wrong orders are refused", WrongOrdersAreRefused},
                    {"wrong peers are refused", WrongPeersAreRefused}});
 }

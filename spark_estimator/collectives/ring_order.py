@@ -1,0 +1,193 @@
+"""Orders the hosts of a job so that its rings avoid slow links: measures the links, and computes the order.
+
+A ring sends each byte over the link from each host to the next, so that the slowest of these links limits it, and hosts
+of two racks that alternate load the connection between the racks many times. In `measured_order` the first ranks of
+two hosts exchange bytes by the engine's own alltoall, over the connections that a training uses. All pairs of a round
+do so at the same time, so that a connection that several of them share shows its limit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+from spark_estimator._native import DType, Op
+from spark_estimator.collectives.call import Call, Tensor
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.requests import gather_bytes, run
+from spark_estimator.env import RING_ORDER_VARIABLE, Settings
+from spark_estimator.log import logger
+
+_log = logger(__name__)
+
+#: In a ring of three hosts all pairs are neighbours, in any order.
+LEAST_HOSTS = 4
+#: The first ranks of more hosts would take too long, and need too many connections.
+MOST_HOSTS = 64
+
+_NAME = "spark_estimator.ring_order"
+# Of each pair: one exchange that fills TCP's window and gives an estimate, then some of about this time.
+_FIRST_BYTES = 1 << 20
+_SECONDS = 0.03
+_LEAST_BYTES, _MOST_BYTES = 64 << 10, 8 << 20
+_CALLS = 3
+# Another order must save this part of a ring's way: measurements differ by some percent from time to time.
+_LEAST_SAVED = 0.1
+
+Pair = tuple[int, int]
+
+
+def pair_rounds(hosts: int) -> list[list[Pair]]:
+    """All pairs of hosts, in rounds in which each host is in one pair at most; each pair is in one round.
+
+    The order is that of the circle method for tournaments: host 0 keeps its place, and the others move on by one place
+    a round.
+    """
+    places = hosts + hosts % 2  # an odd number of hosts has one more place, whose partner pauses
+    rounds = []
+    for turn in range(places - 1):
+        circle = [0, *((turn + place) % (places - 1) + 1 for place in range(places - 1))]
+        pairs = [sorted((circle[place], circle[-1 - place])) for place in range(places // 2)]
+        rounds.append([(low, high) for low, high in pairs if high < hosts])
+    return rounds
+
+
+def agreed_order(job: Engine, host_ids: Sequence[str], settings: Settings) -> tuple[int, ...]:
+    """The order of the ranks in the rings of a job, as rank 0's settings ask. All ranks call it.
+
+    Args:
+        job: the engine of all ranks.
+        host_ids: [size] the host of each rank.
+        settings: of this rank.
+
+    Returns:
+        All ranks, those of a host side by side; empty: the order stays that of the ranks.
+
+    Raises:
+        HorovodInternalError: another rank was lost meanwhile, or has left.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, host in enumerate(host_ids):
+        ranks_of.setdefault(host, []).append(rank)
+    hosts = list(ranks_of.values())
+    if len(hosts) < LEAST_HOSTS:
+        return ()
+    wishes = gather_bytes(job, _NAME, settings.ring_order.encode())
+    if bytes(wishes[0]) != b"measured":
+        return ()
+    if len(hosts) > MOST_HOSTS:
+        if job.rank == 0:
+            _log.warning(
+                "%s=measured has no effect in a job on %d hosts: it measures the links of %d at most.",
+                RING_ORDER_VARIABLE,
+                len(hosts),
+                MOST_HOSTS,
+            )
+        return ()
+    costs = measured_costs(job, [ranks[0] for ranks in hosts])
+    order = order_of(costs, len(hosts))
+    if job.rank == 0:
+        names = [list(ranks_of)[host] for host in order]
+        saved = 1 - cost_of(order, costs) / cost_of(range(len(hosts)), costs)
+        _log.info("rings pass through the hosts in the order %s, %.0f %% faster links", names, 100 * saved)
+    return tuple(rank for host in order for rank in hosts[host])
+
+
+def measured_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
+    """Measures how long each pair of hosts takes for a byte, in seconds; the same on all ranks, which all call it.
+
+    Args:
+        job: the engine of all ranks.
+        leaders: the first rank of each host.
+    """
+    own_host = leaders.index(job.rank) if job.rank in leaders else -1
+    measured = {}
+    for pairs in pair_rounds(len(leaders)):
+        pair = next((pair for pair in pairs if own_host in pair), None)
+        partner = None if pair is None else leaders[pair[0] + pair[1] - own_host]
+        first = _exchange(job, partner, _FIRST_BYTES)
+        count = max(_LEAST_BYTES, min(_MOST_BYTES, int(_SECONDS / first)))
+        seconds = statistics.median(_exchange(job, partner, count) for _ in range(_CALLS))
+        if pair is not None:
+            measured[pair] = seconds
+    texts = gather_bytes(job, _NAME, json.dumps([[*pair, seconds] for pair, seconds in measured.items()]).encode())
+    costs: dict[Pair, float] = {}
+    for text in texts:
+        for low, high, seconds in json.loads(bytes(text)):
+            costs[low, high] = max(seconds, costs.get((low, high), 0.0))  # the pair is as slow as its slower direction
+    return costs
+
+
+def _exchange(job: Engine, partner: int | None, count: int) -> float:
+    """Sends `count` bytes to a rank while it sends some to this one, if there is a partner. A collective.
+
+    Returns: seconds a byte, of the longer direction.
+    """
+    splits = tuple(count if rank == partner else 0 for rank in range(job.size))
+    source = ctypes.create_string_buffer(sum(splits) or 1)
+    tensor = Tensor(ctypes.addressof(source), 0, DType.UINT8, (sum(splits),))
+    gather_bytes(job, _NAME, b"")  # all begin at the same time
+    began = time.perf_counter()
+    handle = run(job, Call(Op.ALLTOALL, f"{_NAME}.links", splits=splits), [tensor], source, repeats=False)
+    assert handle is not None
+    rows = handle.gathered().rows
+    return (time.perf_counter() - began) / max(count, *rows)
+
+
+def order_of(costs: Mapping[Pair, float], hosts: int) -> list[int]:
+    """A closed way through all hosts that costs little; 0, 1, 2... if no other one that is found saves a tenth.
+
+    From a greedy way, and from the hosts' own order, parts are reversed as long as that saves something (2-opt: Croes,
+    "A method for solving traveling-salesman problems", 1958). A pure function.
+
+    Args:
+        costs: of each pair of hosts, the lower one first.
+        hosts: how many there are.
+    """
+    natural = list(range(hosts))
+    if hosts < LEAST_HOSTS:
+        return natural
+    ways = [_improved(way, costs) for way in (natural, _greedy(costs, hosts))]
+    best = min(ways, key=lambda way: cost_of(way, costs))
+    if cost_of(best, costs) > (1 - _LEAST_SAVED) * cost_of(natural, costs):
+        return natural
+    return best if best[1] < best[-1] else [best[0], *reversed(best[1:])]
+
+
+def cost_of(order: Sequence[int], costs: Mapping[Pair, float]) -> float:
+    """What the links from each host to the next, and from the last to the first, cost together."""
+    return sum(_between(costs, order[place - 1], order[place]) for place in range(len(order)))
+
+
+def _between(costs: Mapping[Pair, float], host: int, other: int) -> float:
+    return costs[min(host, other), max(host, other)]
+
+
+def _greedy(costs: Mapping[Pair, float], hosts: int) -> list[int]:
+    """From host 0 always to the nearest that is left, the lowest of equal ones."""
+    way, left = [0], list(range(1, hosts))
+    while left:
+        nearest = min(left, key=lambda host: _between(costs, way[-1], host))
+        way.append(nearest)
+        left.remove(nearest)
+    return way
+
+
+def _improved(way: list[int], costs: Mapping[Pair, float]) -> list[int]:
+    """Reverses parts of a way until that saves nothing. Host 0 stays the first."""
+    way = list(way)
+    least = 1e-9 * cost_of(way, costs)  # rounding is no saving
+    improved = True
+    while improved:
+        improved = False
+        for low in range(1, len(way) - 1):
+            for high in range(low + 1, len(way)):
+                before, after = way[low - 1], way[(high + 1) % len(way)]
+                now = _between(costs, before, way[low]) + _between(costs, way[high], after)
+                if now - _between(costs, before, way[high]) - _between(costs, way[low], after) > least:
+                    way[low : high + 1] = reversed(way[low : high + 1])
+                    improved = True
+    return way
