@@ -6,8 +6,8 @@ encrypted, the same over encrypted connections; hierarchical, within hosts throu
 hosts; gloo, in the same processes as flat; link, plain TCP streams with the least bytes that an allreduce must send
 over the hosts' links, measured in the same run;
 striped, with ``--connections``: flat with that number of data connections between two ranks;
-measured, with ``--uplink-gigabits``: flat with SPARK_ESTIMATOR_RING_ORDER=measured, where the hosts alternate between two
-racks that a link of that rate connects;
+measured, with ``--uplink-gigabits``: flat, or hierarchical where a host has several ranks, with
+SPARK_ESTIMATOR_RING_ORDER=measured; the hosts alternate between two racks that a link of that rate connects;
 wire, the computed time of these bytes and their headers at the links' rate. link/flat and wire/flat are the reached
 fraction of the network's bound. A burst can pass a link faster than its rate, so small messages can exceed 1.
 
@@ -53,6 +53,7 @@ RATIOS = (
     Ratio("flat", "encrypted"),
     Ratio("flat", "striped"),
     Ratio("flat", "measured"),
+    Ratio("hierarchical", "measured"),
     Ratio("wire", "measured"),
     Ratio("wire", "striped"),
     Ratio("gloo", "flat"),
@@ -174,7 +175,7 @@ def start_subjects(
     if connections > 1:
         subjects.insert(2, Subject("striped", ranks("striped", False, connections=connections), "python"))
     if uplink_bits_per_second:
-        subjects.insert(1, Subject("measured", ranks("measured", False, ring_order="measured"), "python"))
+        subjects.insert(1, Subject("measured", ranks("measured", layout.ranks_per_host > 1, ring_order="measured"), "python"))
     if layout.ranks_per_host > 1:
         hierarchical = ranks("hierarchical", True)
         subjects.insert(1, Subject("hierarchical", hierarchical, "python"))

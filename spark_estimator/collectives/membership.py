@@ -121,12 +121,11 @@ class EngineStarter:
             return
         host_ids = [peer.host_id for peer in self._connector.rendezvous.peers]
         self._ring = agreed_order(job, host_ids, self._settings)
-        self._order_ring(job)
 
-    def _order_ring(self, engine: Engine) -> None:
+    def _order_ring(self, group: Engine) -> None:
         if self._ring:
             position = {rank: position for position, rank in enumerate(self._ring)}
-            engine.order_ring(sorted(range(engine.size), key=lambda index: position[engine.ranks[index]]))
+            group.order_ring(sorted(range(group.size), key=lambda index: position[group.ranks[index]]))
 
     def needed_descriptors(self, ranks: Sequence[int]) -> int:
         """File descriptors that this rank needs for a group of these ranks, of which it is one."""

@@ -1,9 +1,12 @@
 """Orders the hosts of a job so that its rings avoid slow links: measures the links, and computes the order.
 
 A ring sends each byte over the link from each host to the next, so that the slowest of these links limits it, and hosts
-of two racks that alternate load the connection between the racks many times. In `measured_order` the first ranks of
-two hosts exchange bytes by the engine's own alltoall, over the connections that a training uses. All pairs of a round
-do so at the same time, so that a connection that several of them share shows its limit.
+of two racks that alternate load the connection between the racks many times.
+
+The first ranks of each two hosts exchange bytes by the engine's own alltoall, over the connections that a training
+uses. All pairs of a round do so at the same time, so that a connection that several of them share shows its limit. The
+order that follows from these costs is used only if an allreduce is faster in it: where the processors are the limit,
+measurements of single pairs differ by chance.
 """
 
 from __future__ import annotations
@@ -34,8 +37,12 @@ _FIRST_BYTES = 1 << 20
 _SECONDS = 0.03
 _LEAST_BYTES, _MOST_BYTES = 64 << 10, 8 << 20
 _CALLS = 3
-# Another order must save this part of a ring's way: measurements differ by some percent from time to time.
-_LEAST_SAVED = 0.1
+# Of the allreduce with which two orders are compared.
+_RING_SECONDS = 0.1
+_MOST_RING_BYTES = 64 << 20
+_RING_BYTES_PER_RANK = 128 << 10  # shorter ones use other algorithms
+# Another order must save this part of a ring's time: measurements differ by some percent from time to time.
+LEAST_SAVED = 0.1
 
 Pair = tuple[int, int]
 
@@ -56,10 +63,10 @@ def pair_rounds(hosts: int) -> list[list[Pair]]:
 
 
 def agreed_order(job: Engine, host_ids: Sequence[str], settings: Settings) -> tuple[int, ...]:
-    """The order of the ranks in the rings of a job, as rank 0's settings ask. All ranks call it.
+    """Sets the order of the ranks in the rings of a job, as rank 0's settings ask. All ranks call it.
 
     Args:
-        job: the engine of all ranks.
+        job: the engine of all ranks, which has no request in progress.
         host_ids: [size] the host of each rank.
         settings: of this rank.
 
@@ -89,11 +96,17 @@ def agreed_order(job: Engine, host_ids: Sequence[str], settings: Settings) -> tu
         return ()
     costs = measured_costs(job, [ranks[0] for ranks in hosts])
     order = order_of(costs, len(hosts))
+    by_rank, ordered = range(job.size), [rank for host in order for rank in hosts[host]]
+    before, after = 1.0, 1.0
+    if order != list(range(len(hosts))):
+        before, after = _ring_seconds(job, (by_rank, ordered), max(costs.values()))
+    is_faster = after <= (1 - LEAST_SAVED) * before
+    job.order_ring(ordered if is_faster else by_rank)
     if job.rank == 0:
-        names = [list(ranks_of)[host] for host in order]
-        saved = 1 - cost_of(order, costs) / cost_of(range(len(hosts)), costs)
-        _log.info("rings pass through the hosts in the order %s, %.0f %% faster links", names, 100 * saved)
-    return tuple(rank for host in order for rank in hosts[host])
+        names = ", ".join(list(ranks_of)[host] for host in (order if is_faster else range(len(hosts))))
+        why = f"an allreduce takes {after / before:.0%} of the time" if is_faster else "no other order is faster"
+        _log.info("rings pass through the hosts in the order %s: %s", names, why)
+    return tuple(ordered) if is_faster else ()
 
 
 def measured_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
@@ -110,7 +123,7 @@ def measured_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
         partner = None if pair is None else leaders[pair[0] + pair[1] - own_host]
         first = _exchange(job, partner, _FIRST_BYTES)
         count = max(_LEAST_BYTES, min(_MOST_BYTES, int(_SECONDS / first)))
-        seconds = statistics.median(_exchange(job, partner, count) for _ in range(_CALLS))
+        seconds = min(_exchange(job, partner, count) for _ in range(_CALLS))
         if pair is not None:
             measured[pair] = seconds
     texts = gather_bytes(job, _NAME, json.dumps([[*pair, seconds] for pair, seconds in measured.items()]).encode())
@@ -137,6 +150,27 @@ def _exchange(job: Engine, partner: int | None, count: int) -> float:
     return (time.perf_counter() - began) / max(count, *rows)
 
 
+def _ring_seconds(job: Engine, orders: Sequence[Sequence[int]], slowest: float) -> list[float]:
+    """The median seconds of an allreduce in each of some orders of the ring, of the slowest rank. All ranks call it.
+
+    Args:
+        slowest: seconds that the slowest pair of hosts takes for a byte.
+    """
+    count = max(job.size * _RING_BYTES_PER_RANK, min(_MOST_RING_BYTES, int(_RING_SECONDS / 2 / slowest)))
+    values = ctypes.create_string_buffer(count)
+    tensor = Tensor(ctypes.addressof(values), ctypes.addressof(values), DType.FLOAT32, (count // 4,))
+    seconds: list[list[float]] = [[] for _ in orders]
+    for _ in range(1 + _CALLS):  # the first ones connect the neighbours
+        for index, order in enumerate(orders):
+            job.order_ring(order)
+            gather_bytes(job, _NAME, b"")
+            began = time.perf_counter()
+            run(job, Call(Op.ALLREDUCE, f"{_NAME}.ring"), [tensor], values, repeats=False)
+            seconds[index].append(time.perf_counter() - began)
+    texts = gather_bytes(job, _NAME, json.dumps([statistics.median(times[1:]) for times in seconds]).encode())
+    return [max(times) for times in zip(*(json.loads(bytes(text)) for text in texts), strict=True)]
+
+
 def order_of(costs: Mapping[Pair, float], hosts: int) -> list[int]:
     """A closed way through all hosts that costs little; 0, 1, 2... if no other one that is found saves a tenth.
 
@@ -152,7 +186,7 @@ def order_of(costs: Mapping[Pair, float], hosts: int) -> list[int]:
         return natural
     ways = [_improved(way, costs) for way in (natural, _greedy(costs, hosts))]
     best = min(ways, key=lambda way: cost_of(way, costs))
-    if cost_of(best, costs) > (1 - _LEAST_SAVED) * cost_of(natural, costs):
+    if cost_of(best, costs) > (1 - LEAST_SAVED) * cost_of(natural, costs):
         return natural
     return best if best[1] < best[-1] else [best[0], *reversed(best[1:])]
 
