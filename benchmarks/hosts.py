@@ -175,7 +175,9 @@ def start_subjects(
     if connections > 1:
         subjects.insert(2, Subject("striped", ranks("striped", False, connections=connections), "python"))
     if uplink_bits_per_second:
-        subjects.insert(1, Subject("measured", ranks("measured", layout.ranks_per_host > 1, ring_order="measured"), "python"))
+        subjects.insert(
+            1, Subject("measured", ranks("measured", layout.ranks_per_host > 1, ring_order="measured"), "python")
+        )
     if layout.ranks_per_host > 1:
         hierarchical = ranks("hierarchical", True)
         subjects.insert(1, Subject("hierarchical", hierarchical, "python"))

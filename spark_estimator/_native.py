@@ -347,7 +347,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_await_wanted_peer": (c_int32, [c_void_p, c_double, POINTER(c_int32)]),
     "se_connect_peer": (c_int32, [c_void_p, POINTER(Peer)]),
     "se_refuse_peer": (c_int32, [c_void_p, c_int32, c_char_p]),
-    "se_order_ring": (c_int32, [c_void_p, POINTER(c_int32)]),
+    "se_order_ring": (c_int32, [c_void_p, POINTER(c_int32), c_int32]),
     "se_await_question": (c_int32, [c_void_p, c_double, POINTER(c_int64)]),
     "se_answer": (c_int32, [c_void_p, c_int64, c_char_p]),
     "se_engine_shutdown": (c_int32, [c_void_p]),

@@ -48,7 +48,8 @@ AllreduceAlgorithm ChooseAcross(const Situation& situation) {
   const bool long_steps =
       situation.bytes >= situation.tuning.ring_bytes && situation.bytes >= ranks * kRingBytesPerRank;
   // In a ring the 16-bit types' partial sums would be rounded at each step, or are sent in twice the bytes.
-  if (long_steps) return IsHalf(situation.dtype) ? AllreduceAlgorithm::kDirect : AllreduceAlgorithm::kRing;
+  const bool in_ring = !IsHalf(situation.dtype) || situation.tuning.halves_in_ring;
+  if (long_steps) return in_ring ? AllreduceAlgorithm::kRing : AllreduceAlgorithm::kDirect;
   const int direct = std::has_single_bit(ranks) ? kDirectRanks : kDirectRanksFolded;
   return situation.ranks <= direct ? AllreduceAlgorithm::kDirect : AllreduceAlgorithm::kHalving;
 }

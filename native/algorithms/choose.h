@@ -17,6 +17,7 @@ struct Tuning {
   size_t exchange_bytes = 16 << 10;  // across hosts: everything in few steps up to here, where latency decides
   size_t ring_bytes = 512 << 10;     // across hosts: the ring from here on, where only the links' speed decides
   int32_t hierarchical = -1;         // inside hosts first, then across: 1 always where it can be, 0 never, -1 by size
+  bool halves_in_ring = false;       // across hosts: 16-bit types like others, with partial sums in float32
   bool operator==(const Tuning&) const = default;
 };
 

@@ -75,11 +75,13 @@ class Allreduce final : public HierarchicalBlocks {
   }
 
   std::unique_ptr<StreamOperation> BeginAcross(SubGroup& hosts, const VectorRange& share, bool overlaps) override {
+    const bool is_long = share.count * element_ >= LeastRingBytes(hosts.size());
     if (half_) {
-      const auto* sums = reinterpret_cast<const float*>(share.values);
-      return BeginHalvesAllreduce(hosts, sums, share.results, share.count, dtype_, reduce_op_, finish_);
+      auto* sums = reinterpret_cast<float*>(share.values);
+      const bool in_ring = tuning_.halves_in_ring && is_long;
+      return BeginHalvesAllreduce(hosts, sums, share.results, share.count, dtype_, reduce_op_, finish_, in_ring);
     }
-    if (!overlaps || share.count * element_ < LeastRingBytes(hosts.size())) return nullptr;
+    if (!overlaps || !is_long) return nullptr;
     return BeginRingAllreduce(hosts, share.values, share.values, share.count, dtype_, reduce_op_, finish_);
   }
 

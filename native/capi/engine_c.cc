@@ -454,9 +454,9 @@ int32_t se_refuse_peer(se_engine* engine, int32_t rank, const char* reason) {
   });
 }
 
-int32_t se_order_ring(se_engine* engine, const int32_t* ranks) {
+int32_t se_order_ring(se_engine* engine, const int32_t* ranks, int32_t halves_in_ring) {
   return GuardedIn(engine, nullptr, [&]() -> Status {
-    return engine->engine->OrderRing(std::vector<int>(ranks, ranks + engine->engine->size()));
+    return engine->engine->OrderRing(std::vector<int>(ranks, ranks + engine->engine->size()), halves_in_ring != 0);
   });
 }
 

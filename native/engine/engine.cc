@@ -291,7 +291,7 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
                 "there is no description of '" + what + "'; ask for flight_recorder, algorithms, gpu or running");
 }
 
-Status Engine::OrderRing(std::vector<int> ranks) {
+Status Engine::OrderRing(std::vector<int> ranks, bool halves_in_ring) {
   std::vector<bool> found(static_cast<size_t>(size()));
   for (const int rank : ranks) {
     if (rank < 0 || rank >= size() || found[static_cast<size_t>(rank)]) {
@@ -306,7 +306,7 @@ Status Engine::OrderRing(std::vector<int> ranks) {
   if (requests_.any_live()) {
     return Status(SE_INVALID_ARGUMENT, "the order of the ring cannot change while this rank has requests in progress");
   }
-  progress_.OrderRing(RingOrder(std::move(ranks)));
+  progress_.OrderRing(RingOrder(std::move(ranks)), halves_in_ring);
   return Status::Ok();
 }
 

@@ -72,7 +72,7 @@ class Engine {
   Status AwaitWantedPeer(Seconds timeout, int* rank) { return progress_.late_sockets().AwaitAsked(timeout, rank); }
   void Deliver(LateSockets::Arrival arrival) { progress_.late_sockets().Deliver(std::move(arrival)); }
   // See se_order_ring.
-  Status OrderRing(std::vector<int> ranks);
+  Status OrderRing(std::vector<int> ranks, bool halves_in_ring);
   // "flight_recorder", "algorithms", "gpu" or "running".
   Status Describe(const std::string& what, std::string* text) const;
   Status StartTimeline(const std::string& path, bool mark_cycles);

@@ -1,4 +1,4 @@
-// What the ranks of a group use alike: rank 0's settings, fixed when the group starts.
+// What the ranks of a group use alike: rank 0's settings, fixed when the group starts but for se_order_ring.
 #ifndef SPARK_ESTIMATOR_ENGINE_PARAMETERS_H_
 #define SPARK_ESTIMATOR_ENGINE_PARAMETERS_H_
 

@@ -89,8 +89,11 @@ class Progress final : public Liveness {
   void TakeSubmitted() {
     if (rounds_->in_rounds()) pending_->Add(shared_.requests->submitted());
   }
-  // With the lock held, while no request is live: nothing reads the order then.
-  void OrderRing(RingOrder order) { streams_->OrderRing(std::move(order)); }
+  // With the lock held, while no request is live: nothing reads these then.
+  void OrderRing(RingOrder order, bool halves_in_ring) {
+    streams_->OrderRing(std::move(order));
+    parameters_.tuning.halves_in_ring = halves_in_ring;
+  }
   // Nothing can be submitted any more, everything that waits fails. Takes no memory: without, texts are shorter.
   void Break(const Status& error) noexcept;
 

@@ -16,6 +16,7 @@ class RingOrder {
   explicit RingOrder(int size) : size_(size) {}
   // `ranks`: every rank of the group once.
   explicit RingOrder(std::vector<int> ranks) : size_(static_cast<int>(ranks.size())), ranks_(std::move(ranks)) {
+    if (std::ranges::is_sorted(ranks_)) ranks_.clear();
     positions_.resize(ranks_.size());
     for (size_t position = 0; position < ranks_.size(); ++position) {
       positions_[static_cast<size_t>(ranks_[position])] = static_cast<int>(position);

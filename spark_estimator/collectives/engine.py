@@ -406,18 +406,19 @@ class Engine:
 
     # --- rings -------------------------------------------------------------------------------------------------------
 
-    def order_ring(self, ranks: Sequence[int]) -> None:
+    def order_ring(self, ranks: Sequence[int], halves: bool = False) -> None:
         """Sets the order in which rings pass through the ranks. All ranks call it at the same point.
 
         Args:
             ranks: each rank of the group once, by its number there.
+            halves: whether long allreduces of 16-bit floats go round the ring, too.
 
         Raises:
             ValueError: they are other ranks, or this rank has requests in progress.
         """
         if len(ranks) != self.size:
             raise ValueError(f"the order of a ring of {self.size} ranks has each of them once, not {len(ranks)} ranks")
-        _native.check(self._library.se_order_ring(self._usable(), (c_int32 * self.size)(*ranks)))
+        _native.check(self._library.se_order_ring(self._usable(), (c_int32 * self.size)(*ranks), halves))
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

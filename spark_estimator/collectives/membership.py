@@ -22,7 +22,7 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.gpu_libraries import libraries_for_engine
 from spark_estimator.collectives.process_set import ProcessSet, ProcessSets
 from spark_estimator.collectives.rendezvous import Topology, host_id
-from spark_estimator.collectives.ring_order import agreed_order
+from spark_estimator.collectives.ring_order import Ring, agreed_ring
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
@@ -55,7 +55,7 @@ class EngineStarter:
         path = timeline.path_at_init(settings.timeline)
         #: The timeline that is being written: its path, and whether it marks cycles; None: none is.
         self.timeline = None if path is None else (path, settings.timeline_mark_cycles)
-        self._ring: tuple[int, ...] = ()  # the job's ranks in the order of rings; empty: that of the ranks
+        self._ring: Ring | None = None  # of the job, once it is known
         self._started: list[weakref.ref[Engine]] = []  # a list, so that another thread may copy it at any time
 
     def start(self, group: RankGroup) -> Engine:
@@ -91,7 +91,8 @@ class EngineStarter:
         if connections.late is not None:
             engine.at_end.append(connections.late.stop)
         try:
-            self._order_ring(engine)
+            if self._ring is not None:
+                engine.order_ring(*self._ring.of(engine.ranks))
             if connections.late is not None:
                 connections.late.attach(engine)
             reporter = StackReporter(engine.await_question, engine.answer, lambda: self._whereabouts(engine))
@@ -109,7 +110,7 @@ class EngineStarter:
         return engine
 
     def order_rings(self, job: Engine) -> None:
-        """Sets the order of the ranks in rings, in the job and in groups that start later. All ranks call it.
+        """Sets how rings pass through the ranks of the job, and of groups that start later. All ranks call it.
 
         Args:
             job: the engine of all ranks, which has no request in progress.
@@ -120,12 +121,7 @@ class EngineStarter:
         if self._connector is None:
             return
         host_ids = [peer.host_id for peer in self._connector.rendezvous.peers]
-        self._ring = agreed_order(job, host_ids, self._settings)
-
-    def _order_ring(self, group: Engine) -> None:
-        if self._ring:
-            position = {rank: position for position, rank in enumerate(self._ring)}
-            group.order_ring(sorted(range(group.size), key=lambda index: position[group.ranks[index]]))
+        self._ring = agreed_ring(job, host_ids, self._settings)
 
     def needed_descriptors(self, ranks: Sequence[int]) -> int:
         """File descriptors that this rank needs for a group of these ranks, of which it is one."""

@@ -6,7 +6,8 @@ of two racks that alternate load the connection between the racks many times.
 The first ranks of each two hosts exchange bytes by the engine's own alltoall, over the connections that a training
 uses. All pairs of a round do so at the same time, so that a connection that several of them share shows its limit. The
 order that follows from these costs is used only if an allreduce is faster in it: where the processors are the limit,
-measurements of single pairs differ by chance.
+measurements of single pairs differ by chance. The same decides whether 16-bit floats go round the ring, with partial
+sums in float32, or from each rank to each other, which are fewer bytes, but more between racks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from spark_estimator._native import DType, Op
 from spark_estimator.collectives.call import Call, Tensor
@@ -47,6 +49,23 @@ LEAST_SAVED = 0.1
 Pair = tuple[int, int]
 
 
+class Ring(NamedTuple):
+    """How rings pass through the ranks of a group.
+
+    Attributes:
+        ranks: each rank once; the first one follows the last one.
+        halves: whether long allreduces of 16-bit floats go round the ring, too.
+    """
+
+    ranks: tuple[int, ...]
+    halves: bool = False
+
+    def of(self, ranks: Sequence[int]) -> Ring:
+        """The ring of some of these ranks, by their indices in `ranks`."""
+        position = {rank: position for position, rank in enumerate(self.ranks)}
+        return Ring(tuple(sorted(range(len(ranks)), key=lambda index: position[ranks[index]])), self.halves)
+
+
 def pair_rounds(hosts: int) -> list[list[Pair]]:
     """All pairs of hosts, in rounds in which each host is in one pair at most; each pair is in one round.
 
@@ -62,8 +81,8 @@ def pair_rounds(hosts: int) -> list[list[Pair]]:
     return rounds
 
 
-def agreed_order(job: Engine, host_ids: Sequence[str], settings: Settings) -> tuple[int, ...]:
-    """Sets the order of the ranks in the rings of a job, as rank 0's settings ask. All ranks call it.
+def agreed_ring(job: Engine, host_ids: Sequence[str], settings: Settings) -> Ring:
+    """Sets how rings pass through the ranks of a job, as rank 0's settings ask. All ranks call it.
 
     Args:
         job: the engine of all ranks, which has no request in progress.
@@ -71,7 +90,7 @@ def agreed_order(job: Engine, host_ids: Sequence[str], settings: Settings) -> tu
         settings: of this rank.
 
     Returns:
-        All ranks, those of a host side by side; empty: the order stays that of the ranks.
+        That ring; the ranks of a host are side by side in it, unless it has the order of the ranks.
 
     Raises:
         HorovodInternalError: another rank was lost meanwhile, or has left.
@@ -80,11 +99,12 @@ def agreed_order(job: Engine, host_ids: Sequence[str], settings: Settings) -> tu
     for rank, host in enumerate(host_ids):
         ranks_of.setdefault(host, []).append(rank)
     hosts = list(ranks_of.values())
+    by_rank = Ring(tuple(range(job.size)))
     if len(hosts) < LEAST_HOSTS:
-        return ()
+        return by_rank
     wishes = gather_bytes(job, _NAME, settings.ring_order.encode())
     if bytes(wishes[0]) != b"measured":
-        return ()
+        return by_rank
     if len(hosts) > MOST_HOSTS:
         if job.rank == 0:
             _log.warning(
@@ -93,20 +113,50 @@ def agreed_order(job: Engine, host_ids: Sequence[str], settings: Settings) -> tu
                 len(hosts),
                 MOST_HOSTS,
             )
-        return ()
+        return by_rank
     costs = measured_costs(job, [ranks[0] for ranks in hosts])
     order = order_of(costs, len(hosts))
-    by_rank, ordered = range(job.size), [rank for host in order for rank in hosts[host]]
-    before, after = 1.0, 1.0
+    ring, reasons = by_rank, []
+    slowest = max(costs.values())
     if order != list(range(len(hosts))):
-        before, after = _ring_seconds(job, (by_rank, ordered), max(costs.values()))
-    is_faster = after <= (1 - LEAST_SAVED) * before
-    job.order_ring(ordered if is_faster else by_rank)
+        ordered = Ring(tuple(rank for host in order for rank in hosts[host]))
+        ring, ratio = _faster(job, by_rank, ordered, DType.FLOAT32, slowest)
+        reasons += [f"allreduces take {ratio:.0%} of the time"] * (ring == ordered)
+    ring, ratio = _faster(job, ring, ring._replace(halves=True), DType.BFLOAT16, slowest)
+    reasons += [f"with 16-bit floats, which take {ratio:.0%} of the time"] * ring.halves
+    job.order_ring(ring.ranks, ring.halves)
     if job.rank == 0:
-        names = ", ".join(list(ranks_of)[host] for host in (order if is_faster else range(len(hosts))))
-        why = f"an allreduce takes {after / before:.0%} of the time" if is_faster else "no other order is faster"
-        _log.info("rings pass through the hosts in the order %s: %s", names, why)
-    return tuple(ordered) if is_faster else ()
+        names = dict.fromkeys(host_ids[rank] for rank in ring.ranks)
+        why = ", ".join(reasons) or "nothing else is faster"
+        _log.info("rings pass through the hosts in the order %s: %s", ", ".join(names), why)
+    return ring
+
+
+def _faster(job: Engine, first: Ring, second: Ring, dtype: DType, slowest: float) -> tuple[Ring, float]:
+    """The first of two rings, unless an allreduce in the second one is clearly faster. All ranks call it.
+
+    Args:
+        dtype: of the allreduce.
+        slowest: seconds that the slowest pair of hosts takes for a byte.
+
+    Returns:
+        That ring, and by which factor the second one is slower.
+    """
+    count = max(job.size * _RING_BYTES_PER_RANK, min(_MOST_RING_BYTES, int(_RING_SECONDS / 2 / slowest)))
+    values = ctypes.create_string_buffer(count)
+    itemsize = 4 if dtype is DType.FLOAT32 else 2
+    tensor = Tensor(ctypes.addressof(values), ctypes.addressof(values), dtype, (count // itemsize,))
+    seconds: tuple[list[float], list[float]] = [], []
+    for _ in range(1 + _CALLS):  # the first ones connect the neighbours
+        for ring, times in zip((first, second), seconds, strict=True):
+            job.order_ring(ring.ranks, ring.halves)
+            gather_bytes(job, _NAME, b"")  # all begin at the same time
+            began = time.perf_counter()
+            run(job, Call(Op.ALLREDUCE, f"{_NAME}.{dtype.name}"), [tensor], values, repeats=False)
+            times.append(time.perf_counter() - began)
+    texts = gather_bytes(job, _NAME, json.dumps([statistics.median(times[1:]) for times in seconds]).encode())
+    before, after = (max(times) for times in zip(*(json.loads(bytes(text)) for text in texts), strict=True))
+    return (second if after <= (1 - LEAST_SAVED) * before else first), after / before
 
 
 def measured_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
@@ -148,27 +198,6 @@ def _exchange(job: Engine, partner: int | None, count: int) -> float:
     assert handle is not None
     rows = handle.gathered().rows
     return (time.perf_counter() - began) / max(count, *rows)
-
-
-def _ring_seconds(job: Engine, orders: Sequence[Sequence[int]], slowest: float) -> list[float]:
-    """The median seconds of an allreduce in each of some orders of the ring, of the slowest rank. All ranks call it.
-
-    Args:
-        slowest: seconds that the slowest pair of hosts takes for a byte.
-    """
-    count = max(job.size * _RING_BYTES_PER_RANK, min(_MOST_RING_BYTES, int(_RING_SECONDS / 2 / slowest)))
-    values = ctypes.create_string_buffer(count)
-    tensor = Tensor(ctypes.addressof(values), ctypes.addressof(values), DType.FLOAT32, (count // 4,))
-    seconds: list[list[float]] = [[] for _ in orders]
-    for _ in range(1 + _CALLS):  # the first ones connect the neighbours
-        for index, order in enumerate(orders):
-            job.order_ring(order)
-            gather_bytes(job, _NAME, b"")
-            began = time.perf_counter()
-            run(job, Call(Op.ALLREDUCE, f"{_NAME}.ring"), [tensor], values, repeats=False)
-            seconds[index].append(time.perf_counter() - began)
-    texts = gather_bytes(job, _NAME, json.dumps([statistics.median(times[1:]) for times in seconds]).encode())
-    return [max(times) for times in zip(*(json.loads(bytes(text)) for text in texts), strict=True)]
 
 
 def order_of(costs: Mapping[Pair, float], hosts: int) -> list[int]:

@@ -106,13 +106,18 @@ def sums_in_order(rank: int, order: Sequence[int]) -> list[float]:
     evens = ProcessSet(range(0, 6, 2))
     context.init(process_sets=[evens])
     results: list[Any] = []
-    for count in (1, 5_000, 2_000_000):
-        values = numpy.full(count, float(rank), numpy.float32)
-        results.append(arrays.allreduce(values, Sum, f"sum.{count}"))
+    for count, dtype in (
+        (1, numpy.float32),
+        (5_000, numpy.float32),
+        (2_000_000, numpy.float32),
+        (2_000_000, numpy.float16),
+    ):
+        values = numpy.full(count, float(rank), dtype)
+        results.append(arrays.allreduce(values, Sum, f"sum.{count}.{dtype}"))
         if rank % 2 == 0:
-            results.append(arrays.allreduce(values, Sum, f"evens.{count}", process_set=evens))
+            results.append(arrays.allreduce(values, Sum, f"evens.{count}.{dtype}", process_set=evens))
         for root in (0, 3):
-            results.append(arrays.broadcast(values, root, f"root.{root}.{count}"))
+            results.append(arrays.broadcast(values, root, f"root.{root}.{count}.{dtype}"))
     results.append(arrays.allgather(numpy.full((rank + 1, 40_000), rank, numpy.float32), "rows"))
     size = context.size()
     context.shutdown()
@@ -134,12 +139,13 @@ def test_collectives_are_right_in_the_measured_order(hosts: str, environ: dict[s
     outcomes = outcomes_of(sums_in_order, hosts, MEASURED | environ, order)
     for rank, outcome in enumerate(outcomes):
         expected = []
-        for count in (1, 5_000, 2_000_000):
+        for count in (1, 5_000, 2_000_000, 2_000_000):
             expected += [15.0 * count, *([6.0 * count] if rank % 2 == 0 else []), 0.0, 3.0 * count]
         expected.append(40_000.0 * sum(number * (number + 1) for number in range(6)))
         assert outcome.value == expected
     names = ", ".join(sorted(set(hosts))[host] for host in order)
-    assert f"rings pass through the hosts in the order {names}: an allreduce takes " in outcomes[0].output
+    assert f"rings pass through the hosts in the order {names}: allreduces take " in outcomes[0].output
+    assert "with 16-bit floats, which take " in outcomes[0].output
     assert "rings pass" not in outcomes[1].output
 
 

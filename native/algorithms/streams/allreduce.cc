@@ -2,7 +2,9 @@
 #include <cstring>
 #include <vector>
 
+#include "algorithms/buffer_list.h"
 #include "algorithms/streams/direct.h"
+#include "algorithms/streams/list.h"
 #include "algorithms/streams/recursive.h"
 #include "algorithms/streams/ring.h"
 #include "algorithms/streams/stream.h"
@@ -71,7 +73,11 @@ Status StreamAllreduce(StreamGroup& group, AllreduceAlgorithm algorithm, const v
     case AllreduceAlgorithm::kDirect:
       return DirectAllreduce(group, in, out, count, dtype, reduce_op, finish);
     case AllreduceAlgorithm::kRing:
-      if (IsHalf(dtype)) return DirectAllreduce(group, in, out, count, dtype, reduce_op, finish);
+      if (IsHalf(dtype)) {  // in blocks: the float32 values of all of it would need memory
+        BufferList whole;
+        whole.Add(in, out, count * DtypeBytes(dtype));
+        return StreamListAllreduce(group, algorithm, whole, dtype, reduce_op, finish);
+      }
       return RingAllreduce(group, in, out, count, dtype, reduce_op, finish);
     default:
       return Status(SE_INTERNAL, std::string("allreduce by '") + Name(algorithm) + "' does not go over streams");

@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "algorithms/streams/direct.h"
+#include "algorithms/streams/halves.h"
 #include "algorithms/streams/operation.h"
 #include "algorithms/streams/ring.h"
 #include "base/dtype.h"
+#include "base/kernels/halves.h"
 
 namespace spark_estimator {
 namespace {
@@ -101,7 +103,9 @@ Status StreamListAllreduce(StreamGroup& group, AllreduceAlgorithm algorithm, con
     case AllreduceAlgorithm::kDirect:
       return ListAllreduce(group, buffers, BeginDirectAllreduce, dtype, reduce_op, finish).Run();
     case AllreduceAlgorithm::kRing:
-      return ListAllreduce(group, buffers, BeginRingAllreduce, dtype, reduce_op, finish).Run();
+      return ListAllreduce(group, buffers, IsHalf(dtype) ? BeginHalvesRingAllreduce : BeginRingAllreduce, dtype,
+                           reduce_op, finish)
+          .Run();
     default:
       return Status(SE_INTERNAL, std::string("a list is not reduced in blocks by '") + Name(algorithm) + "'");
   }

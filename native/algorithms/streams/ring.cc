@@ -15,17 +15,20 @@ namespace {
 constexpr size_t kPieceBytes = 256 << 10;
 
 // Two cursors over the steps, one that sends and one that receives. In step s the rank at position p of the ring passes
-// on the chunk of the rank at position p - s and receives that of the rank at p - s - 1; the first `reducing_steps` steps
-// add this rank's part, the others only spread.
+// on the chunk of the rank at position first + p - s, and receives that of the rank before; the first `reducing` steps
+// add this rank's part, the `spreading` ones after them only pass on. The chunk that a rank has reduced last is that of
+// the next rank, so that spreading alone begins there, at 1, and all else at 0.
 class Ring : public StreamOperation {
  public:
-  Ring(StreamGroup& group, const uint8_t* input, uint8_t* output, Shares shares, int reducing_steps)
+  Ring(StreamGroup& group, const uint8_t* input, uint8_t* output, Shares shares, int reducing, int spreading,
+       int first = 0)
       : group_(group),
         input_(input),
         output_(output),
         shares_(std::move(shares)),
-        reducing_steps_(reducing_steps),
-        steps_(reducing_steps + group.size() - 1),
+        reducing_steps_(reducing),
+        steps_(reducing + spreading),
+        first_(first),
         position_(group.ring_order().PositionOf(group.rank())),
         next_(group.ring_order().RankAt(position_ + 1)),
         previous_(group.ring_order().RankAt(position_ - 1)) {}
@@ -51,7 +54,7 @@ class Ring : public StreamOperation {
   }
 
  private:
-  int ChunkSent(int step) const { return group_.ring_order().RankAt(position_ - step % group_.size()); }
+  int ChunkSent(int step) const { return group_.ring_order().RankAt(first_ + position_ - step % group_.size()); }
   int ChunkReceived(int step) const { return ChunkSent(step + 1); }
 
   // How much of the chunk of send_step_ is ready to be sent: all of the rank's own, else what the step before has
@@ -131,6 +134,7 @@ class Ring : public StreamOperation {
   const Shares shares_;
   const int reducing_steps_;
   const int steps_;
+  const int first_;
   const int position_;
   const int next_;
   const int previous_;
@@ -147,19 +151,37 @@ class Ring : public StreamOperation {
   size_t partial_ = 0;
 };
 
-}  // namespace
-
-std::unique_ptr<StreamOperation> BeginRingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output,
-                                                    size_t count, int32_t dtype, int32_t reduce_op, Finish finish) {
+std::unique_ptr<StreamOperation> BeginReduction(StreamGroup& group, const uint8_t* input, uint8_t* output, size_t count,
+                                                int32_t dtype, int32_t reduce_op, Finish finish, int spreading) {
   const size_t element = DtypeBytes(dtype);
-  auto ring =
-      std::make_unique<Ring>(group, input, output, Shares(count * element, element, group.size()), group.size() - 1);
+  auto ring = std::make_unique<Ring>(group, input, output, Shares(count * element, element, group.size()),
+                                     group.size() - 1, spreading);
   ring->SetReduction(dtype, reduce_op, finish);
   return ring;
 }
 
+}  // namespace
+
+std::unique_ptr<StreamOperation> BeginRingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output,
+                                                    size_t count, int32_t dtype, int32_t reduce_op, Finish finish) {
+  return BeginReduction(group, input, output, count, dtype, reduce_op, finish, group.size() - 1);
+}
+
 std::unique_ptr<StreamOperation> BeginRingAllgather(StreamGroup& group, uint8_t* output, const Shares& shares) {
-  return std::make_unique<Ring>(group, output, output, shares, 0);
+  return std::make_unique<Ring>(group, output, output, shares, 0, group.size() - 1);
+}
+
+std::unique_ptr<StreamOperation> BeginRingReduction(StreamGroup& group, const uint8_t* input, uint8_t* output,
+                                                    size_t count, int32_t dtype, int32_t reduce_op, Finish finish) {
+  return BeginReduction(group, input, output, count, dtype, reduce_op, finish, 0);
+}
+
+std::unique_ptr<StreamOperation> BeginRingSpreading(StreamGroup& group, uint8_t* output, const Shares& shares) {
+  return std::make_unique<Ring>(group, output, output, shares, 0, group.size() - 1, 1);
+}
+
+int FinishedInRing(const StreamGroup& group) {
+  return group.ring_order().RankAt(group.ring_order().PositionOf(group.rank()) + 1);
 }
 
 Status RingAllreduce(StreamGroup& group, const uint8_t* input, uint8_t* output, size_t count, int32_t dtype,

@@ -327,10 +327,11 @@ SE_API int32_t se_connect_peer(se_engine* engine, const se_peer* peer);
 SE_API int32_t se_refuse_peer(se_engine* engine, int32_t rank, const char* reason);
 
 /* The order in which rings and chains pass through the ranks from now on: `ranks` [size], each rank once, the next one
- * after the last being the first. All ranks call it with the same order between the same two operations, while they have
- * no request in progress (else SE_INVALID_ARGUMENT). At first it is that of the ranks. Sums of floating-point values
- * depend on it. */
-SE_API int32_t se_order_ring(se_engine* engine, const int32_t* ranks);
+ * after the last being the first. All ranks call it with the same order between the same two operations, while they
+ * have no request in progress (else SE_INVALID_ARGUMENT). At first it is that of the ranks. `halves_in_ring`: 1 if long
+ * allreduces of float16 and bfloat16 go round the ring as well, with partial sums in float32; 0, as at first, if each
+ * rank sends each other one its share. Sums of floating-point values depend on both. */
+SE_API int32_t se_order_ring(se_engine* engine, const int32_t* ranks, int32_t halves_in_ring);
 
 /* Leaves the job: notifies the peers, fails pending requests with SE_SHUT_DOWN, ends the thread. Blocks for at most
  * about a second, so that peers can read what was sent; before that until this rank's GPU has finished its

@@ -38,6 +38,9 @@ void Allreduces() {
   small_in_arena.in_arena = true;
   Situation half = with(apart, 64 * kMegabyte);
   half.dtype = SE_BFLOAT16;
+  Situation half_in_ring = half;
+  half_in_ring.tuning.halves_in_ring = true;
+  Situation short_half = with(half_in_ring, 256 << 10);
   Situation flat = with(pairs, 64 * kMegabyte);
   flat.tuning.hierarchical = 0;
   Situation uneven = with(pairs, 64 * kMegabyte);
@@ -69,6 +72,8 @@ void Allreduces() {
       {"hosts, large", with(apart, 64 * kMegabyte), kRing},
       {"many hosts, large", with(many, 64 * kMegabyte), kRing},
       {"no partial sum of a bfloat16 travels", half, kDirect},
+      {"16-bit in a ring", half_in_ring, kRing},
+      {"16-bit, too short for a ring", short_half, kDirect},
       {"hosts of several ranks", with(pairs, 64 * kMegabyte), kHierarchical},
       {"hosts of several ranks, a few bytes", with(pairs, 4), kHierarchical},
       {"hosts of different numbers of ranks", uneven, kHierarchical},

@@ -287,11 +287,14 @@ void HalvesAreRoundedOnce() {
           HalvesFromFloat32(dtype, &expected[i], &average, 1);
         }
         RunHosts(shape, [&](HostRank& me) {
-          std::vector<uint16_t> out(n);
-          BufferList list;
-          list.Add(inputs[static_cast<size_t>(me.all.rank())].data(), out.data(), n * 2);
-          CHECK_OK(HierarchicalAllreduce(me.local, me.all, me.hosts, list, dtype, SE_SUM, Finish{1.0, 4}));
-          CHECK(out == expected);
+          for (const bool in_ring : {false, true}) {
+            std::vector<uint16_t> out(n);
+            BufferList list;
+            list.Add(inputs[static_cast<size_t>(me.all.rank())].data(), out.data(), n * 2);
+            const Tuning tuning{.halves_in_ring = in_ring};
+            CHECK_OK(HierarchicalAllreduce(me.local, me.all, me.hosts, list, dtype, SE_SUM, Finish{1.0, 4}, tuning));
+            CHECK(out == expected);
+          }
         });
       }
     }

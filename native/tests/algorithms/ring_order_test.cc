@@ -74,6 +74,7 @@ void Positions() {
   CHECK_EQ(part.RankAt(1), 1);
   CHECK_EQ(part.RankAt(2), 0);
   CHECK(ranks.Of(std::vector<int>{3, 1}).is_that_of_ranks());
+  CHECK(RingOrder({0, 1, 2}).is_that_of_ranks());
 }
 
 void OnlyNeighboursTalk() {
@@ -155,13 +156,15 @@ void EveryAlgorithmIsRight() {
                 CHECK(data == std::vector<uint8_t>(data.size(), static_cast<uint8_t>(root + 1)));
               }
             }
-            std::vector<float> sums(10001, static_cast<float>(me + 1));
-            std::vector<uint16_t> halves(sums.size());
-            CHECK_OK(BeginHalvesAllreduce(*group, sums.data(), reinterpret_cast<uint8_t*>(halves.data()), sums.size(),
-                                          SE_BFLOAT16, SE_SUM, Finish{})
-                         ->Complete());
-            HalvesToFloat32(SE_BFLOAT16, sums.data(), halves.data(), sums.size());
-            for (const float sum : sums) CHECK_EQ(sum, static_cast<float>(n * (n + 1) / 2));
+            for (const bool in_ring : {false, true}) {
+              std::vector<float> sums(10001, static_cast<float>(me + 1));
+              std::vector<uint16_t> halves(sums.size());
+              CHECK_OK(BeginHalvesAllreduce(*group, sums.data(), reinterpret_cast<uint8_t*>(halves.data()), sums.size(),
+                                            SE_BFLOAT16, SE_SUM, Finish{}, in_ring)
+                           ->Complete());
+              HalvesToFloat32(SE_BFLOAT16, sums.data(), halves.data(), sums.size());
+              for (const float sum : sums) CHECK_EQ(sum, static_cast<float>(n * (n + 1) / 2));
+            }
             CHECK_OK(StreamBarrier(*group));
           }
         },

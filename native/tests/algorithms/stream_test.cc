@@ -426,9 +426,10 @@ void ListsInBlocks() {
 void OperationsAdvanceWithoutWaiting() {
   constexpr size_t kCount = 300007;
   for (const int ranks : {2, 3}) {
-    for (const int32_t dtype : {SE_FLOAT32, SE_BFLOAT16}) {
+    for (const auto& [dtype, in_ring] :
+         std::vector<std::pair<int32_t, bool>>{{SE_FLOAT32, true}, {SE_BFLOAT16, false}, {SE_BFLOAT16, true}}) {
       std::atomic<bool> advanced{false};
-      RunStreamRanks(ranks, [&](StreamGroup& group) {
+      RunStreamRanks(ranks, [&, dtype = dtype, in_ring = in_ring](StreamGroup& group) {
         std::vector<float> values(kCount);
         for (size_t i = 0; i < kCount; ++i) values[i] = static_cast<float>(i % 100 + static_cast<size_t>(group.rank()));
         std::vector<uint16_t> halves(kCount);
@@ -436,8 +437,9 @@ void OperationsAdvanceWithoutWaiting() {
         auto* results = reinterpret_cast<uint8_t*>(halves.data());
         while (group.rank() != 0 && !advanced) std::this_thread::yield();
         const auto operation =
-            dtype == SE_FLOAT32 ? BeginRingAllreduce(group, data, data, kCount, dtype, SE_SUM, Finish{})
-                                : BeginHalvesAllreduce(group, values.data(), results, kCount, dtype, SE_SUM, Finish{});
+            dtype == SE_FLOAT32
+                ? BeginRingAllreduce(group, data, data, kCount, dtype, SE_SUM, Finish{})
+                : BeginHalvesAllreduce(group, values.data(), results, kCount, dtype, SE_SUM, Finish{}, in_ring);
         if (group.rank() == 0) {
           CHECK_OK(operation->Advance());
           CHECK(group.bytes_moved() > 0);

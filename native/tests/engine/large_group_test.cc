@@ -9,12 +9,14 @@
 #include <thread>
 #include <vector>
 
+#include "base/kernels/halves.h"
 #include "libcrypto.h"
 #include "ranks.h"
 #include "victim.h"
 
 namespace {
 
+using namespace spark_estimator;
 using namespace spark_estimator::testing;
 
 JobOptions Overlay(Channel channel = Channel::kStream) {
@@ -75,13 +77,37 @@ void RingsFollowTheOrder() {
   const int pairs = RunRanks(kSize, Overlay(), [](Rank& me) {
     std::vector<int32_t> order;
     for (int rank = 0; rank < kSize; ++rank) order.push_back(rank * 5 % kSize);
-    CHECK_EQ(se_order_ring(me.engine, order.data()), SE_OK);
+    CHECK_EQ(se_order_ring(me.engine, order.data(), 0), SE_OK);
     CheckAllreduce(me, "ordered", 1'000'000);
     std::ranges::sort(order);
-    CHECK_EQ(se_order_ring(me.engine, order.data()), SE_OK);
+    CHECK_EQ(se_order_ring(me.engine, order.data(), 0), SE_OK);
     CheckAllreduce(me, "by rank", 1'000'000);
   });
   CHECK_EQ(pairs, 2 * kSize);
+}
+
+void CheckHalves(Rank& me, int64_t count) {
+  std::vector<uint16_t> halves(static_cast<size_t>(count));
+  const auto own = static_cast<float>(me.rank);
+  for (uint16_t& half : halves) HalvesFromFloat32(SE_BFLOAT16, &half, &own, 1);
+  me.WaitOk(me.Allreduce("halves", halves.data(), halves.data(), {count}, SE_BFLOAT16));
+  for (const uint16_t half : halves) {
+    float sum = 0;
+    HalvesToFloat32(SE_BFLOAT16, &sum, &half, 1);
+    CHECK_EQ(sum, static_cast<float>(me.size * (me.size - 1) / 2));
+  }
+}
+
+// As many pairs as a ring has: without it the ranks exchange their halves with all others.
+void HalvesGoRoundTheRing() {
+  constexpr int kSize = 17;
+  const int pairs = RunRanks(kSize, Overlay(), [](Rank& me) {
+    std::vector<int32_t> order;
+    for (int rank = 0; rank < kSize; ++rank) order.push_back(rank * 5 % kSize);
+    CHECK_EQ(se_order_ring(me.engine, order.data(), 1), SE_OK);
+    CheckHalves(me, 2'000'000);
+  });
+  CHECK_EQ(pairs, kSize);
 }
 
 void HostsFollowTheOrder() {
@@ -89,8 +115,9 @@ void HostsFollowTheOrder() {
   options.ranks_per_host = 2;
   RunRanks(8, options, [](Rank& me) {
     const std::vector<int32_t> order = {4, 5, 0, 1, 6, 7, 2, 3};
-    CHECK_EQ(se_order_ring(me.engine, order.data()), SE_OK);
+    CHECK_EQ(se_order_ring(me.engine, order.data(), 1), SE_OK);
     for (const int64_t count : {1, 3000, 100'000, 1'500'000}) CheckAllreduce(me, "x" + std::to_string(count), count);
+    CheckHalves(me, 1'500'000);
     for (int root = 0; root < me.size; ++root) {
       std::vector<float> x(300'000, static_cast<float>(me.rank));
       me.WaitOk(me.Broadcast("from", root, x.data(), x.data(), {300'000}));
@@ -103,7 +130,7 @@ void WrongOrdersAreRefused() {
   std::atomic<bool> refused{false};
   RunRanks(3, {.channel = Channel::kStream}, [&](Rank& me) {
     for (const std::vector<int32_t>& order : std::vector<std::vector<int32_t>>{{0, 1, 1}, {0, 1, 3}, {-1, 0, 1}}) {
-      CHECK_EQ(se_order_ring(me.engine, order.data()), SE_INVALID_ARGUMENT);
+      CHECK_EQ(se_order_ring(me.engine, order.data(), 0), SE_INVALID_ARGUMENT);
       CHECK_CONTAINS(se_last_error(), "has each of them once");
     }
     const std::vector<int32_t> order = {2, 0, 1};
@@ -111,12 +138,12 @@ void WrongOrdersAreRefused() {
     while (me.rank != 0 && !refused) std::this_thread::yield();
     const Submitted request = me.Allreduce("x", x.data(), x.data(), {100'000});
     if (me.rank == 0) {  // the others have not submitted it
-      CHECK_EQ(se_order_ring(me.engine, order.data()), SE_INVALID_ARGUMENT);
+      CHECK_EQ(se_order_ring(me.engine, order.data(), 0), SE_INVALID_ARGUMENT);
       CHECK_CONTAINS(se_last_error(), "requests in progress");
       refused = true;
     }
     me.WaitOk(request);
-    CHECK_EQ(se_order_ring(me.engine, order.data()), SE_OK);
+    CHECK_EQ(se_order_ring(me.engine, order.data(), 0), SE_OK);
     CheckAllreduce(me, "ordered", 100'000);
   });
 }
@@ -308,6 +335,7 @@ int main() {
                    {"many requests in any order", ManyRequestsInAnyOrder},
                    {"a refused connection fails the group", ARefusedConnectionFailsTheGroup},
                    {"rings follow the order", RingsFollowTheOrder},
+                   {"halves go round the ring", HalvesGoRoundTheRing},
                    {"hosts follow the order", HostsFollowTheOrder},
                    {"wrong orders are refused", WrongOrdersAreRefused},
                    {"wrong peers are refused", WrongPeersAreRefused}});
