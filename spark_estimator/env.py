@@ -227,8 +227,8 @@ class Settings:
     )  # fmt: skip
     ring_order: str = _variable(
         RING_ORDER_VARIABLE, "rank", one_of(RING_ORDERS), unit="order",
-        effect="of the hosts in rings: rank; or measured: with 4 to 64 hosts init() measures their links, in about 0.2 s "
-        "for each host, and rings avoid slow ones. The last bits of floating-point sums then depend on the "
+        effect="of the hosts in rings: rank; or measured: with 4 to 64 hosts init() measures their links, in about "
+        "0.3 s for each host, and rings avoid slow ones. The last bits of floating-point sums then depend on the "
         "measurement. Rank 0's value applies to all ranks",
     )  # fmt: skip
     spin_microseconds: int | None = _variable(

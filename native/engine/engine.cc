@@ -292,14 +292,14 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
 }
 
 Status Engine::OrderRing(std::vector<int> ranks, bool halves_in_ring) {
-  std::vector<bool> found(static_cast<size_t>(size()));
+  std::vector<bool> is_present(static_cast<size_t>(size()));
   for (const int rank : ranks) {
-    if (rank < 0 || rank >= size() || found[static_cast<size_t>(rank)]) {
+    if (rank < 0 || rank >= size() || is_present[static_cast<size_t>(rank)]) {
       return Status(SE_INVALID_ARGUMENT, "the order of a ring of " + std::to_string(size()) +
                                              " ranks has each of them once; rank " + std::to_string(rank) +
                                              " is there twice or does not exist");
     }
-    found[static_cast<size_t>(rank)] = true;
+    is_present[static_cast<size_t>(rank)] = true;
   }
   const Lock lock = requests_.lock();
   if (requests_.is_broken()) return requests_.broken();

@@ -157,7 +157,7 @@ def job_of_own_wish(rank: int, wishes: Sequence[str], most_hosts: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "wishes", "most_hosts", "said"),
+    ("hosts", "wishes", "most_hosts", "message"),
     [
         ("abcd", ["rank", "measured", "rank", "measured"], 64, ""),
         ("abcd", ["measured", "rank", "measured", "rank"], 64, "rings pass through the hosts"),
@@ -165,11 +165,11 @@ def job_of_own_wish(rank: int, wishes: Sequence[str], most_hosts: int) -> float:
         ("abcde", ["measured"] * 5, 4, "has no effect in a job on 5 hosts: it measures the links of 4 at most"),
     ],
 )
-def test_the_wish_of_rank_0_counts(hosts: str, wishes: list[str], most_hosts: int, said: str) -> None:
+def test_the_wish_of_rank_0_counts(hosts: str, wishes: list[str], most_hosts: int, message: str) -> None:
     outcomes = outcomes_of(job_of_own_wish, hosts, {"HOROVOD_LOG_LEVEL": "info"}, wishes, most_hosts)
     assert [outcome.value for outcome in outcomes] == [len(hosts)] * len(hosts)
     output = "".join(outcome.output for outcome in outcomes)
-    assert said in output and (said or "rings pass" not in output)
+    assert message in output and (message or "rings pass" not in output)
 
 
 def test_the_order_of_an_engine_is_checked() -> None:
@@ -208,7 +208,7 @@ def test_racks_with_a_narrow_link_are_passed_one_after_the_other() -> None:
         ) as ranks:
             outcomes = ranks.wait(100)
     assert all(outcome.returned and outcome.value == 6 for outcome in outcomes), outcomes
-    said = re.search(r"in the order (.*?):", outcomes[0].output)
-    assert said is not None, outcomes[0].output
-    racks = [int(name[-1]) % 2 for name in re.findall(r"host\d", said[1])]
-    assert sum(racks[place - 1] != racks[place] for place in range(6)) == 2, said[0]
+    message = re.search(r"in the order (.*?):", outcomes[0].output)
+    assert message is not None, outcomes[0].output
+    racks = [int(name[-1]) % 2 for name in re.findall(r"host\d", message[1])]
+    assert sum(racks[place - 1] != racks[place] for place in range(6)) == 2, message[0]

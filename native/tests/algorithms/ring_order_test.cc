@@ -28,7 +28,7 @@ std::vector<int> Shuffled(int size, unsigned seed) {
   return ranks;
 }
 
-// Forwards to another group, in an order of its own, and notes whom this rank sends to and receives from.
+// Forwards to another group, in its order, and notes whom this rank sends to and receives from.
 class NotingGroup final : public StreamGroup {
  public:
   NotingGroup(StreamGroup& group, std::vector<int> ranks) : StreamGroup(group.rank(), group.size()), group_(group) {
