@@ -120,8 +120,7 @@ class EngineStarter:
         """
         if self._connector is None:
             return
-        host_ids = [peer.host_id for peer in self._connector.rendezvous.peers]
-        self._ring = agreed_ring(job, host_ids, self._settings)
+        self._ring = agreed_ring(job, self._connector.rendezvous.peers, self._settings)
 
     def needed_descriptors(self, ranks: Sequence[int]) -> int:
         """File descriptors that this rank needs for a group of these ranks, of which it is one."""

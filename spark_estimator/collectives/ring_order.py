@@ -22,6 +22,7 @@ from typing import NamedTuple
 from spark_estimator._native import DType, Op
 from spark_estimator.collectives.call import Call, Tensor
 from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.rendezvous import PeerFacts
 from spark_estimator.collectives.requests import gather_bytes, run
 from spark_estimator.env import RING_ORDER_VARIABLE, Settings
 from spark_estimator.log import logger
@@ -81,12 +82,12 @@ def pair_rounds(hosts: int) -> list[list[Pair]]:
     return rounds
 
 
-def agreed_ring(job: Engine, host_ids: Sequence[str], settings: Settings) -> Ring:
+def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> Ring:
     """Sets how rings pass through the ranks of a job, as rank 0's settings ask. All ranks call it.
 
     Args:
         job: the engine of all ranks, which has no request in progress.
-        host_ids: [size] the host of each rank.
+        peers: [size] the facts of each rank.
         settings: of this rank.
 
     Returns:
@@ -96,8 +97,8 @@ def agreed_ring(job: Engine, host_ids: Sequence[str], settings: Settings) -> Rin
         HorovodInternalError: another rank was lost meanwhile, or has left.
     """
     ranks_of: dict[str, list[int]] = {}
-    for rank, host in enumerate(host_ids):
-        ranks_of.setdefault(host, []).append(rank)
+    for rank, peer in enumerate(peers):
+        ranks_of.setdefault(peer.host_id, []).append(rank)
     hosts = list(ranks_of.values())
     by_rank = Ring(tuple(range(job.size)))
     if len(hosts) < LEAST_HOSTS:
@@ -119,32 +120,34 @@ def agreed_ring(job: Engine, host_ids: Sequence[str], settings: Settings) -> Rin
     ring, reasons = by_rank, []
     slowest = max(costs.values())
     if order != list(range(len(hosts))):
-        ordered = Ring(tuple(rank for host in order for rank in hosts[host]))
-        ring, ratio = _faster(job, by_rank, ordered, DType.FLOAT32, slowest)
-        reasons += [f"allreduces take {ratio:.0%} of the time"] * (ring == ordered)
-    ring, ratio = _faster(job, ring, ring._replace(halves=True), DType.BFLOAT16, slowest)
-    reasons += [f"with 16-bit floats, which take {ratio:.0%} of the time"] * ring.halves
+        ring, ratio = _faster(job, by_rank, Ring(tuple(rank for host in order for rank in hosts[host])), slowest)
+        if ring != by_rank:
+            reasons.append(f"allreduces take {ratio:.0%} of the time")
+    ring, ratio = _faster(job, ring, ring._replace(halves=True), slowest)
+    if ring.halves:
+        reasons.append(f"with 16-bit floats, which take {ratio:.0%} of the time")
     job.order_ring(ring.ranks, ring.halves)
     if job.rank == 0:
-        names = dict.fromkeys(host_ids[rank] for rank in ring.ranks)
-        why = ", ".join(reasons) or "nothing else is faster"
-        _log.info("rings pass through the hosts in the order %s: %s", ", ".join(names), why)
+        places = sorted(range(len(hosts)), key=lambda host: ring.ranks.index(hosts[host][0]))
+        names = ", ".join(peers[hosts[host][0]].host for host in places)
+        _log.info("rings pass through the hosts in the order %s: %s", names, ", ".join(reasons) or "no other is faster")
     return ring
 
 
-def _faster(job: Engine, first: Ring, second: Ring, dtype: DType, slowest: float) -> tuple[Ring, float]:
+def _faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tuple[Ring, float]:
     """The first of two rings, unless an allreduce in the second one is clearly faster. All ranks call it.
 
+    It is one of float32, or of 16-bit floats if that is what the second one adds.
+
     Args:
-        dtype: of the allreduce.
         slowest: seconds that the slowest pair of hosts takes for a byte.
 
     Returns:
-        That ring, and by which factor the second one is slower.
+        That ring, and the time in the second one divided by that in the first.
     """
     count = max(job.size * _RING_BYTES_PER_RANK, min(_MOST_RING_BYTES, int(_RING_SECONDS / 2 / slowest)))
     values = ctypes.create_string_buffer(count)
-    itemsize = 4 if dtype is DType.FLOAT32 else 2
+    dtype, itemsize = (DType.BFLOAT16, 2) if second.halves else (DType.FLOAT32, 4)
     tensor = Tensor(ctypes.addressof(values), ctypes.addressof(values), dtype, (count // itemsize,))
     seconds: tuple[list[float], list[float]] = [], []
     for _ in range(1 + _CALLS):  # the first ones connect the neighbours
