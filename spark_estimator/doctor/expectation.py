@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from spark_estimator.collectives.ring_order import cost_of, order_of
+from spark_estimator.collectives.ring_order import LEAST_HOSTS, cost_of, order_of
 from spark_estimator.doctor.findings import Finding, Severity
 from spark_estimator.doctor.measurement import CONNECTIONS, Link, Speed
 from spark_estimator.env import CONNECTIONS_VARIABLE, RING_ORDER_VARIABLE
@@ -86,7 +86,7 @@ def _connections(speed: Speed) -> list[Finding]:
 
 
 def _ring_order(speed: Speed) -> list[Finding]:
-    if len(speed.links) < speed.pairs:
+    if len(speed.hosts) < LEAST_HOSTS or len(speed.links) < speed.pairs:
         return []
     places = {host: place for place, host in enumerate(speed.hosts)}
     costs = {(places[link.first], places[link.second]): 1 / link.gigabits for link in speed.links}
