@@ -6,8 +6,11 @@ of two racks that alternate load the connection between the racks many times.
 The first ranks of each two hosts exchange bytes by the engine's own alltoall, over the connections that a training
 uses. All pairs of a round do so at the same time, so that a connection that several of them share shows its limit. The
 order that follows from these costs is used only if an allreduce is faster in it: where the processors are the limit,
-measurements of single pairs differ by chance. The same decides whether 16-bit floats go round the ring, with partial
-sums in float32, or from each rank to each other, which are fewer bytes, but more between racks.
+measurements of single pairs differ by chance.
+
+16-bit floats go round the ring, with partial sums in float32, or from each rank to each other, which are fewer bytes,
+but more between racks. The faster way is used; with more ranks than connect in ``init()``, the ring if its order has
+changed.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import NamedTuple
 
 from spark_estimator._native import DType, Op
 from spark_estimator.collectives.call import Call, Tensor
+from spark_estimator.collectives.connections import descriptors
+from spark_estimator.collectives.connections.plan import is_overlay
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.rendezvous import PeerFacts
 from spark_estimator.collectives.requests import gather_bytes, run
@@ -43,7 +48,8 @@ _CALLS = 3
 # Of the allreduce with which two orders are compared.
 _RING_SECONDS = 0.1
 _MOST_RING_BYTES = 64 << 20
-_RING_BYTES_PER_RANK = 128 << 10  # shorter ones use other algorithms
+_RING_BYTES_PER_RANK = 128 << 10  # shorter ones use other algorithms; in a larger job, all up to the most do
+_LONG_SECONDS = 0.5  # longer ones are done once
 # Another order must save this part of a ring's time: measurements differ by some percent from time to time.
 LEAST_SAVED = 0.1
 
@@ -82,7 +88,7 @@ def pair_rounds(hosts: int) -> list[list[Pair]]:
     return rounds
 
 
-def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> Ring:
+def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> Ring | None:
     """Sets how rings pass through the ranks of a job, as rank 0's settings ask. All ranks call it.
 
     Args:
@@ -91,7 +97,7 @@ def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> 
         settings: of this rank.
 
     Returns:
-        That ring; the ranks of a host are side by side in it, unless it has the order of the ranks.
+        That ring, the ranks of a host side by side; None: it has the order of the ranks, as every engine at first.
 
     Raises:
         HorovodInternalError: another rank was lost meanwhile, or has left.
@@ -100,38 +106,51 @@ def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> 
     for rank, peer in enumerate(peers):
         ranks_of.setdefault(peer.host_id, []).append(rank)
     hosts = list(ranks_of.values())
-    by_rank = Ring(tuple(range(job.size)))
     if len(hosts) < LEAST_HOSTS:
-        return by_rank
+        return None
     wishes = gather_bytes(job, _NAME, settings.ring_order.encode())
     if bytes(wishes[0]) != b"measured":
-        return by_rank
-    if len(hosts) > MOST_HOSTS:
+        return None
+    leaders = [ranks[0] for ranks in hosts]
+    connects_late = is_overlay(range(job.size), settings)
+    obstacle = _obstacle(job, leaders, settings, connects_late=connects_late)
+    if obstacle:
         if job.rank == 0:
-            _log.warning(
-                "%s=measured has no effect in a job on %d hosts: it measures the links of %d at most.",
-                RING_ORDER_VARIABLE,
-                len(hosts),
-                MOST_HOSTS,
-            )
-        return by_rank
-    costs = measured_costs(job, [ranks[0] for ranks in hosts])
-    order = order_of(costs, len(hosts))
-    ring, reasons = by_rank, []
+            _log.warning("%s=measured has no effect: %s", RING_ORDER_VARIABLE, obstacle)
+        return None
+    costs = measured_costs(job, leaders)
     slowest = max(costs.values())
-    if order != list(range(len(hosts))):
-        ring, ratio = _faster(job, by_rank, Ring(tuple(rank for host in order for rank in hosts[host])), slowest)
-        if ring != by_rank:
+    order = order_of(costs, len(hosts))
+    by_rank, ordered = Ring(tuple(range(job.size))), Ring(tuple(rank for host in order for rank in hosts[host]))
+    ring, reasons = by_rank, []
+    if ordered != by_rank:
+        ring, ratio = _faster(job, by_rank, ordered, slowest)
+        if ring == ordered:
             reasons.append(f"allreduces take {ratio:.0%} of the time")
-    ring, ratio = _faster(job, ring, ring._replace(halves=True), slowest)
-    if ring.halves:
-        reasons.append(f"with 16-bit floats, which take {ratio:.0%} of the time")
+    if connects_late:
+        # Without the ring, the comparison would connect each rank with each other one.
+        ring = ring._replace(halves=ring == ordered and ordered != by_rank)
+    else:
+        ring, ratio = _faster(job, ring, ring._replace(halves=True), slowest)
+        if ring.halves:
+            reasons.append(f"with 16-bit floats, which take {ratio:.0%} of the time")
     job.order_ring(ring.ranks, ring.halves)
     if job.rank == 0:
-        places = sorted(range(len(hosts)), key=lambda host: ring.ranks.index(hosts[host][0]))
-        names = ", ".join(peers[hosts[host][0]].host for host in places)
+        places = sorted(range(len(hosts)), key=lambda host: ring.ranks.index(leaders[host]))
+        names = ", ".join(peers[leaders[host]].host for host in places)
         _log.info("rings pass through the hosts in the order %s: %s", names, ", ".join(reasons) or "no other is faster")
-    return ring
+    return None if ring == by_rank else ring
+
+
+def _obstacle(job: Engine, leaders: Sequence[int], settings: Settings, *, connects_late: bool) -> str:
+    """Why the links cannot be measured, as a sentence, the same on all ranks, which all call it; '' if they can."""
+    if len(leaders) > MOST_HOSTS:
+        return f"this job is on {len(leaders)} hosts, and it measures the links of {MOST_HOSTS} at most."
+    # Each rank has neighbours in two rings, and the first one of a host exchanges bytes with those of the others.
+    links = 4 + (len(leaders) - 1 if job.rank in leaders else 0)
+    lacking = descriptors.shortage(links * settings.connections) if connects_late else ""
+    texts = [bytes(text).decode() for text in gather_bytes(job, _NAME, lacking.encode())]
+    return next((f"on rank {rank} {text}" for rank, text in enumerate(texts) if text), "")
 
 
 def _faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tuple[Ring, float]:
@@ -145,12 +164,13 @@ def _faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tuple[Rin
     Returns:
         That ring, and the time in the second one divided by that in the first.
     """
-    count = max(job.size * _RING_BYTES_PER_RANK, min(_MOST_RING_BYTES, int(_RING_SECONDS / 2 / slowest)))
+    count = min(_MOST_RING_BYTES, max(job.size * _RING_BYTES_PER_RANK, int(_RING_SECONDS / 2 / slowest)))
+    calls = _CALLS if 2 * count * slowest < _LONG_SECONDS else 1
     values = ctypes.create_string_buffer(count)
     dtype, itemsize = (DType.BFLOAT16, 2) if second.halves else (DType.FLOAT32, 4)
     tensor = Tensor(ctypes.addressof(values), ctypes.addressof(values), dtype, (count // itemsize,))
     seconds: tuple[list[float], list[float]] = [], []
-    for _ in range(1 + _CALLS):  # the first ones connect the neighbours
+    for _ in range(1 + calls):  # the first ones connect the neighbours
         for ring, times in zip((first, second), seconds, strict=True):
             job.order_ring(ring.ranks, ring.halves)
             gather_bytes(job, _NAME, b"")  # all begin at the same time

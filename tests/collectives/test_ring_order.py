@@ -8,6 +8,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -15,11 +16,13 @@ import pytest
 
 from benchmarks.namespaces import Network, UnavailableError
 from spark_estimator.collectives import arrays, context, ring_order
+from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import Sum
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
 from spark_estimator.collectives.ring_order import Pair, cost_of, order_of, pair_rounds
 from spark_estimator.env import Settings
+from spark_estimator.errors import HorovodInternalError
 from tests.ranks import Outcome, Ranks
 
 MEASURED = {"SPARK_ESTIMATOR_RING_ORDER": "measured", "HOROVOD_LOG_LEVEL": "info"}
@@ -76,11 +79,10 @@ def test_the_order_is_near_the_best() -> None:
 
 
 def on_hosts(hosts: Sequence[str]) -> list[tuple[Rendezvous, Endpoint]]:
-    """Ranks of this machine, as if they were on these hosts."""
+    """Ranks of this machine, as if they were on these hosts; those of one share memory."""
     job = local_rendezvous(len(hosts))
     peers = tuple(
-        dataclasses.replace(peer, host=host, host_id=host, local_name="")
-        for peer, host in zip(job[0][0].peers, hosts, strict=True)
+        dataclasses.replace(peer, host=host, host_id=host) for peer, host in zip(job[0][0].peers, hosts, strict=True)
     )
     return [(dataclasses.replace(rendezvous, peers=peers), endpoint) for rendezvous, endpoint in job]
 
@@ -94,7 +96,7 @@ def outcomes_of(
     return outcomes
 
 
-def sums_in_order(rank: int, order: Sequence[int]) -> list[float]:
+def sums_in_order(rank: int, order: Sequence[int], hierarchical: bool) -> list[float]:
     """What collectives of all kinds give with measured links whose speeds are replaced by `order`."""
     costs = {}
     for low, high in itertools.combinations(range(len(order)), 2):
@@ -104,7 +106,8 @@ def sums_in_order(rank: int, order: Sequence[int]) -> list[float]:
     ring_order.measured_costs = lambda job, leaders: measure(job, leaders) and costs
     ring_order.LEAST_SAVED = -100.0  # on one machine no order is faster
     evens = ProcessSet(range(0, 6, 2))
-    context.init(process_sets=[evens])
+    context.init(process_sets="dynamic")
+    context.add_process_set(evens)
     results: list[Any] = []
     for count, dtype in (
         (1, numpy.float32),
@@ -120,8 +123,10 @@ def sums_in_order(rank: int, order: Sequence[int]) -> list[float]:
             results.append(arrays.broadcast(values, root, f"root.{root}.{count}.{dtype}"))
     results.append(arrays.allgather(numpy.full((rank + 1, 40_000), rank, numpy.float32), "rows"))
     size = context.size()
+    described = context.engine(None).describe("algorithms")
     context.shutdown()
     assert size == 6
+    assert not hierarchical or "hierarchical" in described
     return [float(result.sum(dtype=numpy.float64)) for result in results]
 
 
@@ -131,12 +136,15 @@ def sums_in_order(rank: int, order: Sequence[int]) -> list[float]:
         ("abcdef", {}),
         ("abcdef", {"SPARK_ESTIMATOR_MESH_RANKS": "2"}),
         ("aabcde", {"HOROVOD_HIERARCHICAL_ALLREDUCE": "0"}),
+        ("abcdab", {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}),
+        ("abcdef", {"SPARK_ESTIMATOR_CONNECTIONS": "2"}),
     ],
 )
 def test_collectives_are_right_in_the_measured_order(hosts: str, environ: dict[str, str]) -> None:
     number = len(set(hosts))
     order = [0, *range(2, number, 2), *range(1, number, 2)]
-    outcomes = outcomes_of(sums_in_order, hosts, MEASURED | environ, order)
+    hierarchical = environ.get("HOROVOD_HIERARCHICAL_ALLREDUCE") == "1"
+    outcomes = outcomes_of(sums_in_order, hosts, MEASURED | environ, order, hierarchical)
     for rank, outcome in enumerate(outcomes):
         expected = []
         for count in (1, 5_000, 2_000_000, 2_000_000):
@@ -145,7 +153,8 @@ def test_collectives_are_right_in_the_measured_order(hosts: str, environ: dict[s
         assert outcome.value == expected
     names = ", ".join(sorted(set(hosts))[host] for host in order)
     assert f"rings pass through the hosts in the order {names}: allreduces take " in outcomes[0].output
-    assert "with 16-bit floats, which take " in outcomes[0].output
+    connects_late = "SPARK_ESTIMATOR_MESH_RANKS" in environ
+    assert ("with 16-bit floats, which take " in outcomes[0].output) is not connects_late
     assert "rings pass" not in outcomes[1].output
 
 
@@ -162,7 +171,12 @@ def job_of_own_wish(rank: int, wishes: Sequence[str], most_hosts: int) -> float:
         ("abcd", ["rank", "measured", "rank", "measured"], 64, ""),
         ("abcd", ["measured", "rank", "measured", "rank"], 64, "rings pass through the hosts"),
         ("aabc", ["measured"] * 4, 64, ""),
-        ("abcde", ["measured"] * 5, 4, "has no effect in a job on 5 hosts: it measures the links of 4 at most"),
+        (
+            "abcde",
+            ["measured"] * 5,
+            4,
+            "has no effect: this job is on 5 hosts, and it measures the links of 4 at most.",
+        ),
     ],
 )
 def test_the_wish_of_rank_0_counts(hosts: str, wishes: list[str], most_hosts: int, message: str) -> None:
@@ -170,6 +184,47 @@ def test_the_wish_of_rank_0_counts(hosts: str, wishes: list[str], most_hosts: in
     assert [outcome.value for outcome in outcomes] == [len(hosts)] * len(hosts)
     output = "".join(outcome.output for outcome in outcomes)
     assert message in output and (message or "rings pass" not in output)
+
+
+def job_with_few_descriptors(rank: int) -> float:
+    if rank == 3:  # enough of them to connect, but no more
+        few = SimpleNamespace(shortage=lambda count: descriptors.shortage(count + 10**6))
+        ring_order.descriptors = few  # type: ignore[assignment]
+    context.init()
+    return float(arrays.allreduce(numpy.ones(1_000_000), Sum, "x")[0])
+
+
+def test_without_descriptors_nothing_is_measured() -> None:
+    environ = MEASURED | {"SPARK_ESTIMATOR_MESH_RANKS": "2"}
+    outcomes = outcomes_of(job_with_few_descriptors, "abcd", environ)
+    assert [outcome.value for outcome in outcomes] == [4.0] * 4
+    assert "=measured has no effect: on rank 3 this process has too few file descriptors" in outcomes[0].output
+    assert "rings pass" not in outcomes[0].output
+
+
+def job_that_loses_rank_2(rank: int) -> str:
+    exchange = ring_order._exchange
+    calls = itertools.count()
+
+    def exchange_or_end(*arguments: Any) -> float:
+        if rank == 2 and next(calls) == 5:
+            os._exit(7)
+        return exchange(*arguments)
+
+    ring_order._exchange = exchange_or_end
+    try:
+        context.init()
+    except HorovodInternalError as error:
+        return str(error)
+    return "init() has returned"
+
+
+def test_a_rank_that_is_lost_meanwhile_is_named() -> None:
+    with Ranks(job_that_loses_rank_2, on_hosts("abcd"), environ=MEASURED) as ranks:
+        outcomes = ranks.wait(100)
+    assert outcomes[2].exit_code == 7
+    for outcome in (outcome for outcome in outcomes if outcome.rank != 2):
+        assert outcome.returned and "rank 2" in outcome.value, outcome
 
 
 def test_the_order_of_an_engine_is_checked() -> None:

@@ -61,7 +61,7 @@ def test_an_order_of_the_ring_is_named_if_its_links_are_faster(between_racks: fl
     orders = [finding for finding in findings_of_speed(speed) if finding.name == "ring order"]
     assert len(orders) == named
     if named:
-        assert orders[0].text == "a ring through a1, a2, b1, b2 would use 37% faster links"
+        assert orders[0].text == "a ring through a1, a2, b1, b2 would take 37% less time on its links"
         assert orders[0].fix.startswith("set SPARK_ESTIMATOR_RING_ORDER=measured")
     fewer = dataclasses.replace(speed, links=links[1:])
     assert "ring order" not in [finding.name for finding in findings_of_speed(fewer)]

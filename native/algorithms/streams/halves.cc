@@ -1,7 +1,7 @@
 #include "algorithms/streams/halves.h"
 
+#include <memory>
 #include <utility>
-#include <vector>
 
 #include "algorithms/streams/direct.h"
 #include "algorithms/streams/ring.h"
