@@ -94,7 +94,8 @@ def _ring_order(speed: Speed) -> list[Finding]:
     saved = 1 - cost_of(order, costs) / cost_of(range(len(places)), costs)
     if saved < _FASTER_LINKS:
         return []
-    text = f"a ring through {', '.join(speed.hosts[host] for host in order)} would take {saved:.0%} less time on its links"
+    names = ", ".join(speed.hosts[host] for host in order)
+    text = f"a ring through {names} would take {saved:.0%} less time on its links"
     fix = f"set {RING_ORDER_VARIABLE}=measured: init() then finds such an order"
     return [Finding("ring order", Severity.NOTE, text, fix)]
 
