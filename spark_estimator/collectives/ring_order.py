@@ -126,19 +126,20 @@ def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> 
     if ordered != by_rank:
         ring, ratio = _faster(job, by_rank, ordered, slowest)
         if ring == ordered:
-            reasons.append(f"allreduces take {ratio:.0%} of the time")
+            reasons.append(f"allreduces take {ratio:.0%} of their time in the order of ranks")
     if connects_late:
         # Without the ring, the comparison would connect each rank with each other one.
         ring = ring._replace(halves=ring == ordered and ordered != by_rank)
     else:
         ring, ratio = _faster(job, ring, ring._replace(halves=True), slowest)
         if ring.halves:
-            reasons.append(f"with 16-bit floats, which take {ratio:.0%} of the time")
+            reasons.append(f"with 16-bit floats, which take {ratio:.0%} of their time without")
     job.order_ring(ring.ranks, ring.halves)
     if job.rank == 0:
         places = sorted(range(len(hosts)), key=lambda host: ring.ranks.index(leaders[host]))
         names = ", ".join(peers[leaders[host]].host for host in places)
-        _log.info("rings pass through the hosts in the order %s: %s", names, ", ".join(reasons) or "no other is faster")
+        why = ", ".join(reasons) or "no other is clearly faster"
+        _log.info("rings pass through the hosts in the order %s: %s", names, why)
     return None if ring == by_rank else ring
 
 
