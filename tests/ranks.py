@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -257,6 +257,21 @@ def run_ranks(
         failed = [outcome.rank for outcome in outcomes if not outcome.returned]
         raise RanksFailedError(f"these ranks did not return: {failed}", outcomes)
     return [outcome.value for outcome in outcomes]
+
+
+def on_hosts(hosts: Sequence[str], *, share_memory: bool = True) -> list[tuple[Rendezvous, Endpoint]]:
+    """A rendezvous and an endpoint for each rank, on this machine, as if rank r were on ``hosts[r]``.
+
+    Args:
+        hosts: their names.
+        share_memory: whether the ranks of one host do.
+    """
+    job = local_rendezvous(len(hosts))
+    peers = tuple(
+        replace(peer, host=host, host_id=host, local_name=peer.local_name if share_memory else "")
+        for peer, host in zip(job[0][0].peers, hosts, strict=True)
+    )
+    return [(replace(rendezvous, peers=peers), endpoint) for rendezvous, endpoint in job]
 
 
 def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import random
@@ -19,11 +18,10 @@ from spark_estimator.collectives import arrays, context, ring_order
 from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import Sum
-from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
 from spark_estimator.collectives.ring_order import Pair, cost_of, order_of, pair_rounds
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
-from tests.ranks import Outcome, Ranks
+from tests.ranks import Outcome, Ranks, on_hosts
 
 MEASURED = {"SPARK_ESTIMATOR_RING_ORDER": "measured", "HOROVOD_LOG_LEVEL": "info"}
 
@@ -76,15 +74,6 @@ def test_the_order_is_near_the_best() -> None:
 
 
 # --- with ranks ------------------------------------------------------------------------------------------------------
-
-
-def on_hosts(hosts: Sequence[str]) -> list[tuple[Rendezvous, Endpoint]]:
-    """Ranks of this machine, as if they were on these hosts; those of one share memory."""
-    job = local_rendezvous(len(hosts))
-    peers = tuple(
-        dataclasses.replace(peer, host=host, host_id=host) for peer, host in zip(job[0][0].peers, hosts, strict=True)
-    )
-    return [(dataclasses.replace(rendezvous, peers=peers), endpoint) for rendezvous, endpoint in job]
 
 
 def outcomes_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -11,20 +10,11 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.namespaces import Network, UnavailableError
-from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous
 from spark_estimator.doctor.measurement import MOST_ROUNDS, SIZES, Speed, measure, rounds_of
-from tests.ranks import Ranks, run_ranks
+from tests.ranks import Ranks, on_hosts, run_ranks
 
 PARAMETERS = 5_000_000
-
-
-@pytest.mark.parametrize("hosts", range(1, MOST_ROUNDS + 2))
-def test_each_pair_of_hosts_is_in_one_round_and_each_host_once_in_it(hosts: int) -> None:
-    rounds = rounds_of(hosts)
-    pairs = list(itertools.chain(*rounds))
-    assert sorted(pairs) == list(itertools.combinations(range(hosts), 2))
-    assert all(len(set(itertools.chain(*each))) == 2 * len(each) for each in rounds)
-    assert len(rounds) == (hosts - 1 if hosts % 2 == 0 else hosts)
 
 
 def test_of_many_hosts_each_meets_some_others() -> None:
@@ -33,16 +23,6 @@ def test_of_many_hosts_each_meets_some_others() -> None:
     pairs = list(itertools.chain(*rounds))
     assert len(set(pairs)) == len(pairs) == MOST_ROUNDS * 50
     assert min(Counter(itertools.chain(*pairs)).values()) >= MOST_ROUNDS - 1
-
-
-def on_hosts(hosts: Sequence[str]) -> list[tuple[Rendezvous, Endpoint]]:
-    """Ranks of this machine, as if they were on these hosts."""
-    job = local_rendezvous(len(hosts))
-    peers = tuple(
-        dataclasses.replace(peer, host=host, host_id=host, local_name="")
-        for peer, host in zip(job[0][0].peers, hosts, strict=True)
-    )
-    return [(dataclasses.replace(rendezvous, peers=peers), endpoint) for rendezvous, endpoint in job]
 
 
 def speed_of(job: Sequence[tuple[Rendezvous, Endpoint]], network: Network | None = None) -> Speed:
@@ -59,7 +39,7 @@ def speed_of(job: Sequence[tuple[Rendezvous, Endpoint]], network: Network | None
 
 @pytest.mark.parametrize("hosts", ["aabc", "ab"])
 def test_all_pairs_of_hosts_and_all_formats(hosts: str) -> None:
-    speed = speed_of(on_hosts(hosts))
+    speed = speed_of(on_hosts(hosts, share_memory=False))
     number = len(set(hosts))
     assert (speed.ranks, len(speed.hosts), len(set(speed.hosts)), speed.pairs) == (
         len(hosts),

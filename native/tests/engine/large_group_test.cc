@@ -71,12 +71,18 @@ void AllreducesConnectFewPairs() {
   CHECK(pairs <= kSize * 5 / 2 + kSize);
 }
 
+// No two neighbours have consecutive numbers.
+std::vector<int32_t> StridedOrder(int size) {
+  std::vector<int32_t> order;
+  for (int rank = 0; rank < size; ++rank) order.push_back(rank * 5 % size);
+  return order;
+}
+
 // Each ring connects the pairs of its neighbours and no others; those of the two have none in common.
 void RingsFollowTheOrder() {
   constexpr int kSize = 17;
   const int pairs = RunRanks(kSize, Overlay(), [](Rank& me) {
-    std::vector<int32_t> order;
-    for (int rank = 0; rank < kSize; ++rank) order.push_back(rank * 5 % kSize);
+    std::vector<int32_t> order = StridedOrder(kSize);
     CHECK_EQ(se_order_ring(me.engine, order.data(), 0), SE_OK);
     CheckAllreduce(me, "ordered", 1'000'000);
     std::ranges::sort(order);
@@ -102,8 +108,7 @@ void CheckHalves(Rank& me, int64_t count) {
 void HalvesGoRoundTheRing() {
   constexpr int kSize = 17;
   const int pairs = RunRanks(kSize, Overlay(), [](Rank& me) {
-    std::vector<int32_t> order;
-    for (int rank = 0; rank < kSize; ++rank) order.push_back(rank * 5 % kSize);
+    const std::vector<int32_t> order = StridedOrder(kSize);
     CHECK_EQ(se_order_ring(me.engine, order.data(), 1), SE_OK);
     CheckHalves(me, 2'000'000);
   });
