@@ -16,7 +16,14 @@ from torch import nn
 from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, first_rows_name, not_finite, shown
-from spark_estimator.estimators.torch.losses import Tensors, TorchParts, loss_of, outputs_of
+from spark_estimator.estimators.torch.losses import (
+    Tensors,
+    TorchParts,
+    check_by_row,
+    is_from_torch,
+    loss_of,
+    outputs_of,
+)
 from spark_estimator.estimators.torch.trainer import tensor_of
 
 
@@ -161,7 +168,7 @@ def _check_outputs(
     parts: TorchParts, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], fields: Fields
 ) -> None:
     for loss, output, label, field in zip(parts.losses, outputs, labels, fields.labels, strict=True):
-        if isinstance(loss, nn.CrossEntropyLoss) and output.numel() == len(output):
+        if isinstance(loss, nn.CrossEntropyLoss) and is_from_torch(loss) and output.numel() == len(output):
             raise DataError(
                 "CrossEntropyLoss compares several outputs, one for each class; the model's output for "
                 f"{field.name!r} has one, so that the loss would always be 0. Give it an output for each class, or use "
@@ -172,6 +179,8 @@ def _check_outputs(
                 f"the model returned {list(output.shape)} for a batch of {len(label)} rows with the label "
                 f"{field.name!r}: the first dimension must be the batch."
             )
+        if fields.weight:
+            check_by_row(loss, output.detach(), label)
 
 
 def inputs_taken(model: nn.Module) -> tuple[int, float]:

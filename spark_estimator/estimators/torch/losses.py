@@ -220,8 +220,7 @@ def _joint_loss(
             value = loss(output, label)
             of_labels.append(LabelLoss(share, value.detach()))
         else:
-            each = loss_of_rows(loss)(output, label).reshape(len(weights), -1)
-            by_row = each.sum(1) if reduction_of(loss) == "batchmean" else each.mean(1)
+            by_row = _by_row(loss, loss_of_rows(loss)(output, label), len(weights))
             value = (by_row * weights.reshape(-1)).mean()
             of_labels.append(LabelLoss(share, value.detach()))
         loss_sum = loss_sum + share * value
@@ -252,8 +251,15 @@ def known(loss: Any) -> Any:
     return loss
 
 
+def is_from_torch(loss: Any) -> bool:
+    """Return whether torch.nn computes the loss: a subclass with its own ``forward`` may compute anything from it."""
+    return isinstance(loss, nn.Module) and getattr(loss.forward, "__module__", "") == nn.modules.loss.__name__
+
+
 def reduction_of(loss: Any) -> Any:
     """How a loss of torch.nn, or a `functools.partial` of its functions, makes one number of its rows'."""
+    if isinstance(loss, nn.modules.loss._Loss) and not is_from_torch(loss):
+        return "mean"  # its reduction is that of a number inside of it
     keywords = loss.keywords if isinstance(loss, functools.partial) else {}
     return keywords.get("reduction", getattr(loss, "reduction", "mean"))
 
@@ -283,7 +289,7 @@ def counts_some(loss: Any, pieces: Iterable[Array]) -> bool:
 
 
 def _is_of_classes(loss: Any) -> bool:
-    return isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+    return isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and is_from_torch(loss)
 
 
 def _class_weights(loss: Any, label: torch.Tensor) -> float:
@@ -311,6 +317,33 @@ def outputs_of(model: nn.Module, inputs: Tensors) -> Tensors:
         if not isinstance(output, torch.Tensor):
             raise DataError(f"the model returned {output!r} of type {type(output).__name__}, which is no tensor.")
     return outputs
+
+
+def check_by_row(loss: Callable[..., Any], output: torch.Tensor, label: torch.Tensor) -> None:
+    """Check that a loss is the mean of what it returns for each row with reduction="none".
+
+    The root of a mean is not, for example, although reduction="none" reaches the mean inside of it.
+
+    Raises:
+        DataError: it is not, or has no keyword or attribute `reduction`.
+    """
+    if is_from_torch(loss):
+        return
+    mean, by_row = loss(output, label), loss_of_rows(loss)(output, label)
+    is_by_row = by_row.numel() % len(label) == 0
+    total = _by_row(loss, by_row, len(label)).mean() if is_by_row else by_row.mean()
+    if not is_by_row or not torch.allclose(total, mean, rtol=1e-3, equal_nan=True):
+        raise DataError(
+            f"sample_weight_col needs the loss of each row, but {loss!r} is {mean.item():.6g} for the first "
+            f"{len(label)} rows, and with reduction='none' it returns the shape {list(by_row.shape)} with the mean "
+            f"{by_row.mean().item():.6g}. Leave sample_weight_col out, or write a loss that is the mean of its rows'."
+        )
+
+
+def _by_row(loss: Any, values: torch.Tensor, rows: int) -> torch.Tensor:
+    """[rows] The loss of each row, from a loss's values with reduction="none"."""
+    values = values.reshape(rows, -1)
+    return values.sum(1) if reduction_of(loss) == "batchmean" else values.mean(1)
 
 
 def loss_of_rows(loss: Callable[..., Any]) -> Callable[..., Any]:

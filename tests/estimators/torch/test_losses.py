@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch.losses import (
     Tensors,
     TorchParts,
+    check_by_row,
     counts_some,
     divides_by_class,
     joint_loss,
@@ -79,3 +81,55 @@ def test_labels_of_which_none_counts() -> None:
     assert not counts_some(loss, [nothing, nothing]) and not counts_some(loss, [])
     assert counts_some(loss, [nothing, nothing * 0])
     assert counts_some(nn.MSELoss(), [])
+
+
+class Distance(nn.CrossEntropyLoss):
+    """A loss of its own in the clothes of torch's."""
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        probabilities = torch.softmax(output, 1)
+        return (probabilities * (torch.arange(output.shape[1]) - label[:, None]).abs()).sum(1).mean()
+
+
+class Focal(nn.CrossEntropyLoss):
+    """The focal loss, whose class reads torch's loss of each row."""
+
+    def __init__(self) -> None:
+        super().__init__(reduction="none")
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        by_row = super().forward(output, label)
+        return ((1 - torch.exp(-by_row)) ** 2 * by_row).mean()
+
+
+class RootOfMean(nn.MSELoss):
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return super().forward(output, label).sqrt()
+
+
+class Doubled(nn.MSELoss):
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(output, label)
+
+
+@pytest.mark.parametrize(
+    "loss", [Distance(weight=torch.tensor([1.0, 5.0, 9.0])), Distance(ignore_index=0), Distance(), Focal()]
+)
+def test_a_subclass_with_its_own_forward_is_called_as_it_is(loss: nn.Module) -> None:
+    torch.manual_seed(0)
+    output, label = torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0])
+    assert not divides_by_class(loss) and reduction_of(loss) == "mean"
+    assert joint(loss, [output], [label], None) == pytest.approx(loss(output, label).item())
+
+
+def test_rows_are_weighted_where_the_loss_is_the_mean_of_its_rows() -> None:
+    torch.manual_seed(0)
+    output, label, weights = torch.randn(6, 1), torch.randn(6, 1), torch.rand(6)
+    right = (2 * (output - label).square().reshape(-1) * weights).mean()
+    check_by_row(Doubled(), output, label)
+    assert joint(Doubled(), [output], [label], weights) == pytest.approx(right.item())
+    check_by_row(functools.partial(functional.kl_div, reduction="batchmean"), output.expand(6, 3), torch.rand(6, 3))
+    with pytest.raises(DataError, match=r"RootOfMean\(\) is .* for the first 6 rows, and .* the shape \[6, 1\] with"):
+        check_by_row(RootOfMean(), output, label)
+    with pytest.raises(DataError, match=r"returns the shape \[\] with"):
+        check_by_row(Focal(), torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0]))
