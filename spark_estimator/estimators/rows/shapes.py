@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -40,6 +40,18 @@ class Fields:
         return (*self.inputs, *self.labels, *((self.weight,) if self.weight else ()))
 
 
+class LabelError(Exception):
+    """The loss of one label failed in a trial; the framework's error is the cause.
+
+    Attributes:
+        label: its number.
+    """
+
+    def __init__(self, label: int) -> None:
+        super().__init__(label)
+        self.label = label
+
+
 class Trial(Protocol):
     """A framework's model, losses and metrics, to try on the first rows.
 
@@ -64,8 +76,13 @@ class Trial(Protocol):
 
         Raises:
             DataError: other types would fail, too.
-            Exception: the framework's error; other types are tried next.
+            LabelError: another type of that label is tried next.
+            Exception: the framework's error; other types of all fields are tried next.
         """
+
+
+# A trial that can't say which label failed is repeated for this many combinations of types.
+_COMBINATIONS = 16
 
 
 def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Sequence[int]] | None) -> Fields:
@@ -87,30 +104,64 @@ def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Seque
     natural = [_input_fields(sample, group, shape, floating, whole=True) for group, shape in groups]
     floated = [_input_fields(sample, group, shape, floating, whole=False) for group, shape in groups]
     input_choices = [natural] + ([floated] if floated != natural else [])
-    labels = range(len(sample.columns.labels))
-    label_choices = list(itertools.product(*(_label_fields(sample, position, floating) for position in labels)))
+    label_choices = [_label_fields(sample, position, floating) for position in range(len(sample.columns.labels))]
     weight = None
     if sample.columns.weight is not None:
         last = len(sample.columns.fed) - 1
         weight = Field((sample.columns.weight.name,), (f"c{last}",), (1,), floating)
     first_error: Exception | None = None
-    for inputs, label_fields in itertools.product(input_choices, label_choices):
-        fields = Fields(tuple(inputs), tuple(label_fields), weight)
-        try:
-            outputs = trial.run(sample.rows, fields)
-        except DataError:
-            raise
-        except Exception as error:
-            first_error = first_error or error
-            continue
-        return replace(fields, outputs=outputs)
+    for labels in _label_combinations(label_choices):
+        is_named = True
+        for inputs in input_choices:
+            try:
+                return _run(trial, sample.rows, Fields(tuple(inputs), labels, weight), label_choices)
+            except DataError:
+                raise
+            except LabelError as error:
+                first_error = first_error or _cause(error)
+            except Exception as error:
+                first_error, is_named = first_error or error, False
+        if is_named:
+            break
     assert first_error is not None
-    tried = Fields(tuple(natural), tuple(choice for choice in label_choices[0]), weight)
+    tried = Fields(tuple(natural), tuple(choices[0] for choices in label_choices), weight)
     raise DataError(
         "the model and the losses don't fit the columns: a batch of the first rows failed on the driver with "
         f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {shown(tried)}"
         + _remedy(first_error, tried, sample)
     ) from first_error
+
+
+def _label_combinations(choices: Sequence[Sequence[Field]]) -> Iterator[tuple[Field, ...]]:
+    """Yield each label's first type, each one's last type, and some mixtures, without repetitions."""
+    first, last = tuple(fields[0] for fields in choices), tuple(fields[-1] for fields in choices)
+    mixtures = itertools.islice(itertools.product(*choices), _COMBINATIONS)
+    return iter(dict.fromkeys((first, last, *mixtures)))
+
+
+def _run(trial: Trial, rows: pyarrow.RecordBatch, fields: Fields, choices: Sequence[Sequence[Field]]) -> Fields:
+    """Return the fields with which the trial succeeds, where a label whose loss fails has its last type.
+
+    Raises:
+        LabelError: no type of that label fits; the error is that of its first type.
+    """
+    failures: dict[int, LabelError] = {}
+    while True:
+        try:
+            return replace(fields, outputs=trial.run(rows, fields))
+        except LabelError as error:
+            first = failures.setdefault(error.label, error)
+            last = choices[error.label][-1]
+            if fields.labels[error.label] == last:
+                raise first from first.__cause__
+            labels = (*fields.labels[: error.label], last, *fields.labels[error.label + 1 :])
+            fields = replace(fields, labels=labels)
+
+
+def _cause(error: LabelError) -> Exception:
+    """Return the framework's error."""
+    cause = error.__cause__
+    return cause if isinstance(cause, Exception) else error
 
 
 def _fields_by_name(sample: RowSample, trial: Trial) -> Fields:

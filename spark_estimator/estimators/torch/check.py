@@ -15,7 +15,7 @@ from torch import nn
 
 from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, first_rows_name, not_finite, shown
+from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, LabelError, first_rows_name, not_finite, shown
 from spark_estimator.estimators.torch.losses import (
     Tensors,
     TorchParts,
@@ -23,6 +23,7 @@ from spark_estimator.estimators.torch.losses import (
     is_from_torch,
     loss_of,
     outputs_of,
+    shaped,
 )
 from spark_estimator.estimators.torch.trainer import tensor_of
 
@@ -62,19 +63,25 @@ class TorchTrial(ModuleTrial):
             if rows.num_rows == 1:
                 model.eval()  # batch norm raises an error for a single row
             try:
-                joint, outputs, shaped = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
+                joint, outputs, targets = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
                 loss = joint.value
-            except RuntimeError as error:
-                _check_types(model, error)
-                _check_width(model, fields, error)
+            except DataError:
+                raise
+            except Exception as error:
+                if isinstance(error, RuntimeError):
+                    _check_types(model, error)
+                    _check_width(model, fields, error)
+                label = _failing_label(self._parts, model, tensors[:count], labels)
+                if label is not None:
+                    raise LabelError(label) from error
                 raise
             if loss.numel() != 1:
                 raise DataError(
                     f"the loss has the shape {list(loss.shape)}; it has to be one number (reduction='mean')."
                 )
-            _check_outputs(self._parts, outputs, shaped, fields)
+            _check_outputs(self._parts, outputs, targets, fields)
             loss.backward()
-            for group, output, label in zip(self._parts.metrics, outputs, shaped, strict=True):
+            for group, output, label in zip(self._parts.metrics, outputs, targets, strict=True):
                 for metric in group:
                     _try_metric(metric, output.detach(), label)
         finally:
@@ -97,6 +104,22 @@ class TorchTrial(ModuleTrial):
                         f"added. {shown(fields)}{RESHAPE}"
                     )
         return widths
+
+
+def _failing_label(parts: TorchParts, model: nn.Module, inputs: Tensors, labels: Tensors) -> int | None:
+    """Return the number of the first label whose loss raises; None: the model does, or no loss."""
+    try:
+        outputs = outputs_of(model, inputs)
+    except Exception:
+        return None
+    for place, (loss, output, label) in enumerate(
+        zip(parts.losses, outputs, shaped(parts, outputs, labels), strict=True)
+    ):
+        try:
+            loss(output, label)
+        except Exception:
+            return place
+    return None
 
 
 def _check_types(model: nn.Module, error: Exception) -> None:

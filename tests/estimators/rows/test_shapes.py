@@ -11,7 +11,7 @@ from spark_estimator import DataError
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.estimators.rows.sampling import Columns, RowSample
-from spark_estimator.estimators.rows.shapes import Fields, class_error, fitting_fields, not_finite, shown
+from spark_estimator.estimators.rows.shapes import Fields, LabelError, class_error, fitting_fields, not_finite, shown
 
 
 class Model:
@@ -122,3 +122,41 @@ def test_values_that_are_not_finite_are_named() -> None:
 
 def test_the_error_of_a_class_has_the_number_of_classes() -> None:
     assert "column 'y' contains class 7, but the model's output has 3 classes" in str(class_error("y", 7, 3))
+
+
+def many_labels(count: int) -> RowSample:
+    """A feature of fractions, and labels of whole numbers, each of which may be a class or a number."""
+    names = [f"y{number}" for number in range(count)]
+    readables = [Readable(name, False, "int64", None, "int64") for name in names]
+    feature = Readable("x", False, "float32", None, "float32")
+    columns = Columns((feature,), tuple(readables), None, None, (), Preparation(()))
+    arrays = [pyarrow.array([0.5, 1.5]), *(pyarrow.array([0, 1]) for _ in names)]
+    rows = pyarrow.RecordBatch.from_arrays(arrays, names=[f"c{n}" for n in range(len(arrays))])
+    return RowSample(columns, rows, (1,) * len(arrays), (None,) * len(arrays))
+
+
+class NamesLabels(Model):
+    """Raises the error of the first label of another type than it wants."""
+
+    def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
+        self.tried.append([field.dtype for field in fields.all])
+        for place, (field, dtype) in enumerate(zip(fields.labels, self.wants, strict=True)):
+            if field.dtype != dtype:
+                raise LabelError(place) from RuntimeError(f"{field.name} is {field.dtype}.")
+        return (1,) * len(self.wants)
+
+
+def test_the_trials_grow_linearly_with_the_labels() -> None:
+    wants = ["int64" if number % 3 else "float32" for number in range(60)]
+    model = NamesLabels(1, wants)
+    fields = fitting_fields(many_labels(60), model, None)
+    assert [field.dtype for field in fields.labels] == wants
+    assert len(model.tried) == 1 + wants.count("float32")
+    fails = NamesLabels(1, [*wants[:-1], "float16"])
+    with pytest.raises(DataError, match=r"with RuntimeError: y59 is int64\. The "):
+        fitting_fields(many_labels(60), fails, None)
+    assert len(fails.tried) == 1 + wants.count("float32") + 1
+    nameless = Model(1, ["float32", *wants])
+    with pytest.raises(DataError, match="failed on the driver with RuntimeError: not"):
+        fitting_fields(many_labels(60), nameless, None)
+    assert len(nameless.tried) == 17, "the first types, the last ones, and some mixtures"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError
-from spark_estimator.estimators.rows.shapes import Fields
+from spark_estimator.estimators.rows.shapes import Fields, LabelError
 from spark_estimator.estimators.torch.check import TorchTrial, floating_type, inputs_taken
 from spark_estimator.estimators.torch.losses import TorchParts
 from tests.estimators.specs import X, Y
@@ -87,3 +87,9 @@ def test_a_step_of_a_copy_leaves_model_and_random_numbers_as_they_are() -> None:
 def test_what_would_fail_on_the_ranks_fails_here(net: nn.Module, loss: Any, metrics: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         run(net, loss, metrics)
+
+
+def test_the_label_whose_loss_fails_is_named() -> None:
+    with pytest.raises(LabelError) as caught:
+        run(nn.Linear(3, 2), nn.CrossEntropyLoss())  # whose labels are integers
+    assert caught.value.label == 0 and "Long" in str(caught.value.__cause__)
