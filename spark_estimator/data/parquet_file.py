@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pyarrow
 import pyarrow.parquet
 
+from spark_estimator.data.legacy_calendar import check_calendar, legacy_columns
 from spark_estimator.data.numbers import kind_of
 from spark_estimator.errors import DataError
 from spark_estimator.store import DBFSLocalStore, FilesystemStore, Store
@@ -23,9 +24,10 @@ BUFFER_BYTES = 1 << 20
 # Spark writes checksums. To look at them takes no time beside decoding, and damage gives other values. PyArrow 14 does
 # not look at them.
 _CHECKSUMS = "page_checksum_verification"
-CHECKED: dict[str, Any] = (
-    {_CHECKSUMS: True} if _CHECKSUMS in inspect.signature(pyarrow.parquet.ParquetFile.__init__).parameters else {}
-)
+_CHECKED = _CHECKSUMS in inspect.signature(pyarrow.parquet.ParquetFile.__init__).parameters
+#: How every reader opens a file. Spark's timestamps are INT96 by default: as nanoseconds, years before 1678 and after
+#: 2261 would overflow without an error.
+READ_OPTIONS: dict[str, Any] = {"coerce_int96_timestamp_unit": "us", **({_CHECKSUMS: True} if _CHECKED else {})}
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class DataFile:
             if footer is not None and source.seek(0, 2) != self.size:
                 raise DataError(f"{self.path} has changed: it had {self.size} bytes, and now has {source.tell()}.")
             opened = pyarrow.parquet.ParquetFile(
-                source, metadata=footer, buffer_size=buffer_bytes, pre_buffer=False, **CHECKED
+                source, metadata=footer, buffer_size=buffer_bytes, pre_buffer=False, **READ_OPTIONS
             )
             groups = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
             if groups != self.groups:
@@ -117,7 +119,9 @@ class DataFile:
             parallel: several threads decode, each a column at a time.
         """
         stored = [name for name in columns if name not in self.constants]
+        legacy = legacy_columns(opened.metadata, stored)
         for batch in opened.iter_batches(batch_rows, row_groups=[group], columns=stored, use_threads=parallel):
+            check_calendar(self.path, legacy, batch)
             if not self.constants:
                 yield batch.select(list(columns))
                 continue

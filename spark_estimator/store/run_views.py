@@ -28,10 +28,11 @@ class RunViews:
         import pyarrow.parquet
 
         store: Any = self
-        if store._is_local(path):
-            return pyarrow.parquet.ParquetDataset(path)
-        fs, fs_path = store._filesystem_of(path)
-        return pyarrow.parquet.ParquetDataset(fs._strip_protocol(fs_path), filesystem=fs)
+        options: dict[str, Any] = {"coerce_int96_timestamp_unit": "us"}  # as nanoseconds, old dates overflow silently
+        if not store._is_local(path):
+            fs, path = store._filesystem_of(path)
+            path, options["filesystem"] = fs._strip_protocol(path), fs
+        return pyarrow.parquet.ParquetDataset(path, **options)
 
     def get_full_path_fn(self) -> Callable[[str], str]:
         """`get_full_path`, as a function that is sent without the store's other methods."""

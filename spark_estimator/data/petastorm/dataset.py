@@ -14,9 +14,10 @@ import pyarrow.parquet
 
 from spark_estimator.data import delta
 from spark_estimator.data.fields import Array
+from spark_estimator.data.legacy_calendar import check_calendar, legacy_columns
 from spark_estimator.data.numbers import kind_of, numbers_of
 from spark_estimator.data.parquet import DataFiles
-from spark_estimator.data.parquet_file import CHECKED, DataFile, local_form, naming, store_for
+from spark_estimator.data.parquet_file import READ_OPTIONS, DataFile, local_form, naming, store_for
 from spark_estimator.data.petastorm.codecs import DecodedFiles
 from spark_estimator.data.petastorm.unischema import UnischemaField, field_of
 from spark_estimator.data.rank import shares
@@ -139,12 +140,14 @@ class DatasetFiles(DecodedFiles):
         """All rows of the row group."""
         file = self.files[piece.file]
         with naming(file.path), self.store.open(file.path) as raw:
-            opened = pyarrow.parquet.ParquetFile(raw, metadata=footers.get(piece.file), **CHECKED)
+            opened = pyarrow.parquet.ParquetFile(raw, metadata=footers.get(piece.file), **READ_OPTIONS)
             footers[piece.file] = opened.metadata
             groups = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
             if groups != file.groups:
                 raise DataError(f"{file.path} has changed: its row groups had {file.groups} rows, and now {groups}.")
-            return opened.read_row_group(piece.group, columns=list(columns), use_threads=False).select(list(columns))
+            table = opened.read_row_group(piece.group, columns=list(columns), use_threads=False).select(list(columns))
+            check_calendar(file.path, legacy_columns(opened.metadata, columns), table)
+            return table
 
     def schema_fields(self) -> tuple[list[UnischemaField], dict[str, str]]:
         """All columns as fields, partition columns first; and the types of those that no reader reads, by name."""
