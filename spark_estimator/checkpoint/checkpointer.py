@@ -87,7 +87,8 @@ class Checkpointer:
             small buffers are each rank's own.
 
     Raises:
-        TypeError, ValueError, DataError: something in `state` cannot be in a checkpoint, or a number is not positive.
+        TypeError, ValueError, DataError: something in `state` cannot be in a checkpoint, a number is not positive, or
+            the folder cannot be read.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Checkpointer:
         self._is_rank = context.is_initialized()
         self._rank, self._ranks = (context.rank(), context.size()) if self._is_rank else (0, 1)
         commits = [getattr(value, "committed_steps", None) for value in state.values()]
-        self._counts = RoundCounts(self._root, next(filter(None, commits), None))
+        self._counts = RoundCounts(store, next(filter(None, commits), None))
         begun = self._counts.begin()
         self._group, self._steps = begun.group, begun.steps
         #: Whether this is a later round of an elastic job: its state is newer than every checkpoint.
@@ -133,7 +134,7 @@ class Checkpointer:
         self._staging: Staging | None = None
         self._next_ticket = 0
         self._steps_of: dict[int, int] = {}
-        self._last = Folder(0, -1, self._group)
+        self._last = Folder(begun.generation, -1, self._group, 0)
         self._last_error = ""
         self._objects = Objects()
         self._copying = Copying()
@@ -197,7 +198,7 @@ class Checkpointer:
             objects = self._objects.packed(entries, self._own(), self._rank)
         except DataError as error:
             problem = str(error)
-        all_free, milliseconds, spent = self._agree(link, problem)
+        all_free, milliseconds, spent, moment = self._agree(link, problem)
         if all_free:
             self._standby = _Standby(milliseconds)
         elif may_be_left_out and spent > _STANDBY_SHARE * (milliseconds - self._standby.since):
@@ -210,9 +211,11 @@ class Checkpointer:
         number, replaced = link.free_slot(replaces=SlotState.STANDBY)
         if replaced is not None:
             self._log_replaced(self._steps_of.pop(replaced, 0), self._steps)
-        repeats = self._steps <= self._last.step  # then another time makes its folder another one, which is newer
-        folder = Folder(max(milliseconds // 1000, self._last.time + repeats), self._steps, self._group)
-        self._last = folder
+        generation = self._last.generation
+        if self._steps <= self._last.step:  # then another generation makes its folder another one, which is newer
+            generation += 1
+            self._counts.begun_again(generation)
+        self._last = folder = Folder(generation, self._steps, self._group, moment)
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         self._steps_of[ticket] = step = self._steps
         targets = staging.targets(number)
@@ -347,9 +350,9 @@ class Checkpointer:
             self._standby.spent += 1000 * (time.perf_counter() - began)
 
     def _states(self, link: WriterLink, problem: str = "") -> Any:
-        """[ranks, 7] busy, last failed and completed copy, clock, structure, whether to stop, time spent. A collective.
+        """[ranks, 8] busy, last failed and completed copy, clock, structure, whether to stop, time spent, date.
 
-        Times are in milliseconds.
+        A collective. Times are in milliseconds, the date in seconds since 1970.
         """
         control = link.control
         digest = int(self._staging.layout.digest[:15], 16) if self._staging is not None else 0
@@ -358,10 +361,11 @@ class Checkpointer:
             int(control.is_busy),
             control.failed,
             control.completed,
-            int(1000 * time.time()),
+            int(1000 * schedule.clock()),
             digest,
             stop,
             int(self._standby.spent),
+            int(time.time()),
         ]
         states = numpy.array([mine], numpy.int64)
         if self._is_rank:
@@ -371,15 +375,15 @@ class Checkpointer:
             link.give_up(failed)
         return states
 
-    def _agree(self, link: WriterLink, problem: str) -> tuple[bool, int, int]:
-        """Whether all writers are free, rank 0's time, and the most that a rank has spent. A collective.
+    def _agree(self, link: WriterLink, problem: str) -> tuple[bool, int, int, int]:
+        """Whether all writers are free, rank 0's clock, the most that a rank has spent, rank 0's date. A collective.
 
         Raises:
             DataError: on all ranks, see `save`.
         """
         states = self._states(link, problem)
         if (states[:, 4] == states[0, 4]).all() and not states[:, 5].any():
-            return not states[:, 0].any(), int(states[0, 3]), int(states[:, 6].max())
+            return not states[:, 0].any(), int(states[0, 3]), int(states[:, 6].max()), int(states[0, 7])
         structure = self._staging.layout.structure if self._staging is not None else ()
         mine = (problem or self._last_error, structure)
         of_ranks = allgather_object(mine, name="checkpoint.problems") if self._is_rank else [mine]

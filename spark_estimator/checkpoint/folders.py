@@ -1,6 +1,7 @@
 """The folders of checkpoints in a store: their names, which are complete, and which can be removed.
 
-``step-0000000120-20261125T093543Z-1a2b3c4d``: the step, when it was copied (UTC), and the writers that belong together.
+``step-0000000120-0003-20261125T093543Z-1a2b3c4d``: the step, how often a training has begun there, when the state was
+copied (UTC), and the writers that belong together.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from spark_estimator.store import FilesystemStore
 
 METADATA = ".metadata"
-_NAME = re.compile(r"step-(?P<step>\d{10,})-(?P<time>\d{8}T\d{6}Z)-(?P<group>[0-9a-f]{8})")
+_NAME = re.compile(r"step-(?P<step>\d{10,})-(?P<generation>\d{4,})-(?P<time>\d{8}T\d{6}Z)-(?P<group>[0-9a-f]{8})")
 _TIME = "%Y%m%dT%H%M%SZ"
 
 
@@ -22,23 +23,26 @@ _TIME = "%Y%m%dT%H%M%SZ"
 class Folder:
     """One checkpoint's folder; the newest is the largest.
 
-    A training that begins again, or at an earlier checkpoint, has lower steps; its copies are newer.
+    A training that begins again, or at an earlier checkpoint, has lower steps; its copies are newer, and have a higher
+    generation. The time has no part in the order: clocks of hosts differ, and are put right.
 
     Attributes:
-        time: when the state was copied, in whole seconds since 1970.
+        generation: from 1; each beginning in a folder has a higher one than all before.
         step: of the training.
         group: names the writers that have written it together.
+        time: when the state was copied by rank 0's clock, in whole seconds since 1970.
     """
 
-    time: int
+    generation: int
     step: int
     group: str
+    time: int
 
     @property
     def name(self) -> str:
         """Of the folder, without those above."""
         moment = datetime.fromtimestamp(self.time, timezone.utc).strftime(_TIME)
-        return f"step-{self.step:010d}-{moment}-{self.group}"
+        return f"step-{self.step:010d}-{self.generation:04d}-{moment}-{self.group}"
 
     @staticmethod
     def of(name: str) -> Folder | None:
@@ -50,7 +54,7 @@ class Folder:
             moment = datetime.strptime(match["time"], _TIME).replace(tzinfo=timezone.utc)
         except ValueError:
             return None
-        return Folder(int(moment.timestamp()), int(match["step"]), match["group"])
+        return Folder(int(match["generation"]), int(match["step"]), match["group"], int(moment.timestamp()))
 
 
 def part_name(rank: int) -> str:

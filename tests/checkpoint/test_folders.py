@@ -11,15 +11,15 @@ from spark_estimator.checkpoint.folders import Folder, expendable
 DAY = 24 * 3600
 
 
-def of(step: int, time: int = 0) -> Folder:
-    return Folder(time, step, "0a1b2c3d")
+def of(step: int, time: int = 0, generation: int = 1) -> Folder:
+    return Folder(generation, step, "0a1b2c3d", time)
 
 
 def test_a_name_gives_the_folder_again() -> None:
-    folder = Folder(1_795_599_343, 120, "1a2b3c4d")
-    assert folder.name == "step-0000000120-20261125T093543Z-1a2b3c4d"
+    folder = Folder(3, 120, "1a2b3c4d", 1_795_599_343)
+    assert folder.name == "step-0000000120-0003-20261125T093543Z-1a2b3c4d"
     assert Folder.of(folder.name) == folder
-    assert Folder.of("step-12-20261125T093543Z-1a2b3c4d") is None
+    assert Folder.of("step-12-0003-20261125T093543Z-1a2b3c4d") is None
     assert Folder.of("notes") is None
 
 
@@ -45,7 +45,14 @@ def test_one_of_each_period_stays() -> None:
 
 
 def test_a_training_that_began_again_has_the_newest_ones() -> None:
-    earlier, later = [of(200, 20), of(190, 19)], [of(2, 40), of(1, 30)]
+    earlier, later = [of(200, 20), of(190, 19)], [of(2, 40, 2), of(1, 30, 2)]
     folders = sorted([*earlier, *later], reverse=True)
     assert folders == [*later, *earlier]
     assert expendable(folders, set(folders), 2, None) == earlier
+
+
+def test_a_clock_that_was_ahead_is_no_order() -> None:
+    ahead, since = [of(2, 9 * DAY), of(1, 8 * DAY)], [of(4, DAY, 2), of(3, DAY, 2)]
+    folders = sorted([*ahead, *since], reverse=True)
+    assert folders == [*since, *ahead]
+    assert expendable(folders, set(folders), 2, None) == ahead

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from spark_estimator.checkpoint import complete_steps, load
+from spark_estimator.checkpoint.folders import folders_in
+from spark_estimator.checkpoint.reading import store_of
 from spark_estimator.errors import DataError
+from tests.clocks import wrong_clock
 from tests.ranks import run_ranks
 from tests.torch.rank_pool import RankPool
 
@@ -64,6 +67,19 @@ def test_another_number_of_ranks_has_the_same_parameters(two_ranks: RankPool, tm
     for _, _, numbers in result:
         assert all(torch.equal(numbers[name], before[name]) for name in before)
     assert all(torch.equal(load(str(tmp_path))["model"][name], before[name]) for name in before)
+
+
+def test_a_clock_that_was_a_day_ahead_costs_no_checkpoint(tmp_path: Path) -> None:
+    root = str(tmp_path / "run")
+    for steps, first, offset in ((2, 0, 86400), (4, 2, 0), (6, 4, -86400)):
+        environ = wrong_clock(tmp_path, offset)
+        result = run_ranks(2, trained, args=(root, steps), environ=environ)
+        assert [values[:2] for values in result] == [(first, steps)] * 2
+        numbers = result[0][2]
+        assert torch.equal(load(root)["model"]["0.weight"], numbers["0.weight"])
+    assert complete_steps(root) == [4, 6]
+    days = [folder.time // 86400 for folder in folders_in(store_of(root), root)]
+    assert days[0] < days[1], "they say when the hosts took them to be made"
 
 
 def differing(rank: int, folder: str) -> str:

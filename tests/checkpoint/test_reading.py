@@ -21,7 +21,7 @@ from spark_estimator.store import FilesystemStore, Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 MATRIX = torch.arange(6.0).reshape(2, 3)
-FIRST = Folder(1_700_000_000, 5, "00000000")
+FIRST = Folder(1, 5, "00000000", 1_700_000_000)
 
 
 def file_of(content: Any) -> bytes:
@@ -45,11 +45,11 @@ def write(root: Path, folder: Folder, state: dict[str, Any] | None) -> None:
 def root(tmp_path: Path) -> Path:
     """Step 5 twice, step 7, and step 9, which is not complete."""
     write(tmp_path, FIRST, {"m": {"w": MATRIX}, "step": 5})
-    write(tmp_path, Folder(FIRST.time + 1, 5, "00000001"), {"m": {"w": MATRIX + 1}, "step": 5})
-    write(tmp_path, Folder(FIRST.time + 2, 7, "00000000"), {"m": {"w": MATRIX + 2}, "n": {"v": [1, "a"]}, "step": 7})
-    write(tmp_path, Folder(FIRST.time + 3, 9, "00000000"), None)
+    write(tmp_path, Folder(2, 5, "00000001", FIRST.time), {"m": {"w": MATRIX + 1}, "step": 5})
+    write(tmp_path, Folder(2, 7, "00000000", FIRST.time - 9), {"m": {"w": MATRIX + 2}, "n": {"v": [1, "a"]}, "step": 7})
+    write(tmp_path, Folder(3, 9, "00000000", FIRST.time + 3), None)
     (tmp_path / "other").mkdir()
-    (tmp_path / "step-0000000010-20269941T000000Z-00000000").mkdir()
+    (tmp_path / "step-0000000010-0001-20269941T000000Z-00000000").mkdir()
     return tmp_path
 
 
@@ -184,5 +184,5 @@ def test_pieces_are_put_into_their_tensor() -> None:
 
 
 def test_a_folder_whose_name_has_no_time_is_no_checkpoint(root: Path) -> None:
-    assert folders.Folder.of("step-0000000010-20269941T000000Z-00000000") is None
+    assert folders.Folder.of("step-0000000010-0001-20269941T000000Z-00000000") is None
     assert {folder.step for folder in folders.folders_in(store_at(root), str(root))} == {5, 7, 9}

@@ -66,7 +66,7 @@ def root(tmp_path: Path) -> Path:
     torch.nn.init.constant_(model.weight, 7)
     torch.nn.init.constant_(model.bias, 8)
     state = {"model": model.state_dict(), "counter": {"n": 3}, "step": 12}
-    dcp.save(state, checkpoint_id=tmp_path / Folder(1_700_000_000, 12, "00000000").name, no_dist=True)
+    dcp.save(state, checkpoint_id=tmp_path / Folder(1, 12, "00000000", 1_700_000_000).name, no_dist=True)
     return tmp_path
 
 

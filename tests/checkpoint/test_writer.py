@@ -100,8 +100,8 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
     result.close()
 
 
-def step(number: int, moment: int = 0) -> Folder:
-    return Folder(1_700_000_000 + moment, number, "00000000")
+def step(number: int, generation: int = 1) -> Folder:
+    return Folder(generation, number, "00000000", 1_700_000_000)
 
 
 def test_a_rank_that_has_ended_without_copies_has_none_to_write(rank: Rank, tmp_path: Path) -> None:
@@ -161,10 +161,10 @@ def test_older_checkpoints_are_removed_once_a_newer_one_is_whole(rank: Rank, tmp
         (tmp_path / step(number).name).mkdir()
         (tmp_path / step(number).name / folders.METADATA).touch()
     (tmp_path / "other").mkdir()
-    rank.part(step(4, 50), keep=(2, timedelta(days=1)))
+    rank.part(step(4), keep=(2, timedelta(days=1)))
     rank.run()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [*(step(number).name for number in (1, 3)), step(4, 50).name, "other"]
+        [*(step(number).name for number in (1, 3, 4)), "other"]
     ), "the last two, and the first of the day"
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.clocks import wrong_clock
 from tests.ranks import run_ranks
 
 LIMITS = {
@@ -16,43 +15,9 @@ LIMITS = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "1",
 }
 
-# An hour forward or back at each read.
-JUMPING_CLOCK = """
-#define _GNU_SOURCE
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-static int turn;
-static long jump(void) { return ++turn % 2 ? 3600 : -3600; }
-int clock_gettime(clockid_t clock, struct timespec* now) {
-  int status = syscall(SYS_clock_gettime, clock, now);
-  if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) now->tv_sec += jump();
-  return status;
-}
-int gettimeofday(struct timeval* now, void* zone) {
-  struct timespec real;
-  clock_gettime(CLOCK_REALTIME, &real);
-  now->tv_sec = real.tv_sec, now->tv_usec = real.tv_nsec / 1000;
-  return 0;
-}
-time_t time(time_t* result) {
-  struct timespec real;
-  clock_gettime(CLOCK_REALTIME, &real);
-  if (result) *result = real.tv_sec;
-  return real.tv_sec;
-}
-"""
-
 
 @pytest.mark.parametrize("shared", ["0", "1"])
 def test_a_clock_that_jumps_matters_to_nothing(tmp_path: Path, shared: str) -> None:
-    if (compiler := shutil.which("gcc") or shutil.which("g++")) is None:
-        pytest.skip("there is no C compiler here")
-    source, library = tmp_path / "clock.c", tmp_path / "clock.so"
-    source.write_text(JUMPING_CLOCK)
-    subprocess.run([compiler, "-x", "c", "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
-
     def reduce(rank: int) -> float:
         import time
 
@@ -70,7 +35,7 @@ def test_a_clock_that_jumps_matters_to_nothing(tmp_path: Path, shared: str) -> N
         context.shutdown()
         return abs(time.time() - first)
 
-    environ = {**LIMITS, "LD_PRELOAD": str(library), "SPARK_ESTIMATOR_SHARED_MEMORY": shared}
+    environ = {**LIMITS, **wrong_clock(tmp_path), "SPARK_ESTIMATOR_SHARED_MEMORY": shared}
     assert all(jumped > 1000 for jumped in run_ranks(2, reduce, environ=environ))
 
 
