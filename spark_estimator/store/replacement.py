@@ -5,7 +5,9 @@ the target's place in one step. A file system that cannot exchange two folders n
 previous folder is ``.NAME.TOKEN.previous``, where `surviving_folder` finds it.
 
 A writer holds a lock (``flock``) on its partial file or folder. The kernel releases the lock when the process ends, so
-the next writer distinguishes what a dead process has left from what a living one still writes.
+the next writer distinguishes what a dead process has left from what a living one still writes. On a file system without
+locks a partial file is a dead writer's when a process has seen it unchanged for a day by its monotonic clock: the times
+of files are those of other hosts' clocks.
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ _IMMOVABLE = (errno.EXDEV, errno.EBUSY)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 # How often other writers may interfere.
 _TRIES = 100
-# Without locks in the file system: the age from which a partial file's writer has certainly ended.
+# Without locks in the file system: after this time without a change a partial file's writer has certainly ended.
 _ABANDONED_AFTER = timedelta(days=1)
+# There, what this process has seen of partial files: number, size and time, and since when, by its monotonic clock.
+_seen: dict[str, tuple[tuple[int, int, int], float]] = {}
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -225,7 +229,11 @@ def _abandoned(path: str) -> Iterator[bool]:
     except BlockingIOError:
         is_abandoned = False
     except OSError:  # a file system without locks
-        is_abandoned = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_AFTER.total_seconds()
+        status = os.fstat(descriptor)
+        state, now = (status.st_ino, status.st_size, status.st_mtime_ns), time.monotonic()
+        if path not in _seen or _seen[path][0] != state:
+            _seen[path] = state, now
+        is_abandoned = now - _seen[path][1] > _ABANDONED_AFTER.total_seconds()
     try:
         yield is_abandoned
     finally:

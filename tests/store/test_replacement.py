@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +134,32 @@ def test_what_a_living_writer_writes_is_no_leftover(tmp_path: Path) -> None:
     assert dead.exists()
     discard_leftovers(str(tmp_path))
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_without_locks_a_clock_that_is_ahead_makes_nothing_a_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has not changed for a day of this process is one."""
+
+    def no_lock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    now = time.monotonic()
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    partial = tmp_path / ".model.0123abcd.partial"
+    partial.write_text("a")
+    os.utime(partial, (1, 1))
+    discard_leftovers(str(tmp_path))
+    now += 50_000
+    partial.write_text("ab")
+    for passed in (0, 86_000):
+        now += passed
+        discard_leftovers(str(tmp_path))
+        assert partial.exists()
+    now += 1_000
+    discard_leftovers(str(tmp_path))
+    assert not partial.exists()
 
 
 def test_two_writers_at_a_new_name(tmp_path: Path) -> None:
