@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -69,13 +68,14 @@ def run_local(
 def _joined_timeline(job: JobSpec) -> Iterator[None]:
     """After the job, the ranks' timelines are one file where HOROVOD_TIMELINE names it, as in Horovod."""
     variables = {**os.environ, **job.environment}
-    path, began = timeline.path_at_init(variables.get("HOROVOD_TIMELINE", "").strip()), time.time()
+    path = timeline.path_at_init(variables.get("HOROVOD_TIMELINE", "").strip())
+    before = {} if path is None else timeline.files_now(path)
     try:
         yield
     finally:
         if path is not None:
             try:
-                why = timeline.join(path, job.size, began, keep=Settings.read(variables).timeline_rank_files)
+                why = timeline.join(path, job.size, before, keep=Settings.read(variables).timeline_rank_files)
             except (OSError, ValueError) as error:
                 why = f"the timelines of the ranks were not merged: {error}"
             if why:

@@ -13,6 +13,7 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -84,26 +85,29 @@ def stop(engine: _Engine) -> None:
     engine.timeline_stop()
 
 
-def join(path: str | os.PathLike[str], size: int, since: float, *, keep: bool = False) -> str:
+def files_now(path: str | os.PathLike[str]) -> dict[Path, tuple[int, int, int]]:
+    """The files of a timeline that are there, and what changes when one is written: for `join`."""
+    return {file: _state_of(file) for file in _files(Path(path))}
+
+
+def join(
+    path: str | os.PathLike[str], size: int, before: Mapping[Path, tuple[int, int, int]], *, keep: bool = False
+) -> str:
     """Merges the files of a job that has ended into the file that the user has named.
 
     Args:
         path: what the user gave: rank 0's file, which becomes the merged one.
         size: number of ranks.
-        since: when the job began, in seconds since 1970: older files are another job's.
+        before: `files_now` as the job began: files that are still the same are another job's.
         keep: the ranks' files stay beside it, rank 0's as ``timeline.rank0.json``.
 
     Returns:
         Why they were not merged, for the user; empty where they were, or where there is nothing to merge.
     """
     target = Path(path)
-    pattern = re.compile(rf"{re.escape(target.stem)}(?:\.set\d+)?(?:\.rank(\d+))?{re.escape(target.suffix)}")
-    files = []
-    for file in sorted(target.parent.glob("*")):
-        match = pattern.fullmatch(file.name)
-        if match is not None and int(match[1] or 0) < size and file.stat().st_mtime >= since and file != target:
-            files.append(file)
-    if not files or not target.exists() or target.stat().st_mtime < since:
+    written = {file: rank for file, rank in _files(target).items() if _state_of(file) != before.get(file)}
+    files = [file for file, rank in written.items() if rank < size and file != target]
+    if not files or target not in written:
         return ""
     advice = f"merge them with: python -m spark_estimator timeline merge OUT.json {target} ..."
     if sum(file.stat().st_size for file in [target, *files]) > _MOST_JOINED_BYTES:
@@ -120,6 +124,18 @@ def join(path: str | os.PathLike[str], size: int, since: float, *, keep: bool = 
     for file in [] if keep else [first, *files]:
         file.unlink()
     return ""
+
+
+def _files(target: Path) -> dict[Path, int]:
+    """The files of all ranks that are there, with their ranks, in the order of their names."""
+    pattern = re.compile(rf"{re.escape(target.stem)}(?:\.set\d+)?(?:\.rank(\d+))?{re.escape(target.suffix)}")
+    matches = ((file, pattern.fullmatch(file.name)) for file in sorted(target.parent.glob("*")))
+    return {file: int(match[1] or 0) for file, match in matches if match is not None and file.is_file()}
+
+
+def _state_of(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +84,26 @@ def test_a_job_on_one_host_ends_with_one_file(tmp_path: Path, monkeypatch: pytes
     assert {file.name for file in tmp_path.iterdir()} >= {"t.json", "t.rank0.json", "t.rank1.json"}
 
 
+def test_a_clock_that_is_put_back_during_the_job_leaves_no_file_out(tmp_path: Path) -> None:
+    path, other = tmp_path / "t.json", tmp_path / "t.rank1.json"
+    stale = tmp_path / "t.rank2.json"
+    for file in (path, stale):
+        file.write_text("of an earlier job")
+    before = timeline.files_now(path)
+    for file in (path, other):
+        file.write_text("no trace")
+        os.utime(file, (1, 1))
+    assert "were not merged" in timeline.join(path, 3, before), "they are no traces, but this job's"
+    assert stale.read_text() == "of an earlier job"
+
+
 def test_files_that_are_not_merged_stay(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    assert timeline.join(path, 2, 0) == "", "there are none"
+    assert timeline.join(path, 2, {}) == "", "there are none"
     path.write_text("[")
-    assert timeline.join(path, 2, 0) == "", "there is one"
+    assert timeline.join(path, 2, {}) == "", "there is one"
     (tmp_path / "t.rank1.json").write_text("no trace")
-    assert "were not merged" in timeline.join(path, 2, 0)
+    assert "were not merged" in timeline.join(path, 2, {})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["t.json", "t.rank1.json"]
     assert path.read_text() == "["
 
