@@ -111,7 +111,7 @@ def begin(
         DataError: something is wrong with rows or checkpoint, or the checkpoint is another training's.
     """
     if known is None and spec.tracking is not None:
-        spec.tracking.sample_system(context.rank())
+        spec.tracking.sample_system()
     if brought is not None:
         identity = {} if spec.store is None else identity_of(spec, [rows.total for rows in brought if rows is not None])
         kept = _recorded(spec, load(spec, identity, form))

@@ -37,7 +37,7 @@ class RecoveringProcess:
         if first or not (is_new or becomes_first):
             return
         if is_new and self._spec.tracking is not None:
-            self._spec.tracking.sample_system(context.rank())
+            self._spec.tracking.sample_system()
         fence = Fence.of(self._spec)
         if context.rank() == 0 and fence is not None:
             fence.take()

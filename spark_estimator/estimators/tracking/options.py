@@ -52,8 +52,8 @@ class MlflowOptions:
         parent_run_id: the run that the training's run is nested in; None: the active one, if there is one.
         tags: of the run, further ones.
         log_every_n_steps: log the training loss after this many batches, too; None: after each epoch only.
-        log_system_metrics: log CPU, memory, disk, network and GPUs of each rank by MLflow's own sampler: True, or the
-            number of seconds between two samples. The ranks must reach the tracking server.
+        log_system_metrics: log CPU, memory, disk, network and GPUs of each rank, as MLflow's monitors measure them:
+            True, or the number of seconds between two samples. The ranks send them to the driver.
         log_model: log the trained model, as a pyfunc flavour with signature and input example.
         registered_model_name: register the model under this name; None: it is not registered.
         input_example: log a few rows of the features with the model.

@@ -43,6 +43,7 @@ class RecordedMetrics:
         self._step_name = f"{loss}_step"
         self._epochs: set[int] = set()
         self._pending: dict[tuple[int, int], dict[int, tuple[float, int]]] = {}
+        self._samples: dict[int, int] = {}
 
     def of_record(self, rank: int, record: Mapping[str, Any]) -> list[MetricValue]:
         """The values that a record completes.
@@ -52,6 +53,8 @@ class RecordedMetrics:
         """
         if "entry" in record:
             return self.of_epochs([record["entry"]])
+        if "system" in record:
+            return self._of_system(rank, record["system"])
         epoch, step, steps = int(record["epoch"]), int(record["step"]), int(record["steps"])
         of_ranks = self._pending.setdefault((epoch, step), {})
         of_ranks[rank] = float(record["loss"]), int(record["rows"])
@@ -66,6 +69,12 @@ class RecordedMetrics:
         # The same sum, in any order of the ranks' records.
         loss = math.fsum(of_ranks[number][0] for number in sorted(of_ranks)) / rows
         return [MetricValue(self._step_name, loss, epoch * steps + step)]
+
+    def _of_system(self, rank: int, sample: Mapping[str, Any]) -> list[MetricValue]:
+        """The values of a sample of a rank's host, by MLflow's names; the steps count the samples of the rank."""
+        step = self._samples.get(rank, 0)
+        self._samples[rank] = step + 1
+        return [MetricValue(f"system/rank_{rank}/{name}", float(value), step) for name, value in sample.items()]
 
     def of_epochs(self, entries: Iterable[Mapping[str, Any]]) -> list[MetricValue]:
         """The values of those entries of a history whose epochs are new."""

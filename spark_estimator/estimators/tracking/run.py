@@ -20,7 +20,7 @@ from spark_estimator.errors import JobCancelledError, PreflightError, PythonEnvi
 from spark_estimator.estimators.tracking import flavour, plots
 from spark_estimator.estimators.tracking.mlflow_thread import CallState, MlflowCall, MlflowThread, is_transient
 from spark_estimator.estimators.tracking.options import PARENT_TAG, MlflowOptions
-from spark_estimator.estimators.tracking.rank_tracking import RankTracking, SystemMetrics, credentials_in
+from spark_estimator.estimators.tracking.rank_tracking import RankTracking
 from spark_estimator.estimators.tracking.recorded_metrics import MetricValue, RecordedMetrics
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.log import logger
@@ -33,6 +33,8 @@ _log = logger(__name__)
 
 # Before the training; and after it, without a call of MLflow's that succeeds.
 START_LIMIT, END_LIMIT = timedelta(seconds=30), timedelta(seconds=60)
+# A rank's host: MLflow's default.
+_SAMPLED_EVERY = timedelta(seconds=10)
 # How fast a model's bytes are sent at least.
 _BYTES_PER_SECOND = 1 << 20
 _LONGEST_PARAMETER, _LONGEST_NOTE = 500, 5000
@@ -147,13 +149,9 @@ class TrackedRun:
 
     def rank_tracking(self) -> RankTracking:
         """The ranks' part of the run."""
-        import mlflow
-
-        sampled, seconds = self._options.log_system_metrics, None
-        if not isinstance(sampled, bool):
-            sampled, seconds = True, sampled
-        system = SystemMetrics(self.run_id, str(mlflow.get_tracking_uri()), seconds, credentials_in(os.environ))
-        return RankTracking(self._options.log_every_n_steps, system if sampled else None)
+        sampled = self._options.log_system_metrics
+        seconds = _SAMPLED_EVERY.total_seconds() if sampled is True else sampled or None
+        return RankTracking(self._options.log_every_n_steps, seconds)
 
     def take_record(self, rank: int, record: Mapping[str, Any]) -> None:
         """Takes a record of a rank; does not block, and raises nothing."""

@@ -43,7 +43,16 @@ def test_the_steps_of_all_ranks_are_one_value() -> None:
     assert made.of_record(0, {**step, "rows": 3, "loss": 2.0}) == [MetricValue("train_loss_step", 1.5, 15)]
 
 
-@pytest.mark.parametrize("record", [{}, {"entry": {}}, {"epoch": 1, "step": "x", "steps": 1}])
+def test_samples_of_a_ranks_host_are_counted_by_rank() -> None:
+    made = metrics()
+    values = [made.of_record(rank, {"system": {"cpu": 1, "disk": 2.5}}) for rank in (1, 0, 1)]
+    assert values == [
+        [MetricValue(f"system/rank_{rank}/cpu", 1.0, step), MetricValue(f"system/rank_{rank}/disk", 2.5, step)]
+        for rank, step in ((1, 0), (0, 0), (1, 1))
+    ]
+
+
+@pytest.mark.parametrize("record", [{}, {"system": {"cpu": "x"}}, {"entry": {}}, {"epoch": 1, "step": "x", "steps": 1}])
 def test_what_is_no_record(record: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         metrics().of_record(0, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import threading
@@ -170,6 +171,42 @@ class Waiting:
         while epoch == 1 and not Path(self._file).exists():
             assert time.monotonic() < deadline, "the first epoch's numbers did not come"
             time.sleep(0.02)
+
+
+class Noting(Waiting):
+    """It also notes the variables of its rank."""
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        super().on_epoch_begin(epoch)
+        Path(self._file).with_name(f"rank {os.getpid()}").write_text(json.dumps(dict(os.environ)))
+
+
+@needs_mlflow
+def test_ranks_sample_their_hosts_without_the_drivers_credentials(
+    line: DataFrame, estimator: Any, tracking: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psutil")
+    for name in ("AWS_SECRET_ACCESS_KEY", "DATABRICKS_TOKEN", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "a secret of the driver")
+    seen, ended = tmp_path / "seen", threading.Event()
+
+    def watch() -> None:
+        wanted = {f"system/rank_{rank}/cpu_utilization_percentage" for rank in (0, 1)}
+        while not ended.wait(0.1):
+            if any(wanted <= run.data.metrics.keys() for run in runs_of(tracking)):
+                seen.touch()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        options = {"log_system_metrics": 0.2, "log_model": False}
+        estimator(mlflow=options, callbacks=[Noting(str(seen))]).fit(line)
+    finally:
+        ended.set()
+    notes = [path.read_text() for path in tmp_path.glob("rank *")]
+    assert len(notes) == 2 and not any("a secret of the driver" in text for text in notes)
+    (run,) = runs_of(tracking)
+    history = tracking.MlflowClient().get_metric_history(run.info.run_id, "system/rank_1/disk_usage_percentage")
+    assert [value.step for value in history] == list(range(len(history)))
 
 
 @needs_mlflow
