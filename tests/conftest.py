@@ -8,8 +8,10 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,6 +104,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder in which each user can make files, and remove their own: as /tmp is."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -2,27 +2,29 @@
 
 Rank 0 puts the file in place, over an older one, and removes it once all ranks have connected. A file that an earlier
 job left behind does no harm: no process with its key listens at its address any more, so a rank that finds it looks
-again until rank 0 has replaced it.
+again until rank 0 has replaced it. Rank 0 holds a lock (``flock``) on its file, which the kernel releases when the
+process ends: so a later job removes what a dead process has left, and nothing of a living one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import json
 import os
+import re
 import secrets
 import stat
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from spark_estimator.collectives.other_launchers.notices import Notice, NoticeBoard
 from spark_estimator.errors import ForeignLauncherError
 
 _MOST_BYTES = 1 << 16
-# A file this old: the process that wrote it has ended without removing it.
-_STALE_SECONDS = 86400.0
+_NOTICE = re.compile(r"[0-9a-z]+\.json(\.[0-9a-f]{16})?")
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -43,22 +45,34 @@ class FileBoard(NoticeBoard):
         self._path = os.path.join(self._folder, f"{name}.json")
         self._key = key
         self._published = b""
+        self._descriptor = -1
         self.where = f"the file {self._path}"
 
     def publish(self, places: Sequence[tuple[str, int]]) -> bytes:
         key = self._key or secrets.token_bytes(32)
         fields = {"places": list(places), "key": "" if self._key else key.hex()}
         self._published = json.dumps(fields).encode()
-        self._remove_stale()
-        temporary = f"{self._path}.{secrets.token_hex(8)}"
+        self._remove_abandoned()
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(self._published)
-            os.replace(temporary, self._path)
+            while not self._put():
+                pass  # another job has removed the file before it was locked
         except OSError as error:
             raise ForeignLauncherError(f"init(): rank 0 can't write {self._path}: {error.strerror}.") from error
         return key
+
+    def _put(self) -> bool:
+        """Puts the file in place, and keeps it locked. False: it was removed meanwhile."""
+        temporary = f"{self._path}.{secrets.token_hex(8)}"
+        self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        os.write(self._descriptor, self._published)
+        try:
+            os.replace(temporary, self._path)
+        except FileNotFoundError:
+            os.close(self._descriptor)
+            return False
+        return True
 
     def find(self) -> Notice | None:
         with contextlib.suppress(OSError):
@@ -83,13 +97,16 @@ class FileBoard(NoticeBoard):
         if self._published and _read(self._path) == self._published:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
-    def _remove_stale(self) -> None:
-        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
-                    with contextlib.suppress(OSError):
-                        os.unlink(entry.path)
+    def _remove_abandoned(self) -> None:
+        """Removes the files of processes that have ended; none on a file system without locks."""
+        with contextlib.suppress(OSError):
+            for name in filter(_NOTICE.fullmatch, os.listdir(self._folder)):
+                with contextlib.suppress(OSError):
+                    _remove_unlocked(os.path.join(self._folder, name))
 
 
 def key_in(path: str) -> str:
@@ -125,29 +142,67 @@ def host_folder() -> str:
 
 
 def own_folder(parent: str) -> str:
-    """This user's own folder in `parent`, made unless it is there. Raises ForeignLauncherError if it isn't private."""
-    path = os.path.join(parent, f"spark_estimator-{os.getuid()}")
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        status = os.lstat(path)
-    except OSError as error:
+    """This user's own folder in `parent`, made unless it is there; the same in all processes of a job on this host.
+
+    Raises:
+        ForeignLauncherError: it can't be made, or is this user's and isn't private.
+    """
+    for path in _candidates(parent):
+        made = True
+        try:
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                made = False
+            status = os.lstat(path)
+        except OSError as error:
+            raise ForeignLauncherError(
+                f"init(): the folder {path}, in which rank 0 leaves the job's key for the others, can't be made: "
+                f"{error.strerror}. {parent} must be an existing folder that this user can write to."
+            ) from error
+        if status.st_uid != os.getuid() and not made:
+            continue  # another user has taken the name
+        if status.st_uid != os.getuid():
+            problem = f"belongs to user {status.st_uid}, not to user {os.getuid()} who has made it"
+        elif not stat.S_ISDIR(status.st_mode):
+            problem = "is not a folder"
+        elif status.st_mode & 0o077:
+            problem = f"is open to other users (mode {stat.S_IMODE(status.st_mode):o})"
+        else:
+            return path
         raise ForeignLauncherError(
-            f"init(): the folder {path}, in which rank 0 leaves the job's key for the others, can't be made: "
-            f"{error.strerror}. {parent} must be an existing folder that this user can write to."
-        ) from error
-    if not stat.S_ISDIR(status.st_mode):
-        problem = "is not a folder"
-    elif status.st_uid != os.getuid():
-        problem = f"belongs to user {status.st_uid}, not to user {os.getuid()}"
-    elif status.st_mode & 0o077:
-        problem = f"is open to other users (mode {stat.S_IMODE(status.st_mode):o})"
-    else:
-        return path
-    raise ForeignLauncherError(
-        f"init(): {path} {problem}. Rank 0 would leave the job's key there for the others. Remove it, or set "
-        "SPARK_ESTIMATOR_JOB_KEY."
-    )
+            f"init(): {path} {problem}. Rank 0 would leave the job's key there for the others. Remove it, or set "
+            "SPARK_ESTIMATOR_JOB_KEY."
+        )
+    raise AssertionError("there is always another name")
+
+
+def _candidates(parent: str) -> Iterator[str]:
+    """Paths for this user's own folder, in the order in which all processes try them.
+
+    The first is one that is this user's already: other users can neither make nor remove it in a shared folder, so that
+    what they do there meanwhile changes no process's choice.
+    """
+    path = os.path.join(parent, f"spark_estimator-{os.getuid()}")
+    with contextlib.suppress(OSError):  # a folder that cannot be listed
+        for name in sorted(os.listdir(parent)):
+            if re.fullmatch(rf"{os.path.basename(path)}(-\d+)?", name):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.lstat(os.path.join(parent, name)).st_uid == os.getuid():
+                        yield os.path.join(parent, name)
+    yield path
+    yield from (f"{path}-{number}" for number in itertools.count(1))
+
+
+def _remove_unlocked(path: str) -> None:
+    """Removes a notice that no process has locked. Raises OSError where that cannot be known."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | _NO_LINK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: str) -> bytes | None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.other_launchers.files import FileBoard, host_folder, key_in
+from spark_estimator.collectives.other_launchers.files import FileBoard, host_folder, key_in, own_folder
 from spark_estimator.errors import ForeignLauncherError
+from tests.other_user import as_another_user
 
 PLACES = [("127.0.0.1", 4711)]
 KEY = bytes(range(32))
@@ -67,11 +68,25 @@ def test_rank_0_leaves_a_file_alone_that_a_later_job_put_there(tmp_path: Path) -
     assert later.find() is not None
 
 
-def test_files_that_nobody_removed_for_a_day_are_removed(tmp_path: Path) -> None:
-    FileBoard(str(tmp_path), "old", None).publish(PLACES)
-    os.utime(own(tmp_path) / "old.json", (1, 1))
-    FileBoard(str(tmp_path), "job", None).publish(PLACES)
-    assert [path.name for path in own(tmp_path).iterdir()] == ["job.json"]
+def test_files_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    """At any age: the clock may be wrong."""
+    living = FileBoard(str(tmp_path), "living", None)
+    living.publish(PLACES)
+    (own(tmp_path) / "ranks.lock").touch()
+    for name in ("living.json", "ranks.lock"):
+        os.utime(own(tmp_path) / name, (1, 1))
+    child = os.fork()
+    if child == 0:
+        FileBoard(str(tmp_path), "dead", None).publish(PLACES)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (own(tmp_path) / "dead.json").exists()
+    job = FileBoard(str(tmp_path), "job", None)
+    job.publish(PLACES)
+    assert {path.name for path in own(tmp_path).iterdir()} == {"job.json", "living.json", "ranks.lock"}
+    for board in (living, job):
+        board.close()
+    assert [path.name for path in own(tmp_path).iterdir()] == ["ranks.lock"]
 
 
 def plant(path: Path, kind: str) -> None:
@@ -113,7 +128,7 @@ def test_the_same_file_is_read_when_it_is_the_users_own(tmp_path: Path) -> None:
     assert notice is not None and notice.key == KEY
 
 
-@pytest.mark.parametrize("kind", ["open", "link", "file", "foreign"])
+@pytest.mark.parametrize("kind", ["open", "link", "file"])
 def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, kind: str) -> None:
     folder, expected = own(tmp_path), "is not a folder"
     if kind == "link":
@@ -123,17 +138,40 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, kind: str) -> N
         folder.touch()
     else:
         folder.mkdir(0o700)
-        if kind == "open":
-            folder.chmod(0o755)
-            expected = "is open to other users (mode 755)"
-        elif os.getuid() != 0:
-            pytest.skip("only root can give a folder to another user")
-        else:
-            os.chown(folder, 65534, 65534)
-            expected = "belongs to user 65534"
+        folder.chmod(0o755)
+        expected = "is open to other users (mode 755)"
     with pytest.raises(ForeignLauncherError) as caught:
         FileBoard(str(tmp_path), "job", None)
     assert expected in str(caught.value) and str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_another_user_cannot_take_the_name_of_the_folder(shared_folder: Path, kind: str) -> None:
+    """All processes agree on another name, also when that user gives some names free again."""
+    first, second = own(shared_folder), shared_folder / f"{own(shared_folder).name}-1"
+
+    def block() -> None:
+        for path in (first, second):
+            if kind == "folder":
+                path.mkdir(0o777)
+            elif kind == "file":
+                path.touch(0o666)
+            else:
+                path.symlink_to("/etc")
+
+    as_another_user(block)
+    server, other = FileBoard(str(shared_folder), "job", None), FileBoard(str(shared_folder), "job", None)
+    server.publish(PLACES)
+    assert other.find() is not None and own_folder(str(shared_folder)) == f"{first}-2"
+    as_another_user(lambda: first.rmdir() if kind == "folder" else first.unlink())
+    late = FileBoard(str(shared_folder), "job", None)
+    assert late.find() == other.find() and not first.exists()
+
+    def remove() -> None:
+        with pytest.raises(PermissionError):
+            os.rename(f"{first}-2", f"{first}-3")
+
+    as_another_user(remove)
 
 
 def test_a_parent_that_is_not_there_is_named(tmp_path: Path) -> None:

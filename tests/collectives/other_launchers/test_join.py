@@ -21,6 +21,7 @@ from spark_estimator.collectives.other_launchers.join import _board, ranks_of, r
 from spark_estimator.collectives.other_launchers.launchers import foreign_job, launcher_variables
 from spark_estimator.env import Settings
 from spark_estimator.errors import ForeignLauncherError
+from tests.other_user import as_another_user
 
 ROOT = Path(__file__).parents[3]
 _PREFIXES = ("OMPI_", "PMI", "SLURM_", "MPI_LOCAL", "TORCHELASTIC_", "SPARK_ESTIMATOR_", "HOROVOD_", "MASTER_", "SM_")
@@ -118,6 +119,13 @@ def test_mpirun_with_one_process_is_a_job_of_one(name: str, script: list[str]) -
 def test_torchrun_makes_one_job(script: list[str]) -> None:
     program, *words = script[1:]
     assert lines(started([*torchrun(2), program, *words])) == expected(2)
+
+
+def test_another_users_folder_stops_no_job(script: list[str], shared_folder: Path) -> None:
+    taken = shared_folder / f"spark_estimator-{os.getuid()}"
+    as_another_user(taken.mkdir)
+    program, *words = script[1:]
+    assert lines(started([*torchrun(2), program, *words], TMPDIR=str(shared_folder), XDG_RUNTIME_DIR="")) == expected(2)
 
 
 @pytest.mark.slow
