@@ -5,8 +5,8 @@ recorded (forward secrecy). `derive` turns the shared secret, the job's key and 
 for each direction (HKDF, RFC 5869). The engine's record layer (``native/crypto/records.h``) encrypts with keys made of
 these: AES-128-GCM where both processors have instructions for it, ChaCha20-Poly1305 elsewhere.
 
-libcrypto is the one that Python's own ssl module has loaded, else one at a fixed path of the system: a library that
-gets keys is never searched for by ``LD_LIBRARY_PATH``.
+libcrypto is the one that Python's own ssl module links, else one at a fixed path of the system: a library that gets
+keys is never searched for by ``LD_LIBRARY_PATH``, nor recognized by its name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import functools
 import hashlib
 import hmac
 import importlib
+import os
 import socket
 import weakref
 from contextlib import suppress
@@ -64,22 +65,39 @@ def libcrypto_path() -> str:
     Raises:
         EncryptionUnavailableError: there is none.
     """
-    with suppress(ImportError):
-        importlib.import_module("_ssl")
-    with suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            path = line.partition("/")[1] + line.partition("/")[2]
-            if Path(path).name.startswith("libcrypto") and Path(path).exists():
-                return path
+    linked = _linked_by_ssl()
+    if linked is not None:
+        return linked
     for place in _PLACES:
         for name in _NAMES:
             if Path(place, name).exists():
                 return str(Path(place, name))
     raise EncryptionUnavailableError(
         f"connections can't be encrypted on host {socket.gethostname()}: OpenSSL's libcrypto (1.1.1 or later) is "
-        f"neither loaded by this Python's ssl module nor in {', '.join(_PLACES)}. Install OpenSSL's library (Debian, "
+        f"neither linked by this Python's ssl module nor in {', '.join(_PLACES)}. Install OpenSSL's library (Debian, "
         "Ubuntu: libssl3; Red Hat: openssl-libs)."
     )
+
+
+class _SymbolPlace(ctypes.Structure):
+    """``Dl_info``: where an address is."""
+
+    _fields_ = (("file", c_char_p), ("base", c_void_p), ("symbol", c_char_p), ("address", c_void_p))
+
+
+def _linked_by_ssl() -> str | None:
+    """The library in which Python's ssl module finds OpenSSL's functions; None: there is no file."""
+    place = _SymbolPlace()
+    with suppress(ImportError, OSError, AttributeError):
+        module = importlib.import_module("_ssl")
+        # By the module's handle only the module and what it links are searched.
+        function = ctypes.CDLL(getattr(module, "__file__", None)).OpenSSL_version_num
+        if ctypes.CDLL(None).dladdr(ctypes.cast(function, c_void_p), ctypes.byref(place)):
+            path = os.fsdecode(place.file or b"")
+            if os.path.isabs(path):
+                ctypes.CDLL(path)  # OSError: it is the program itself, which has OpenSSL inside
+                return os.path.realpath(path)
+    return None
 
 
 def check_encryption() -> None:

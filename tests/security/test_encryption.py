@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +48,30 @@ def test_the_library_is_that_of_pythons_ssl_module() -> None:
     assert os.path.isabs(libcrypto_path())
     with open("/proc/self/maps") as maps:
         assert libcrypto_path() in maps.read()
+
+
+# OpenSSL's function in a library of another name, which is loaded before OpenSSL or after it.
+# Its size has the kernel map it at a lower address.
+DECOY = "unsigned long OpenSSL_version_num(void) { return 1; } char ballast[64 << 20];"
+
+
+@pytest.mark.parametrize("name", ["libcryptopp.so.8", "libcrypto-of-another.so.3"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_library_of_a_similar_name_is_not_taken(tmp_path: Path, name: str, first: bool) -> None:
+    if (compiler := shutil.which("gcc") or shutil.which("g++")) is None:
+        pytest.skip("there is no C compiler here")
+    decoy = tmp_path / name
+    command = [compiler, "-x", "c", "-shared", "-fPIC", "-o", str(decoy), "-"]
+    subprocess.run(command, input=DECOY, text=True, check=True)
+    program = (
+        f"import _ssl, ctypes; ctypes.CDLL({str(decoy)!r})\n"
+        "from spark_estimator.security.encryption import KeyPair, libcrypto_path\n"
+        "print(libcrypto_path(), len(KeyPair().share))\n"
+        f"assert {name!r} in open('/proc/self/maps').read()"
+    )
+    environment = {**os.environ, **({"LD_PRELOAD": str(decoy)} if first else {})}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (result.stdout, result.returncode) == (f"{libcrypto_path()} 32\n", 0), result.stderr
 
 
 def test_a_library_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:
