@@ -67,11 +67,32 @@ def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     """
     check_call(function, args, kwargs)
     try:
-        pickled = io.BytesIO()
-        _Pickler(pickled).dump((function, tuple(args), dict(kwargs)))
-        return pickled.getvalue()
+        return _dumped((function, tuple(args), dict(kwargs)))
     except Exception as error:
         raise PicklingError(explain(function, args, kwargs, error)) from error
+
+
+def dump_value(name: str, value: object) -> bytes:
+    """Pickles a value as `dump_function` does.
+
+    Args:
+        name: of the value, for messages: ``the rows``.
+
+    Raises:
+        PicklingError: something in it cannot be pickled; the text names it, its type and what to do.
+    """
+    try:
+        return _dumped(value)
+    except Exception as error:
+        path = _path_to_culprit(_parts(value), set(), 0)
+        what = f"{name} {_sentence(path)}".replace(" ,", ",") if path else f"{name} cannot be pickled"
+        raise PicklingError(f"{what} ({type(error).__name__}: {error}).") from error
+
+
+def _dumped(value: object) -> bytes:
+    pickled = io.BytesIO()
+    _Pickler(pickled).dump(value)
+    return pickled.getvalue()
 
 
 def check_call(function: Callable[..., Any], args: object, kwargs: object) -> None:

@@ -50,7 +50,7 @@ from spark_estimator.launch.spark.slots import require_slots
 from spark_estimator.launch.spark.stage_task import StageTask
 from spark_estimator.launch.spark.start import StartMonitor, TaskReports
 from spark_estimator.launch.spark.start_turns import StartTurn
-from spark_estimator.launch.spark.task_secrecy import large_payload_apart, unlogged
+from spark_estimator.launch.spark.task_secrecy import packed, unlogged
 from spark_estimator.log import logger
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.driver_log import announce, print_line
@@ -185,8 +185,8 @@ class _Run:
         if self._server is not None:
             address = ChannelAddress(self._server.address, self._server.port, self._server.token)
         try:
-            with large_payload_apart(self._spark, replace(self._job, channel=address)) as (job, payload):
-                frame = self._frame_of(StageTask(job, self._barrier, self._feed, payload))
+            with packed(self._spark, replace(self._job, channel=address), self._feed) as (job, parcels):
+                frame = self._frame_of(StageTask(job, parcels, self._barrier))
                 thread = session_thread(self._spark, lambda: self._collect(frame))
                 thread.start()
                 self._monitor.follow()

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pyarrow
-from pyspark import BarrierTaskContext, Broadcast, TaskContext
+from pyspark import BarrierTaskContext, TaskContext
 
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
 from spark_estimator.launch.job import failures
@@ -30,8 +30,9 @@ from spark_estimator.launch.spark.meeting import (
     RankMeeting,
     SetupError,
 )
-from spark_estimator.launch.spark.row_writer import Feed, Feeding
+from spark_estimator.launch.spark.row_writer import Feeding
 from spark_estimator.launch.spark.task_relay import TaskRelay
+from spark_estimator.launch.spark.task_secrecy import Parcels
 from spark_estimator.launch.worker import orphans
 from spark_estimator.launch.worker.child_process import keep_standard_descriptors
 from spark_estimator.launch.worker.supervisor import Supervisor
@@ -65,16 +66,14 @@ class StageTask:
     """The function that Spark calls in each task of the stage.
 
     Attributes:
-        job: what is run.
+        job: what is run, without its payload.
+        parcels: the payload, and what takes the task's rows.
         barrier: whether it is a barrier stage; else the job has a channel.
-        feed: takes the task's rows; None: there are none.
-        payload: the job's, if it is sent separately.
     """
 
     job: JobSpec
+    parcels: Parcels
     barrier: bool = True
-    feed: Feed | None = None
-    payload: Broadcast[bytes] | None = None
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         """Supervises one worker and yields its result rows; none if the job does not need this task.
@@ -83,7 +82,8 @@ class StageTask:
             RuntimeError: Spark has to end the job: the failure cannot be reported to the driver otherwise. The text has
                 a report.
         """
-        if self.feed is None:
+        feed = self.parcels.opened_feed()
+        if feed is None:
             for _ in batches:
                 pass
         context = BarrierTaskContext.get() if self.barrier else TaskContext.get()
@@ -92,7 +92,7 @@ class StageTask:
         relay = TaskRelay(self.job)
         try:
             with orphans.ended_first():
-                outcome = self._supervise(context, partition, relay, Feeding(self.feed, batches))
+                outcome = self._supervise(context, partition, relay, Feeding(feed, batches))
         except NotNeededError:
             return
         except SetupError as error:
@@ -131,7 +131,7 @@ class StageTask:
             relay.placed(rendezvous.rank, supervisor.pid)
             if rendezvous.rank == 0:  # one reports for all
                 self._log_notices(everyone, pinned, relay)
-            outcome = supervisor.run(spec, self.job.payload if self.payload is None else self.payload.value)
+            outcome = supervisor.run(spec, self.parcels.payload.opened())
         except BaseException:
             supervisor.discard()
             raise

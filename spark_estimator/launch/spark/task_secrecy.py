@@ -1,47 +1,107 @@
 """Keeps the driver channel's token, which is part of a job's task, off the driver's disk and out of its logs.
 
-If the user's function is large, PySpark writes the task into a file that stays until the session ends, and Spark copies
-it to files of its executors; not over Spark Connect. At DEBUG py4j logs everything that it sends to Java, and Spark
-Connect's client everything that it sends to its server. This package cannot keep the token out of whole requests that
-this server itself logs; see SECURITY.md.
+If a task is large, PySpark writes it into a file that stays until the session ends, and Spark copies it to files of its
+executors; not over Spark Connect. So what may be large of a job, and has no secret of it, is kept in parcels: they
+become files of their own before the task becomes one, and what remains of the task is refused if it is large. At DEBUG
+py4j logs everything that it sends to Java, and Spark Connect's client everything that it sends to its server. This
+package cannot keep the token out of whole requests that this server itself logs; see SECURITY.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from spark_estimator.errors import PreflightError
+from spark_estimator.launch.job.pickling import dump_value
 from spark_estimator.launch.job.spec import JobSpec
+from spark_estimator.launch.spark.row_writer import Feed
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
-# Spark's limit (spark.broadcast.UDFCompressionThreshold) is 1 MiB, for all of a task.
-_MOST_BYTES = 512 << 10
+_LIMIT = "spark.broadcast.UDFCompressionThreshold"
+_DEFAULT_LIMIT = 1 << 20
 _LOGGERS = ("py4j.clientserver", "py4j.java_gateway", "pyspark.sql.connect.logging")
 
 
+@dataclass(frozen=True)
+class Parcel:
+    """Content of a task that may be large: in the task, or in a file that Spark distributes."""
+
+    content: bytes | Broadcast[bytes] = b""
+
+    def opened(self) -> bytes:
+        """The content."""
+        return self.content if isinstance(self.content, bytes) else self.content.value
+
+
+@dataclass(frozen=True)
+class Parcels:
+    """What a job's task has beside its secrets.
+
+    Attributes:
+        payload: as of `JobSpec`.
+        feed: pickled; empty: there is none.
+    """
+
+    payload: Parcel
+    feed: Parcel = Parcel()
+
+    def opened_feed(self) -> Feed | None:
+        """What takes the task's rows; None: there are none."""
+        # It came from Spark with the task, as the code that calls this did.
+        pickled = self.feed.opened()
+        feed: Feed | None = pickle.loads(pickled) if pickled else None  # noqa: S301
+        return feed
+
+
 @contextlib.contextmanager
-def large_payload_apart(spark: SparkSession, job: JobSpec) -> Iterator[tuple[JobSpec, Broadcast[bytes] | None]]:
-    """Puts a large function into a separate file, which contains no secret, until the block ends.
+def packed(spark: SparkSession, job: JobSpec, feed: Feed | None = None) -> Iterator[tuple[JobSpec, Parcels]]:
+    """Separates what may be large from the rest of a job until the block ends.
 
     Yields:
-        The job (without its payload, if that is separate), and the broadcast that holds the payload.
+        The job without its payload, and the parcels.
+
+    Raises:
+        PicklingError: the feed can't be pickled.
+        PreflightError: the rest is so large that Spark would write it into a file.
     """
-    if type(spark).__module__.startswith("pyspark.sql.connect") or len(job.payload) <= _MOST_BYTES:
-        yield job, None
-        return
-    apart = spark.sparkContext.broadcast(job.payload)
+    rest, contents = replace(job, payload=b""), (job.payload, b"" if feed is None else dump_value("the rows", feed))
+    limit = _most_bytes(spark)
+    small = len(pickle.dumps(rest))
+    if limit is not None and small > limit:
+        raise PreflightError(
+            f"{job.function} can't be sent to Spark: its environment variables, command and settings take {small} "
+            f"bytes. Of more than {limit} bytes Spark would write the task, which has a secret of the job in it, into "
+            f"files. Pass fewer or shorter variables (env=), or raise {_LIMIT}."
+        )
+    apart = limit is not None and small + sum(map(len, contents)) > limit
+    files = [spark.sparkContext.broadcast(content) for content in contents if apart and content]
+    remaining = iter(files)
     try:
-        yield replace(job, payload=b""), apart
+        yield rest, Parcels(*(Parcel(next(remaining) if apart and content else content) for content in contents))
     finally:
-        with contextlib.suppress(Exception):  # the session may have ended
-            apart.destroy()
+        for file in files:
+            with contextlib.suppress(Exception):  # the session may have ended
+                file.destroy()
+
+
+def _most_bytes(spark: SparkSession) -> int | None:
+    """How large a task may be, with room for what PySpark adds; None: any size is sent without a file."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return None
+    limit = _DEFAULT_LIMIT
+    with contextlib.suppress(Exception):  # a session that forbids Java
+        context: Any = spark.sparkContext
+        limit = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
+    return limit // 2
 
 
 @contextlib.contextmanager

@@ -18,6 +18,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_estimator import HorovodRunner
+from spark_estimator.launch.job.options import JobOptions
+from spark_estimator.launch.spark.entry import run_in_session
+from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.spark import run_elastic
 
 # The logs of PySpark and py4j are written to standard error, as for debugging.
@@ -94,7 +97,18 @@ def keep(path, content):
     path.write_bytes(content)
 
 
-def run_and_look(kind, address, ballast):
+class Feed:
+    """Takes rows; as large as one with a vocabulary, or with a function that has much in its closure."""
+
+    def __init__(self, size):
+        self.ballast = bytes(size)
+
+    def take(self, batches, worker, environment, ended):
+        for _ in batches:
+            pass
+
+
+def run_and_look(kind, address, ballast, feed):
     """Both ranks' job, and what there was to see of it."""
     flags = tempfile.mkdtemp(dir=".")
     failed = []
@@ -118,6 +132,9 @@ def run_and_look(kind, address, ballast):
     arguments = {"flags": str(Path(flags).absolute()), "ballast": ballast}
     if elastic:
         places, yek = run_elastic(work, kwargs=arguments, num_proc=2)[0]
+    elif feed is not None:
+        rows = Rows(session.range(4), feed)
+        places, yek = run_in_session(work, 2, JobOptions(kwargs=arguments), caller="a fit", rows=rows)[0]
     else:
         places, yek = HorovodRunner(np=2).run(work, **arguments)
     thread.join()
@@ -135,7 +152,8 @@ if where.startswith("sc://"):
 else:
     session = builder.master(where).getOrCreate()
     address = session.sparkContext.uiWebUrl
-# A large function is sent to Spark in another way than a small one.
-results = {kind: run_and_look(kind, address, bytes(size)) for kind, size in {"small": 1, "large": 1200 << 10}.items()}
+# A large task is sent to Spark in another way than a small one.
+jobs = {"small": (1, None), "large": (1200 << 10, None)} | ({} if elastic else {"fed": (1, Feed(1200 << 10))})
+results = {kind: run_and_look(kind, address, bytes(size), feed) for kind, (size, feed) in jobs.items()}
 session.stop()
 print("RESULT " + json.dumps(results), flush=True)

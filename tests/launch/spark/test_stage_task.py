@@ -15,7 +15,9 @@ from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import ResultRow, verified_value
 from spark_estimator.launch.job.spec import JobSpec, TaskFacts
 from spark_estimator.launch.spark.stage_task import StageTask, batches_of
+from spark_estimator.launch.spark.task_secrecy import Parcel, Parcels
 
+NOTHING = Parcels(Parcel())
 VALUE = bytes(range(256)) * (10 << 10)
 
 
@@ -40,17 +42,17 @@ def test_the_user_s_order_of_gpus_stays(
     environment: dict[str, str], variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(ORDER, raising=False)
-    task = StageTask(JobSpec("job", 2, "f()", environment=environment, gpus_per_rank=1.0))
+    task = StageTask(JobSpec("job", 2, "f()", environment=environment, gpus_per_rank=1.0), NOTHING)
     assert task._pinned([facts("0"), facts("1")], 0).variables == variables
 
 
 def test_the_user_s_gpus_count_where_spark_gave_none() -> None:
     job: Any = JobSpec("job", 2, "f()", environment={VISIBLE: "5"}, gpus_per_rank=0.0)
-    assert StageTask(job)._pinned([facts(), facts()], 0).variables == {}
+    assert StageTask(job, NOTHING)._pinned([facts(), facts()], 0).variables == {}
 
 
 def test_two_ranks_with_the_same_gpu_are_a_failure_of_the_start() -> None:
-    task = StageTask(JobSpec("job", 2, "f()", gpus_per_rank=1.0))
+    task = StageTask(JobSpec("job", 2, "f()", gpus_per_rank=1.0), NOTHING)
     with pytest.raises(RuntimeError) as caught:
         task._pinned([facts("0"), facts("0")], 1)
     (report,) = find_marked(str(caught.value))

@@ -6,12 +6,14 @@ import logging
 import threading
 from typing import Any
 
+import cloudpickle
 import pytest
 
 pytest.importorskip("pyspark")
 
+from spark_estimator.errors import PicklingError, PreflightError
 from spark_estimator.launch.job.spec import JobSpec
-from spark_estimator.launch.spark.task_secrecy import large_payload_apart, unlogged
+from spark_estimator.launch.spark.task_secrecy import packed, unlogged
 
 
 def test_within_the_block_this_thread_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -36,15 +38,51 @@ def test_within_the_block_this_thread_is_not_logged(caplog: pytest.LogCaptureFix
     assert messages == ["another thread", "after it"]
 
 
-def test_a_small_function_travels_with_its_task() -> None:
-    job = JobSpec("job", 1, "f()", payload=b"x" * (512 << 10))
-    with large_payload_apart(object(), job) as (sent, apart):  # type: ignore[arg-type]
-        assert sent is job and apart is None
+class Ballast:
+    """A feed of any size."""
+
+    def __init__(self, size: int) -> None:
+        self.content = bytes(size)
+
+    def take(self, batches: Any, worker: Any, environment: Any, ended: Any) -> None:
+        raise AssertionError("no rows are taken")
 
 
-def test_a_large_function_travels_apart_and_is_destroyed(spark: Any) -> None:
-    job = JobSpec("job", 1, "f()", payload=b"x" * ((512 << 10) + 1))
-    with large_payload_apart(spark, job) as (sent, apart):
-        assert sent.payload == b"" and apart is not None and apart.value == job.payload
+def job(size: int, **variables: str) -> JobSpec:
+    return JobSpec("job", 1, "f()", payload=b"x" * size, environment=variables)
+
+
+def test_a_small_job_travels_in_its_task(spark: Any) -> None:
+    with packed(spark, job(200 << 10), Ballast(200 << 10)) as (rest, parcels):
+        assert rest == job(0)
+        assert parcels.payload.content == job(200 << 10).payload
+        feed = parcels.opened_feed()
+        assert isinstance(feed, Ballast) and feed.content == bytes(200 << 10)
+    with packed(spark, job(1)) as (_, parcels):
+        assert parcels.opened_feed() is None
+
+
+@pytest.mark.parametrize(("payload", "feed"), [((512 << 10) + 1, 0), (0, 512 << 10), (300 << 10, 300 << 10)])
+def test_what_is_large_travels_apart_and_is_destroyed(spark: Any, payload: int, feed: int) -> None:
+    """Spark measures the task as a whole, and writes one of more than a mebibyte into a file."""
+    with packed(spark, job(payload), Ballast(feed)) as (rest, parcels):
+        assert len(cloudpickle.dumps((rest, parcels.payload.opened, parcels.feed))) < 16 << 10
+        assert parcels.payload.opened() == job(payload).payload
+        taken = parcels.opened_feed()
+        assert isinstance(taken, Ballast) and len(taken.content) == feed
     with pytest.raises(Exception, match="destroyed"):
-        spark.sparkContext.parallelize([1], 1).map(lambda _: len(apart.value)).collect()
+        spark.sparkContext.parallelize([1], 1).map(lambda _: len(parcels.feed.opened())).collect()
+
+
+def test_a_task_that_is_large_without_them_is_refused(spark: Any) -> None:
+    with pytest.raises(PreflightError, match=r"f\(\) can't be sent .*\.UDFCompressionThreshold"):
+        with packed(spark, job(1, VARIABLE="x" * (600 << 10))):
+            pass
+
+
+def test_a_feed_that_cannot_be_pickled_is_named(spark: Any) -> None:
+    feed = Ballast(1)
+    feed.content = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(PicklingError, match=r"the rows, whose \.content \(type _thread.lock\) cannot be pickled"):
+        with packed(spark, job(1), feed):
+            pass

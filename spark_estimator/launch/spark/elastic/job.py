@@ -58,7 +58,7 @@ from spark_estimator.launch.spark.slots import count_slots
 from spark_estimator.launch.spark.stage_job import spark_job
 from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
 from spark_estimator.launch.spark.start_turns import StartTurn
-from spark_estimator.launch.spark.task_secrecy import large_payload_apart
+from spark_estimator.launch.spark.task_secrecy import packed
 from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.observe.driver_log import announce, print_line
 from spark_estimator.observe.status_line import StatusLine
@@ -218,8 +218,11 @@ class _Jobs:
         assert address is not None
         self._server = TaskServer(address, job)
         self._until_closed = contextlib.ExitStack()
-        apart = large_payload_apart(spark, self._server.job)
-        self._sent_job, self._payload = self._until_closed.enter_context(apart)
+        try:
+            self._sent_job, self._parcels = self._until_closed.enter_context(packed(spark, self._server.job))
+        except BaseException:
+            self._server.close()
+            raise
         if terms.places > terms.size and not on_demand(Configuration(spark)):
             self.placement.limit = terms.size
             threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
@@ -284,9 +287,9 @@ class _Jobs:
                 self._spark,
                 next(self._numbers),
                 self._sent_job,
+                self._parcels,
                 self._tag,
                 lambda sock: link_over(sock, heartbeat, silence),
-                self._payload,
             )
             self._tasks.append(task)
         self._server.expect(task)

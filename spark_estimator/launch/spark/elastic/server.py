@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from pyspark import Broadcast
 from pyspark.sql import SparkSession
 
 from spark_estimator.errors import AuthenticationError
@@ -24,7 +23,7 @@ from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_stage import rank_stage
 from spark_estimator.launch.spark.resource_profile import profile_of
 from spark_estimator.launch.spark.session import session_thread
-from spark_estimator.launch.spark.task_secrecy import unlogged
+from spark_estimator.launch.spark.task_secrecy import Parcels, unlogged
 from spark_estimator.observe.channel import read_context
 from spark_estimator.security import authentication
 from spark_estimator.security.encrypted_stream import tunnel
@@ -62,10 +61,10 @@ class SparkTask:
 
     Args:
         number: by which the task is known when it connects.
-        job: what it runs.
+        job: what it runs, without its payload.
+        parcels: the payload.
         tag: of all tasks of the elastic job.
         link_to: makes the link over a socket.
-        payload: the job's, if it is sent to Spark separately (`task_secrecy`).
 
     Attributes:
         events: `Connected`, `Over` and `Stopped`, as they happen.
@@ -77,16 +76,16 @@ class SparkTask:
         spark: SparkSession,
         number: int,
         job: JobSpec,
+        parcels: Parcels,
         tag: JobTag,
         link_to: Callable[[socket.socket], AgentLink],
-        payload: Broadcast[bytes] | None = None,
     ) -> None:
         self.number = number
         self.events: queue.Queue[Connected | Over | Stopped] = queue.Queue()
         self.over: Over | None = None
         self._spark = spark
         self._job = job
-        self._payload = payload
+        self._parcels = parcels
         self._common_tag = tag
         self._tag = JobTag(spark, f"{tag.text}-{number}")
         self._link_to = link_to
@@ -170,7 +169,7 @@ class SparkTask:
                 return
             self._common_tag.add()
             self._tag.add(f"{self._job.function}, an elastic job's task {self.number}")
-            task = ElasticTask(self._job, self.number, self._payload)
+            task = ElasticTask(self._job, self.number, self._parcels)
             with unlogged():
                 profile = profile_of(self._spark)
                 frame = rank_stage(self._spark.range(0, 1, 1, 1), task, SCHEMA, barrier=False, profile=profile)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pyarrow
-from pyspark import Broadcast, TaskContext
+from pyspark import TaskContext
 
 from spark_estimator.collectives import launcher_link
 from spark_estimator.collectives.rendezvous import Rendezvous
@@ -33,6 +33,7 @@ from spark_estimator.launch.job.spec import JobSpec, job_key
 from spark_estimator.launch.job.versions import own_versions, refusal
 from spark_estimator.launch.spark.meeting import SetupError, unreachable
 from spark_estimator.launch.spark.stage_task import batches_of, unstarted
+from spark_estimator.launch.spark.task_secrecy import Parcels
 from spark_estimator.launch.worker import orphans
 from spark_estimator.observe.channel import connected_socket
 from spark_estimator.security.authentication import RefusedError
@@ -44,14 +45,14 @@ class ElasticTask:
     """The function that Spark calls in the one task of such a job.
 
     Attributes:
-        job: what is run; it has a channel.
+        job: what is run, without its payload; it has a channel.
         number: identifies the task when it connects to the driver.
-        payload: the job's, if it is sent separately.
+        parcels: the payload.
     """
 
     job: JobSpec
     number: int
-    payload: Broadcast[bytes] | None = None
+    parcels: Parcels
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         """Supervises one worker and yields its result rows; none when the driver has no use for this task."""
@@ -87,11 +88,7 @@ class ElasticTask:
         sock = tunnel(sock, session, "the connection to the driver")
         with sock:
             link = AgentLink(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)
-            job = replace(
-                job,
-                environment=environment,
-                payload=job.payload if self.payload is None else self.payload.value,
-            )
+            job = replace(job, environment=environment, payload=self.parcels.payload.opened())
             agent = TaskAgent(link, job, own_address, address.token)
             agent.run()
             with suppress(OSError):

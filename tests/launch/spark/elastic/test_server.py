@@ -17,6 +17,7 @@ from spark_estimator.launch.job.results import manifests_of
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask, TaskServer, link_over
 from spark_estimator.launch.spark.job_tag import JobTag
+from spark_estimator.launch.spark.task_secrecy import Parcel, Parcels
 from spark_estimator.observe.channel import connected_socket
 
 NEVER = timedelta(0)
@@ -28,7 +29,9 @@ class Case:
     def __init__(self, spark: Any) -> None:
         self.server = TaskServer("127.0.0.1", JobSpec("0123456789abcdef", 1, "f()"))
         tag = JobTag(spark, "elastic server")
-        self.task = SparkTask(spark, 0, self.server.job, tag, lambda sock: link_over(sock, NEVER, NEVER))
+        self.task = SparkTask(
+            spark, 0, self.server.job, Parcels(Parcel()), tag, lambda sock: link_over(sock, NEVER, NEVER)
+        )
         self.server.expect(self.task)
 
     def connect(self, number: int = 0, job_id: str | None = None) -> Any:

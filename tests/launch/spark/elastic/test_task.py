@@ -26,6 +26,7 @@ from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import ResultRow, manifests_of
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec, job_key
 from spark_estimator.launch.spark.elastic.task import ElasticTask, TaskAgent, own_gpus
+from spark_estimator.launch.spark.task_secrecy import Parcel, Parcels
 from spark_estimator.security.handshake_server import HandshakeServer
 
 TOKEN = b"t" * 32
@@ -35,7 +36,7 @@ def test_a_task_that_cannot_reach_the_driver_returns_the_reason() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     job = JobSpec("0" * 16, 1, "f()", channel=ChannelAddress("127.0.0.1", port, b"k" * 32))
-    (batch,) = ElasticTask(job, 0)(iter(()))
+    (batch,) = ElasticTask(job, 0, Parcels(Parcel(job.payload)))(iter(()))
     assert "cannot reach the driver at 127.0.0.1" in batch.column("data")[0].as_py().decode()
 
 
@@ -43,7 +44,7 @@ def test_an_executor_with_another_package_is_refused() -> None:
     job = JobSpec(
         "0" * 16, 1, "f()", channel=ChannelAddress("127.0.0.1", 1, TOKEN), versions={"spark_estimator": "0.0.7"}
     )
-    (batch,) = ElasticTask(job, 0)(iter(()))
+    (batch,) = ElasticTask(job, 0, Parcels(Parcel(job.payload)))(iter(()))
     row = ResultRow(*(column[0].as_py() for column in batch.columns))
     (manifest,) = manifests_of([row])
     assert manifest.failure is not None and "but the driver runs 0.0.7" in manifest.failure.message
@@ -132,7 +133,7 @@ def test_a_driver_that_knows_the_token_cannot_have_a_task_run_anything_else(
     address = ChannelAddress(*listener.getsockname()[:2], TOKEN)
     job = JobSpec("0" * 16, 1, "f()", payload=cloudpickle.dumps((len, (bytes(4096),), {})), channel=address)
     rows: list[Any] = []
-    task = threading.Thread(target=lambda: rows.extend(ElasticTask(job, 0)(iter(()))))
+    task = threading.Thread(target=lambda: rows.extend(ElasticTask(job, 0, Parcels(Parcel(job.payload)))(iter(()))))
     task.start()
     with tasks.get(timeout=30) as sock:
         sock.settimeout(None)

@@ -20,6 +20,9 @@ from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic.server import Over, SparkTask
 from spark_estimator.launch.spark.elastic.worker import SparkWorkerHandle
 from spark_estimator.launch.spark.job_tag import JobTag
+from spark_estimator.launch.spark.task_secrecy import Parcel, Parcels
+
+NOTHING = Parcels(Parcel())
 
 
 class Jobs:
@@ -35,7 +38,7 @@ class Jobs:
 
     def new_task(self) -> SparkTask:
         tag = JobTag(self.spark, "elastic worker")
-        self.tasks.append(SparkTask(self.spark, len(self.tasks), self.job, tag, lambda sock: None))  # type: ignore[arg-type, return-value]
+        self.tasks.append(SparkTask(self.spark, len(self.tasks), self.job, NOTHING, tag, lambda sock: None))  # type: ignore[arg-type, return-value]
         return self.tasks[-1]
 
     def is_used(self, host: str) -> bool:
