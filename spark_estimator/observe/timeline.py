@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from spark_estimator.errors import HorovodInternalError
 from spark_estimator.observe.trace_merge import TraceError, merge
 from spark_estimator.security import file_modes
 
@@ -73,10 +74,12 @@ def start(
     if not os.fspath(path):
         raise ValueError("The timeline needs a path; got ''.")
     file = os.path.abspath(file_of(path, rank, process_set))
-    is_new = not os.path.exists(file)
+    try:
+        with open(file, "ab", opener=file_modes.opener):
+            pass
+    except OSError as error:
+        raise HorovodInternalError(f"the timeline {file} cannot be created: {error.strerror}") from error
     engine.timeline_start(file, mark_cycles)
-    if is_new:
-        file_modes.widen(file, file_modes.of_new_file(os.path.dirname(file)))
     return file
 
 

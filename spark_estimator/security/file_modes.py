@@ -10,6 +10,8 @@ import contextlib
 import os
 import stat
 
+from spark_estimator.security.shared_folders import refuse_foreign
+
 _OWN_FILE, _OWN_FOLDER = 0o600, 0o700
 
 
@@ -30,13 +32,20 @@ def of_files_in(folder_mode: int) -> int:
 
 
 def opener(path: str, flags: int) -> int:
-    """For ``open(path, mode, opener=opener)``: a file that is created gets the permissions of a new one."""
+    """For ``open(path, mode, opener=opener)``: a file that is created gets the permissions of a new one.
+
+    Raises:
+        PermissionError: as `refuse_foreign`, of a file that is written.
+    """
+    if not flags & os.O_CREAT:
+        return os.open(path, flags)
+    refuse_foreign(path)
     try:
-        descriptor = os.open(path, flags | os.O_EXCL, _OWN_FILE) if flags & os.O_CREAT else os.open(path, flags)
+        descriptor = os.open(path, flags | os.O_EXCL, _OWN_FILE)
     except FileExistsError:
+        refuse_foreign(path)  # it may just have appeared
         return os.open(path, flags, _OWN_FILE)
-    if flags & os.O_CREAT:
-        widen(descriptor, of_new_file(os.path.dirname(os.path.abspath(path))))
+    widen(descriptor, of_new_file(os.path.dirname(os.path.abspath(path))))
     return descriptor
 
 
@@ -53,7 +62,8 @@ def make_folder(path: str) -> None:
 
 
 def make_folders(path: str) -> None:
-    """Makes a folder, and those above it that are not there."""
+    """Makes a folder, and those above it that are not there. Raises as `refuse_foreign`."""
+    refuse_foreign(path)
     if not os.path.isdir(path):
         make_folders(os.path.dirname(os.path.abspath(path)))
         make_folder(path)

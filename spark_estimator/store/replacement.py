@@ -28,6 +28,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from spark_estimator.security import file_modes
+from spark_estimator.security.shared_folders import refuse_foreign
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.(?P<kind>partial|previous)")
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -56,6 +57,7 @@ def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lamb
     Raises:
         OSError: it cannot be written; the previous file is unchanged.
     """
+    refuse_foreign(target)
     target = os.path.realpath(target)
     folder, name = os.path.split(target)
     make_folders(folder)
@@ -82,6 +84,7 @@ def replaced_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
         FileExistsError: there is a previous one, and `overwrite` is false.
         OSError: it cannot be written or put in place; the previous one is unchanged.
     """
+    refuse_foreign(str(target))
     target = Path(os.path.realpath(target))
     make_folders(str(target.parent))
     discard_leftovers(str(target.parent), target.name)

@@ -1,0 +1,70 @@
+"""Refuses output paths by which another user could have this process write elsewhere.
+
+In a folder where all users can make files, as ``/tmp``, a link may be one that another user has put there, to have a
+file of this user overwritten; and a file may be one of another user, who then reads what is written. The kernel refuses
+the same where ``fs.protected_symlinks``, ``protected_regular`` and ``protected_hardlinks`` are set.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+# As in the kernel.
+_MOST_LINKS = 40
+
+
+def refuse_foreign(path: str) -> None:
+    """To be called right before a file or folder is made or opened for writing. What is not there yet is no problem.
+
+    Raises:
+        PermissionError: the path leads through a link that another user has made in a shared folder, or to a file
+            there that is another user's or has a second name.
+        OSError: the path cannot be followed.
+    """
+    folder, remaining, links = os.sep, _parts(os.path.abspath(path)), 0
+    while remaining:
+        name = remaining.pop(0)
+        if name == os.pardir:
+            folder = os.path.dirname(folder)
+            continue
+        here = os.path.join(folder, name)
+        try:
+            status, around = os.lstat(here), os.stat(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if stat.S_ISLNK(status.st_mode):
+            if _is_shared(around) and status.st_uid not in (0, os.geteuid(), around.st_uid):
+                raise _refusal(
+                    path, f"{here} is a link of user {status.st_uid} in a folder that all users can write to"
+                )
+            links += 1
+            if links > _MOST_LINKS:
+                return  # opening it fails
+            target = os.readlink(here)
+            remaining = _parts(target) + remaining
+            folder = os.sep if os.path.isabs(target) else folder
+            continue
+        if not stat.S_ISDIR(status.st_mode) and _is_shared(around) and around.st_mode & stat.S_ISVTX:
+            if status.st_uid not in (0, os.geteuid()):
+                raise _refusal(
+                    path, f"{here} is a file of user {status.st_uid} in a folder that all users can write to"
+                )
+            if status.st_nlink > 1:
+                raise _refusal(path, f"{here} has a second name (a hard link), which another user may have made")
+        folder = here
+
+
+def _parts(path: str) -> list[str]:
+    return [name for name in path.split(os.sep) if name not in ("", os.curdir)]
+
+
+def _is_shared(folder: os.stat_result) -> bool:
+    """Whether users who are not trusted with the folder's files can make some in it."""
+    return bool(folder.st_mode & 0o002 or (folder.st_mode & stat.S_ISVTX and folder.st_mode & 0o020))
+
+
+def _refusal(path: str, why: str) -> PermissionError:
+    error = PermissionError(f"{path} is not written: {why}. Remove it, or name a path in a folder of this user's own.")
+    error.strerror = str(error)
+    return error
