@@ -134,7 +134,8 @@ SHARED = (
         [],
         listed,
         "functions of (output, label); or Horovod's lists, each of one function, or of one per label column; or a dict "
-        "per label column, whose keys are their names",
+        "per label column, whose keys are their names; batches' values are averaged by their rows, which is right "
+        "for means over rows, and not for AUC, F1, R2, precision, recall or roots",
         "Any",
         "list[Any]",
     ),

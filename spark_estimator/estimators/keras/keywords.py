@@ -202,13 +202,15 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.loss_weights)
 
     def setMetrics(self, value: Any) -> Self:
-        """Sets metrics: metrics, as model.compile takes them; empty: those the model was compiled with. Returns
-        self.
+        """Sets metrics: metrics, as model.compile takes them; empty: those the model was compiled with; Keras'
+        objects count all rows, and the values that functions return for batches are averaged. Returns self.
         """
         return self._set(metrics=value)
 
     def getMetrics(self) -> list[Any]:
-        """metrics: metrics, as model.compile takes them; empty: those the model was compiled with."""
+        """metrics: metrics, as model.compile takes them; empty: those the model was compiled with; Keras' objects
+        count all rows, and the values that functions return for batches are averaged.
+        """
         return self._get(self.metrics)
 
     def setLearningRate(self, value: float | None) -> Self:

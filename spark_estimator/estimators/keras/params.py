@@ -17,7 +17,8 @@ _DOCS = {
     "loss": "a Keras loss, its name or a function of (label, output), or a list with one per output; None: those the "
     "model was compiled with",
     "loss_weights": "a weight per loss; None: those the model was compiled with, or 1 for each",
-    "metrics": "metrics, as model.compile takes them; empty: those the model was compiled with",
+    "metrics": "metrics, as model.compile takes them; empty: those the model was compiled with; Keras' objects count "
+    "all rows, and the values that functions return for batches are averaged",
 }
 
 ESTIMATOR = (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from spark_estimator.estimators.averaged_metrics import warn_of_averages
 from spark_estimator.estimators.checks import described, labels_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.keras.compiled import arguments_of
@@ -50,6 +51,11 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
     if isinstance(recipe.loss, (list, tuple)) and len(losses) != len(labels):
         raise ValueError(f"{len(losses)} losses were given for {len(labels)} label columns: one for each is needed.")
     metrics = recipe.metrics if isinstance(recipe.metrics, (list, tuple)) else []
+    functions = [*_functions(recipe.metrics), *_functions(recipe.weighted_metrics)]
+    warn_of_averages(
+        ((name_of(function), function) for function in functions),
+        "Keras' metric objects, such as keras.metrics.AUC(), count all rows.",
+    )
     custom = {**custom_objects_of(model, recipe.optimizer, *losses, *metrics), **(value("custom_objects") or {})}
     parts = KerasParts(
         backend=backend_name(model),
@@ -119,6 +125,20 @@ def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
         run_eagerly=bool(of_model and model.run_eagerly),
         compiles=not (of_model and model.jit_compile is False and backend(model) != "tensorflow"),
     )
+
+
+def _functions(metrics: Any) -> Iterator[Callable[..., Any]]:
+    """The functions among metrics, as model.compile takes these: Keras averages what they return."""
+    if isinstance(metrics, Mapping):
+        metrics = list(metrics.values())
+    if isinstance(metrics, (list, tuple)):
+        for metric in metrics:
+            yield from _functions(metric)
+        return
+    function = getattr(metrics, "_fn", metrics)  # of Keras' MeanMetricWrapper
+    of_keras = (type, *(keras.metrics.Metric for keras in imported()))
+    if callable(function) and not isinstance(function, of_keras):
+        yield function
 
 
 def _is_dict(metrics: list[Any]) -> bool:

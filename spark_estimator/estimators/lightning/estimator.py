@@ -23,6 +23,7 @@ from spark_estimator.estimators.lightning.training import train
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.protocol import with_ineffective
 from spark_estimator.estimators.rows.shapes import Trial
+from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
@@ -89,7 +90,10 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
         return super()._value(name)
 
     def _training(self) -> _LightningTraining:
-        return _LightningTraining(*parts_of(self._value))
+        parts, labels = parts_of(self._value)
+        if parts.plain is not None:
+            advice.warn_of_metrics(parts.plain)
+        return _LightningTraining(parts, labels)
 
     def _takes_folders(self) -> bool:
         return data_modules.takes_folders(self._value("data_module"))

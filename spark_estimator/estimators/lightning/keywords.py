@@ -223,13 +223,16 @@ class LightningEstimatorKeywords(SharedKeywords, PredictingKeywords):
         | None,
     ) -> Self:
         """Sets metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
-        column; or a dict per label column, whose keys are their names. Returns self.
+        column; or a dict per label column, whose keys are their names; batches' values are averaged by their
+        rows, which is right for means over rows, and not for AUC, F1, R2, precision, recall or roots. Returns
+        self.
         """
         return self._set(metrics=value)
 
     def getMetrics(self) -> list[Any]:
         """metrics: functions of (output, label); or Horovod's lists, each of one function, or of one per label
-        column; or a dict per label column, whose keys are their names.
+        column; or a dict per label column, whose keys are their names; batches' values are averaged by their
+        rows, which is right for means over rows, and not for AUC, F1, R2, precision, recall or roots.
         """
         return self._get(self.metrics)
 

@@ -14,6 +14,7 @@ from spark_estimator.estimators.folder_fit import FolderFit
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.rows.shapes import Trial
+from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.torch.keywords import TorchEstimatorKeywords
@@ -51,7 +52,9 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, FolderFit[TorchModel]):
     )
 
     def _training(self) -> _TorchTraining:
-        return _TorchTraining(*parts_of(self._value))
+        parts, labels = parts_of(self._value)
+        advice.warn_of_metrics(parts)
+        return _TorchTraining(parts, labels)
 
 
 class _TorchTraining:

@@ -88,3 +88,29 @@ def test_a_loss_decides_what_an_output_means() -> None:
     assert output_kind_of(keras.losses.SparseCategoricalCrossentropy()) == "probabilities"
     assert output_kind_of(keras.losses.categorical_crossentropy) == "probabilities"
     assert output_kind_of("mse") is None
+
+
+def f1(truth: Any, output: Any) -> Any:
+    return keras.ops.mean(truth * output)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        f1,
+        ["mae", f1],
+        [{"first": [f1], "second": "mae"}],
+        [keras.metrics.MeanMetricWrapper(f1, name="own")],
+    ],
+)
+def test_functions_that_are_no_means_are_named(metrics: Any) -> None:
+    with pytest.warns(UserWarning, match=r"metrics: f1: .* Keras' metric objects, such as keras\.metrics\.AUC\(\), "):
+        KerasEstimator(model=network(), optimizer="sgd", loss="mse", metrics=metrics, label_cols=["y"])._training()
+    with pytest.warns(UserWarning, match="metrics: f1: "):
+        KerasEstimator(model=network(optimizer="sgd", loss="mse", weighted_metrics=[f1]), label_cols=["y"])._training()
+
+
+@pytest.mark.filterwarnings("error:metrics")
+def test_objects_of_keras_are_right_for_all_rows() -> None:
+    metrics = [keras.metrics.AUC(), "AUC", keras.metrics.F1Score(), keras.metrics.BinaryAccuracy(), keras.losses.huber]
+    recipe_of(model=network(), optimizer="sgd", loss="mse", metrics=metrics)
