@@ -54,6 +54,7 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, FolderFit[TorchModel]):
     def _training(self) -> _TorchTraining:
         parts, labels = parts_of(self._value)
         advice.warn_of_metrics(parts)
+        advice.warn_of_schedule(parts.scheduler, self._value("epochs"))
         return _TorchTraining(parts, labels)
 
 

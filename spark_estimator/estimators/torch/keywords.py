@@ -270,11 +270,15 @@ class TorchEstimatorKeywords(SharedKeywords, PredictingKeywords):
         return self._get(self.learning_rate)
 
     def setLrScheduler(self, value: LRScheduler | None) -> Self:
-        """Sets lr_scheduler: a scheduler of the optimizer, stepped after each epoch; None: none. Returns self."""
+        """Sets lr_scheduler: a scheduler of the optimizer, stepped after each epoch and not after each batch:
+        total_steps and T_max are numbers of epochs; None: none. Returns self.
+        """
         return self._set(lr_scheduler=value)
 
     def getLrScheduler(self) -> LRScheduler | None:
-        """lr_scheduler: a scheduler of the optimizer, stepped after each epoch; None: none."""
+        """lr_scheduler: a scheduler of the optimizer, stepped after each epoch and not after each batch: total_steps
+        and T_max are numbers of epochs; None: none.
+        """
         return self._get(self.lr_scheduler)
 
     def setLossConstructors(self, value: Callable[..., Any] | Sequence[Callable[..., Any]] | None) -> Self:

@@ -67,7 +67,8 @@ ESTIMATOR = (
         "lr_scheduler",
         None,
         checks.anything,
-        "a scheduler of the optimizer, stepped after each epoch; None: none",
+        "a scheduler of the optimizer, stepped after each epoch and not after each batch: total_steps and T_max are "
+        "numbers of epochs; None: none",
         "LRScheduler | None",
     ),
     LOSS_CONSTRUCTORS,

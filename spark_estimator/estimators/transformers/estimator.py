@@ -19,6 +19,7 @@ from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.rows.row_plan import RowPlan
 from spark_estimator.estimators.rows.shapes import Fields, Trial
+from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
@@ -165,7 +166,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             precision=value("mixed_precision"),
             callbacks=value("callbacks"),
         )
-        return _TextTraining(parts)
+        return _TextTraining(parts, value("epochs"))
 
     def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
         assert self._texts is not None
@@ -189,11 +190,12 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
 class _TextTraining:
     """See `estimator.FrameworkTraining`."""
 
-    def __init__(self, parts: TextParts) -> None:
+    def __init__(self, parts: TextParts, epochs: int) -> None:
         self.framework: Any = parts
         self.labels = ["labels"]
         self.recovers = True
         made = parts.made()
+        advice.warn_of_schedule(made.scheduler, epochs)
         assert isinstance(made.model, TextModule)
         if parts.task.task == "causal":
             check_causal(made.model)

@@ -356,13 +356,15 @@ class TransformersEstimatorKeywords(PredictingKeywords):
         return self._get(self.optimizer)
 
     def setLrScheduler(self, value: Callable[[torch.optim.Optimizer], LRScheduler] | None) -> Self:
-        """Sets lr_scheduler: a function from the optimizer to a scheduler, stepped after each epoch; None: none.
-        Returns self.
+        """Sets lr_scheduler: a function from the optimizer to a scheduler, stepped after each epoch and not after
+        each batch: its num_training_steps is a number of epochs; None: none. Returns self.
         """
         return self._set(lr_scheduler=value)
 
     def getLrScheduler(self) -> Callable[[torch.optim.Optimizer], LRScheduler] | None:
-        """lr_scheduler: a function from the optimizer to a scheduler, stepped after each epoch; None: none."""
+        """lr_scheduler: a function from the optimizer to a scheduler, stepped after each epoch and not after each
+        batch: its num_training_steps is a number of epochs; None: none.
+        """
         return self._get(self.lr_scheduler)
 
     def setMixedPrecision(self, value: str | None) -> Self:

@@ -145,7 +145,8 @@ ESTIMATOR = (
         "lr_scheduler",
         None,
         checks.function,
-        "a function from the optimizer to a scheduler, stepped after each epoch; None: none",
+        "a function from the optimizer to a scheduler, stepped after each epoch and not after each batch: its "
+        "num_training_steps is a number of epochs; None: none",
         "Callable[[torch.optim.Optimizer], LRScheduler] | None",
     ),
     _OF_TORCH["mixed_precision"],

@@ -245,3 +245,28 @@ def test_what_it_does_not_take(classifier_folder: str) -> None:
         TransformersEstimator(feature_cols=["text"])
     with pytest.raises(ValueError, match="task must be one of"):
         estimator(task="translation")
+
+
+class NotStarted:
+    """A backend of the user's that starts no rank."""
+
+    def num_processes(self) -> int:
+        return 1
+
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, env: Any = None) -> Any:
+        raise AssertionError("no rank starts")
+
+
+def test_a_schedule_that_counts_batches_is_named(reviews: DataFrame, classifier_folder: str) -> None:
+    from transformers import get_linear_schedule_with_warmup
+
+    made = estimator(
+        num_proc=None,
+        backend=NotStarted(),
+        model=classifier_folder,
+        label_col="kind",
+        lr_scheduler=lambda optimizer: get_linear_schedule_with_warmup(optimizer, 0, 500),
+    )
+    with pytest.warns(UserWarning, match=r"lr_scheduler has LambdaLR\(num_training_steps=500\), and .* \(epochs=1\)"):
+        with pytest.raises(ValueError, match=r"starts the ranks with its own run\(\)"):
+            made.fit(reviews)
