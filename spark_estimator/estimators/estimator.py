@@ -25,6 +25,7 @@ from spark_estimator.estimators import backends, checks
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.metadata import ModelMetadata, column_facts
 from spark_estimator.estimators.model import TableModel
+from spark_estimator.estimators.params import warn_caller
 from spark_estimator.estimators.persistence import model_transfer, run_lease
 from spark_estimator.estimators.persistence.checkpoint import discard_partials
 from spark_estimator.estimators.persistence.spark_ml import FolderReader, FolderWriter
@@ -72,6 +73,9 @@ class FrameworkTraining(Protocol):
     train: Callable[[TrainSpec], TrainResult | None]
     framework: Any
     recovers: bool
+
+    def digest(self) -> str:
+        """Of the model's numbers before the training; empty where a run's identity has it."""
 
     def trained(self, state: bytes) -> tuple[Any, Any]:
         """A copy of the framework's model with the weights of rank 0's result; the user's model is not changed.
@@ -315,11 +319,16 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             framework=training.framework,
             owner=run_lease.new_owner(),
             categories=tuple(encoder.summary for encoder in plan.columns.encoders.values()),
+            has_given_seed=seed is not None,
+            initial=training.digest() if value("run_id") and value("store") is not None else "",
+            resume_on_other_rows=value("resume_on_other_rows"),
         )
         with self._tracked(run_id) as run:
             if run is not None:
                 spec = replace(spec, tracking=run.rank_tracking())
             result, state = self._launched(backend, spec, metadata, None if run is None else run.take_record)
+            if result.warning:
+                warn_caller(result.warning)
             trained, optimizer = training.trained(state)
             keywords = self._get_model_kwargs(trained, result.history, optimizer, run_id, metadata.of_model())
             if plan.columns.encoders:

@@ -45,6 +45,7 @@ class SharedKeywords(TableParams):
     random_seed: Param[int | None]
     shuffle: Param[bool]
     run_id: Param[str | None]
+    resume_on_other_rows: Param[bool]
     checkpoint_every_steps: Param[int | None]
     checkpoint_every_seconds: Param[float | None]
     early_stopping_patience: Param[int | None]
@@ -295,6 +296,20 @@ class SharedKeywords(TableParams):
         schedule, losses and batches must be unchanged; epochs and num_proc may change.
         """
         return self._get(self.run_id)
+
+    def setResumeOnOtherRows(self, value: bool) -> Self:
+        """Sets resume_on_other_rows: let the run of run_id continue on other rows with the same columns, with its
+        optimizer, schedule and history: raise epochs by the number of passes over them; False: other rows are an
+        error. Returns self.
+        """
+        return self._set(resume_on_other_rows=value)
+
+    def getResumeOnOtherRows(self) -> bool:
+        """resume_on_other_rows: let the run of run_id continue on other rows with the same columns, with its
+        optimizer, schedule and history: raise epochs by the number of passes over them; False: other rows are an
+        error.
+        """
+        return self._get(self.resume_on_other_rows)
 
     def setCheckpointEverySteps(self, value: int | None) -> Self:
         """Sets checkpoint_every_steps: write a checkpoint after this many batches within an epoch, too; needs a

@@ -214,6 +214,14 @@ SHARED = (
         "str | None",
     ),
     Row(
+        "resume_on_other_rows",
+        False,
+        truth,
+        "let the run of run_id continue on other rows with the same columns, with its optimizer, schedule and history: "
+        "raise epochs by the number of passes over them; False: other rows are an error",
+        "bool",
+    ),
+    Row(
         "checkpoint_every_steps",
         None,
         whole(1),

@@ -21,6 +21,7 @@ from spark_estimator.data.stream.rows import streamed
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, CheckpointFormat, load
+from spark_estimator.estimators.persistence.resumed_run import warning_of
 from spark_estimator.estimators.persistence.run_identity import Identity
 from spark_estimator.estimators.persistence.run_lease import Fence
 from spark_estimator.estimators.rows.row_source import rank_rows
@@ -41,11 +42,20 @@ class KnownRun:
     Attributes:
         identity, seed: as in `RankRun`.
         read: [ranks] rows that each rank had read from files when the run began; empty where rows have no order.
+        initial: as in `TrainSpec`, when the run began.
     """
 
     identity: Identity
     seed: int
     read: tuple[int, ...] = ()
+    initial: str = ""
+
+    @classmethod
+    def of(cls, spec: TrainSpec, identity: Identity, kept: Checkpoint | None, read: tuple[int, ...] = ()) -> KnownRun:
+        """A run that begins, or that resumes from a checkpoint."""
+        if kept is None:
+            return cls(identity, spec.seed, read, spec.initial)
+        return cls(identity, kept.seed, read, kept.initial)
 
 
 @dataclass(frozen=True)
@@ -82,11 +92,11 @@ class RankRun:
             name: of the model's file.
         """
         counts = (self.rows.total, self.held.total if self.held else 0)
+        warning = "" if self.kept is None else warning_of(spec, self.kept, len(history), context.size())
+        file = None
         if spec.store is not None and len(state) > spec.large:
-            return TrainResult(
-                b"", history, counts, model_transfer.put(spec.store, spec.run_id, state, name, Fence.of(spec))
-            )
-        return TrainResult(state, history, counts)
+            file = model_transfer.put(spec.store, spec.run_id, state, name, Fence.of(spec))
+        return TrainResult(state if file is None else b"", history, counts, file, warning)
 
 
 def begin(
@@ -115,13 +125,13 @@ def begin(
     if brought is not None:
         identity = {} if spec.store is None else identity_of(spec, [rows.total for rows in brought if rows is not None])
         kept = _recorded(spec, load(spec, identity, form))
-        return RankRun(*brought, kept, KnownRun(identity, spec.seed if kept is None else kept.seed))
+        return RankRun(*brought, kept, KnownRun.of(spec, identity, kept))
     rows, held = _evened(spec, read)
     kept = None
     if known is None:
         identity = {} if spec.store is None else identity_of(spec, rows.checksum())
         kept = _recorded(spec, load(spec, identity, form))
-        known = KnownRun(identity, spec.seed if kept is None else kept.seed, _read(rows))
+        known = KnownRun.of(spec, identity, kept, _read(rows))
     if spec.held_share:
         rows, held = rows.split(spec.held_share, known.seed, known.read)
     held = held if held is not None and held.total else None

@@ -43,6 +43,8 @@ class TrainSpec:
         repeatable: the same rows shall give the same numbers again.
         tracking: what the ranks do for the training's MLflow run; None: there is none.
         categories: [columns] the summaries of the encoders of categories.
+        has_given_seed: the user has set `seed`.
+        initial: a digest of the weights that the training begins with; empty: it is not compared.
         The others are the estimator's parameters.
     """
 
@@ -77,6 +79,9 @@ class TrainSpec:
     limits: RowLimits | None = None
     tracking: RankTracking | None = None
     categories: tuple[str, ...] = ()
+    has_given_seed: bool = False
+    initial: str = ""
+    resume_on_other_rows: bool = False
 
     @property
     def by_value(self) -> bool:
@@ -123,9 +128,11 @@ class TrainResult:
         history: one entry for each epoch.
         rows: rows that were trained on, and those of validation, of all ranks together.
         file: where the store has the state, and its SHA-256.
+        warning: what the user may not expect of a run that resumed; empty: nothing.
     """
 
     state: bytes = field(repr=False)
     history: list[dict[str, Any]]
     rows: tuple[int, int]
     file: tuple[str, str] | None = None
+    warning: str = ""

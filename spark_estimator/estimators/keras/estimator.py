@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from spark_estimator.estimators.keras import start as keras_start
 from spark_estimator.estimators.keras.check import KerasTrial
 from spark_estimator.estimators.keras.keywords import KerasEstimatorKeywords
 from spark_estimator.estimators.keras.model import KerasModel
-from spark_estimator.estimators.keras.objects import loaded
+from spark_estimator.estimators.keras.objects import loaded, values_of
 from spark_estimator.estimators.keras.params import ESTIMATOR, WITHOUT_EFFECT
 from spark_estimator.estimators.keras.parts import parts_of
 from spark_estimator.estimators.params import with_params
@@ -100,12 +101,20 @@ class _KerasTraining:
     def __init__(self, value: Callable[[str], Any]) -> None:
         parts, self.labels, output_kinds, self.custom = parts_of(value)
         self.framework: Any = parts
+        self._model = value("model")
         self.output_kinds: Sequence[OutputKind] = output_kinds
         # Keras 2's optimizers do not show what passes have gathered.
         self.recovers = parts.backend != "tf_keras" or value("backward_passes_per_step") == 1
         self.state_bytes = len(parts.model)
-        self.trial: Trial = KerasTrial(parts, value("model"), self.custom)
+        self.trial: Trial = KerasTrial(parts, self._model, self.custom)
         self.train: Callable[[TrainSpec], TrainResult | None] = keras_start.train
+
+    def digest(self) -> str:
+        """See `estimator.FrameworkTraining.digest`."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in values_of(self._model.weights):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
 
     def trained(self, state: bytes) -> tuple[Any, None]:
         """See `estimator.FrameworkTraining.trained`: compiled, with the optimizer's state, which is in the model."""

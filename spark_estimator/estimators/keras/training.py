@@ -20,8 +20,8 @@ from spark_estimator.estimators.persistence.checkpoint import (
     Cursor,
     Saver,
     TrainingProgress,
-    line_of_return,
 )
+from spark_estimator.estimators.persistence.resumed_run import line_of_return
 from spark_estimator.estimators.persistence.run_identity import Identity, of_rows_and_parameters
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, begin, check_loss, record_epoch
 from spark_estimator.estimators.rows.row_source import rank_rows
@@ -91,7 +91,7 @@ class KerasTraining:
         again = kept.cursor is not None and kept.cursor.spread != beginning.rows.spread()
         cursor = None if again else kept.cursor
         self.loop.take(kept, within=cursor is not None)
-        self.progress.history, self.progress.best = kept.history, kept.best
+        self.progress.history, self.progress.best = list(kept.history), kept.best
         self.callbacks.take(kept.state["callback"])
         if context.rank() == 0 and spec.verbose:
             log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
@@ -158,7 +158,14 @@ class KerasTraining:
             state, progress = {**self.loop.state(), "callback": self.callbacks.state()}, self.progress
             self._saver.save(
                 Checkpoint(
-                    beginning.identity, beginning.seed, state, progress.history, progress.best, ranks, cursor=place
+                    beginning.identity,
+                    beginning.seed,
+                    state,
+                    progress.history,
+                    progress.best,
+                    ranks,
+                    cursor=place,
+                    initial=beginning.known.initial,
                 )
             )
 

@@ -26,6 +26,7 @@ from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
+from spark_estimator.estimators.torch.identity import digest_of
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 if TYPE_CHECKING:
@@ -132,6 +133,10 @@ class _LightningTraining:
             self.output_kinds = [output_kind_of(loss) for loss in parts.plain.losses]
             self.trial = TorchTrial(parts.plain)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
+
+    def digest(self) -> str:
+        """See `estimator.FrameworkTraining.digest`."""
+        return digest_of(self.framework.model)
 
     def trained(self, state: bytes) -> tuple[nn.Module, None]:
         """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""

@@ -39,8 +39,8 @@ from spark_estimator.estimators.persistence.checkpoint import (
     Saver,
     TrainingProgress,
     line_of,
-    line_of_return,
 )
+from spark_estimator.estimators.persistence.resumed_run import line_of_return
 from spark_estimator.estimators.rank_run import (
     RankRun,
     averages_of,
@@ -172,7 +172,7 @@ class _Training:
         """Sets the checkpoint that `run` resumes from."""
         self._kept = kept
         self._settings = kept.state.get("settings")
-        self.progress.history = kept.history
+        self.progress.history = list(kept.history)
         self.progress.best = kept.best
 
     def run(self) -> None:
@@ -311,7 +311,10 @@ class _Training:
             state = {"lightning": plain_checkpoint(trainer), "ended": bool(ended), "settings": settings_of(trainer)}
             if hvd.rank() == 0:
                 history, best = self.progress.history, self.progress.best
-                self._saver.save(Checkpoint(self._known.identity, self._seed, state, history, best, ranks))
+                known = self._known
+                self._saver.save(
+                    Checkpoint(known.identity, self._seed, state, history, best, ranks, initial=known.initial)
+                )
         if self.progress.is_over:
             trainer.should_stop = True
         if self._commits is not None:

@@ -28,7 +28,7 @@ from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import run_lease
-from spark_estimator.estimators.persistence.run_identity import Identity, differences
+from spark_estimator.estimators.persistence.run_identity import Identity, differences, without_values
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.store import FilesystemStore, Store
@@ -110,6 +110,8 @@ class Checkpoint:
         history, best: as in `TrainingProgress`.
         ranks: [ranks] what each has for itself.
         cursor: how far it was in the epoch after those of the history; None: at its beginning.
+        initial: as in `TrainSpec`, when the run began.
+        owner: the fit that wrote it; see `TrainSpec`.
     """
 
     identity: Identity
@@ -119,6 +121,8 @@ class Checkpoint:
     best: Any
     ranks: list[dict[str, Any]] = field(default_factory=list)
     cursor: Cursor | None = None
+    initial: str = ""
+    owner: str = ""
 
 
 class CheckpointFormat(Protocol):
@@ -178,6 +182,8 @@ class Saver:
             "best": checkpoint.best,
             "ranks": checkpoint.ranks,
             "cursor": None if checkpoint.cursor is None else asdict(checkpoint.cursor),
+            "initial": checkpoint.initial,
+            "owner": self._spec.owner,
         }
         with self._form.stream(whole).getbuffer() as content:
             replaced = self._files.put(path, content)
@@ -285,6 +291,7 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
         values = form.unpacked(content)
         rest = {name: values.pop(name) for name in ("identity", "seed", "history", "best", "ranks", "cursor", "epoch")}
         cursor = None if rest["cursor"] is None else Cursor(**rest["cursor"])
+        written = {name: str(values.pop(name, "")) for name in ("initial", "owner")}  # not by earlier versions
         found_in = Checkpoint(
             {what: list(words) for what, words in rest["identity"].items()},
             int(rest["seed"]),
@@ -293,14 +300,18 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
             rest["best"],
             list(rest["ranks"]),
             cursor,
+            **written,
         )
     except Exception as error:
         raise DataError(_no_checkpoint(spec, form.why(error))) from error
-    if others := differences(found_in.identity, identity):
+    besides_values = differences(without_values(found_in.identity), without_values(identity))
+    others = besides_values if spec.resume_on_other_rows else differences(found_in.identity, identity)
+    if others:
+        on_these_rows = "" if besides_values else "; set resume_on_other_rows=True to continue the run with these rows"
         raise DataError(
             f"run_id={spec.run_id!r}: the checkpoint {spec.checkpoint_path} is from another training: "
             f"{'; '.join(others)}. Use another run_id (each fold and each ParamMap needs one) or the same parameters "
-            f"and data, or remove the folder {posixpath.dirname(spec.checkpoint_path)}."
+            f"and data, or remove the folder {posixpath.dirname(spec.checkpoint_path)}{on_these_rows}."
         )
     return found_in
 
@@ -318,26 +329,6 @@ def discard_partials(spec: TrainSpec) -> None:
         # Nothing hangs on them: what cannot be removed stays.
         with contextlib.suppress(Exception):
             spec.store.discard_partials(spec.store.get_run_path(spec.run_id))
-
-
-def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool) -> str:
-    """The log line of a run that resumes.
-
-    Args:
-        epochs: it shall have.
-        again: the epoch within which the checkpoint was taken restarts.
-    """
-    if len(kept.history) >= epochs:
-        return f"run {run_id!r} has already finished {len(kept.history)} epochs: returning the model of its checkpoint"
-    line = f"run {run_id!r} resumes from its checkpoint after epoch {len(kept.history)}"
-    if kept.cursor is None:
-        return line
-    if again:
-        return (
-            f"{line} and {kept.cursor.steps} steps of the next, which restarts: its rows are distributed differently "
-            "now (another number of ranks, or another order from Spark)"
-        )
-    return f"{line} and {kept.cursor.steps} steps ({kept.cursor.rows} rows) of the next"
 
 
 def line_of(entry: dict[str, Any], epochs: int) -> str:

@@ -37,6 +37,11 @@ def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
     }
 
 
+def without_values(identity: Identity) -> Identity:
+    """An identity of any rows with the same columns."""
+    return {what: [line for line in lines if not line.startswith("checksums ")] for what, lines in identity.items()}
+
+
 def differences(theirs: Identity, ours: Identity) -> list[str]:
     """A line for each thing in which a checkpoint is another training's; none where it is the same one's."""
     result = []

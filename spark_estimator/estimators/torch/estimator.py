@@ -17,6 +17,7 @@ from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
+from spark_estimator.estimators.torch.identity import digest_of
 from spark_estimator.estimators.torch.keywords import TorchEstimatorKeywords
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.model import TorchModel
@@ -72,6 +73,10 @@ class _TorchTraining:
         self.output_kinds: Sequence[OutputKind] = [output_kind_of(loss) for loss in parts.losses]
         self.trial: Trial = TorchTrial(parts)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
+
+    def digest(self) -> str:
+        """See `estimator.FrameworkTraining.digest`."""
+        return digest_of(self.framework.model)
 
     def trained(self, state: bytes) -> tuple[nn.Module, torch.optim.Optimizer | None]:
         """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from typing import Any
+
+import torch
+from torch import nn
 
 from spark_estimator.estimators.persistence.run_identity import Identity, name_of, of_rows_and_parameters
 from spark_estimator.estimators.train_spec import TrainSpec
@@ -48,6 +52,16 @@ def of_module(model: Any) -> Identity:
             if hasattr(value, "shape")
         ],
     }
+
+
+def digest_of(model: nn.Module) -> str:
+    """Of its numbers: the same for the same numbers."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _setting_text(value: Any) -> str:

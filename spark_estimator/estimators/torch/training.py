@@ -20,8 +20,8 @@ from spark_estimator.estimators.persistence.checkpoint import (
     Saver,
     TrainingProgress,
     line_of,
-    line_of_return,
 )
+from spark_estimator.estimators.persistence.resumed_run import line_of_return
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, averages_of, begin, record_epoch
 from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.torch import recovery
@@ -169,7 +169,14 @@ class Training:
             state, progress = self.trainer.state(), self.progress
             self._saver.save(
                 Checkpoint(
-                    beginning.identity, beginning.seed, state, progress.history, progress.best, ranks, cursor=place
+                    beginning.identity,
+                    beginning.seed,
+                    state,
+                    progress.history,
+                    progress.best,
+                    ranks,
+                    cursor=place,
+                    initial=beginning.known.initial,
                 )
             )
 
@@ -184,7 +191,7 @@ class Training:
         again = kept.cursor is not None and kept.cursor.spread != spread
         cursor = None if again else kept.cursor
         self.trainer.take(kept, within=cursor is not None)
-        self.progress.history, self.progress.best = kept.history, kept.best
+        self.progress.history, self.progress.best = list(kept.history), kept.best
         if hvd.rank() == 0 and spec.verbose:
             log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
         return 0 if cursor is None else cursor.steps

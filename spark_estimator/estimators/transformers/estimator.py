@@ -23,6 +23,7 @@ from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
+from spark_estimator.estimators.torch.identity import digest_of
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.estimators.transformers.keywords import TransformersEstimatorKeywords
@@ -205,6 +206,11 @@ class _TextTraining:
         self.output_kinds: Sequence[OutputKind] = ["logits"]
         self.trial: Trial = _FewRows(made)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
+
+    def digest(self) -> str:
+        """See `estimator.FrameworkTraining.digest`: of a model that is passed as an object."""
+        net = self.framework.source.net
+        return "" if net is None else digest_of(net)
 
     def trained(self, state: bytes) -> tuple[torch.nn.Module, None]:
         """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""

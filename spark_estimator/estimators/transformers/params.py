@@ -163,8 +163,8 @@ ESTIMATOR = (
                 "random_seed",
                 "shuffle",
             ),
-            *("run_id", "checkpoint_every_steps", "checkpoint_every_seconds", "early_stopping_patience"),
-            *("restore_best", "use_gpu"),
+            *("run_id", "resume_on_other_rows", "checkpoint_every_steps", "checkpoint_every_seconds"),
+            *("early_stopping_patience", "restore_best", "use_gpu"),
             *("backward_passes_per_step", "mlflow", "materialize"),
         )
     ),

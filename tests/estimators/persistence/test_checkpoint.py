@@ -14,13 +14,8 @@ from torch import nn
 from spark_estimator import DataError
 from spark_estimator.collectives import context
 from spark_estimator.estimators.persistence import checkpoint
-from spark_estimator.estimators.persistence.checkpoint import (
-    Checkpoint,
-    Cursor,
-    TrainingProgress,
-    line_of,
-    line_of_return,
-)
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, TrainingProgress, line_of
+from spark_estimator.estimators.persistence.run_identity import Identity
 from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.store import Store
 from tests.estimators.specs import spec_of
@@ -33,7 +28,7 @@ def test_a_store_that_is_away(tmp_path: Path) -> None:
 
     class Spec:
         store = Store.create(str(tmp_path))
-        run_id, owner = "run", "fit"
+        run_id, owner, resume_on_other_rows = "run", "fit", False
         checkpoint_path = store.get_checkpoint_path("run")
 
     def away(yes: bool) -> None:
@@ -80,7 +75,7 @@ def test_a_checkpoint_that_is_damaged_is_not_gone_on_from(tmp_path: Path, reques
 
     class Spec:
         store = Store.create(str(tmp_path))
-        run_id, owner = "run", "fit"
+        run_id, owner, resume_on_other_rows = "run", "fit", False
         checkpoint_path = store.get_checkpoint_path("run")
 
     hvd.init()
@@ -133,12 +128,6 @@ def test_lines_of_the_log() -> None:
     assert line_of({"epoch": 1, "train": results, "validation": {"loss": 2.0, "all_metrics": [[], []]}}, 3) == (
         "epoch 2/3, train loss 0.1235, train accuracy 0.5, train mae 2, validation loss 2"
     )
-    kept = Checkpoint({}, 1, {}, [entry(0, 1.0)], None)
-    assert line_of_return("r", kept, 1, again=False).startswith("run 'r' has already finished 1 epochs")
-    assert line_of_return("r", kept, 2, again=False) == "run 'r' resumes from its checkpoint after epoch 1"
-    within = replace(kept, cursor=Cursor(4, 64, [7]))
-    assert line_of_return("r", within, 2, again=False).endswith("after epoch 1 and 4 steps (64 rows) of the next")
-    assert "restarts: its rows are distributed differently" in line_of_return("r", within, 2, again=True)
 
 
 @pytest.mark.parametrize(("verbose", "seconds", "lines"), [(1, 3.0, 1), (0, 3.0, 0), (1, 0.2, 0)])
@@ -184,3 +173,28 @@ def test_a_checkpoint_of_another_training_names_what_to_do(tmp_path: Path) -> No
         "checkpoint, batch_size=7 now. Use another run_id (each fold and each ParamMap needs one) or the same "
         f"parameters and data, or remove the folder {folder}."
     )
+
+
+def test_other_rows_are_refused_unless_the_run_is_to_continue_on_them(tmp_path: Path) -> None:
+    def identity(checksum: int, columns: str = "x") -> Identity:
+        return {"rows": [f"column {columns}", f"checksums [{checksum}]"], "model": ["Linear"]}
+
+    spec = spec_of(store=Store.create(str(tmp_path)), owner="fit", initial="digest")
+    context.init()
+    try:
+        checkpoint.load(spec, {}, TorchForm())  # takes the run
+        with checkpoint.Saver(spec, TorchForm()) as saver:
+            saver.save(Checkpoint(identity(1), 1, {}, [], None, initial="first"))
+        with pytest.raises(
+            DataError, match=r"checksums \[1\] in .*; set resume_on_other_rows=True to continue the run"
+        ):
+            checkpoint.load(spec, identity(2), TorchForm())
+        continuing = replace(spec, resume_on_other_rows=True)
+        kept = checkpoint.load(continuing, identity(2), TorchForm())
+        assert kept is not None and (kept.initial, kept.owner) == ("first", "fit")
+        with pytest.raises(
+            DataError, match=r"rows: column x in the checkpoint, column y now\..*remove the folder \S+/run\.\n"
+        ):
+            checkpoint.load(continuing, identity(2, "y"), TorchForm())
+    finally:
+        context.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from spark_estimator.estimators.persistence.run_identity import differences
-from spark_estimator.estimators.torch.identity import identity_of, of_module
+from spark_estimator.estimators.torch.identity import digest_of, identity_of, of_module
 from spark_estimator.estimators.torch.losses import TorchParts
 from tests.estimators.specs import spec_of
 
@@ -58,3 +59,13 @@ def test_modules_are_known_by_their_classes_and_shapes() -> None:
         "model": ["the model of class Sequential", "0 of class Linear"],
         "model's numbers": ["0.weight float64[1, 2]", "0.bias float64[1]"],
     }
+
+
+def test_the_digest_is_that_of_the_numbers() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    for number, value in enumerate((torch.zeros(0), torch.tensor(True), torch.ones(2, dtype=torch.bfloat16))):
+        net.register_buffer(f"buffer{number}", value)
+    before = digest_of(net)
+    assert digest_of(copy.deepcopy(net)) == before
+    net.get_buffer("buffer2")[1] = 2
+    assert digest_of(net) != before

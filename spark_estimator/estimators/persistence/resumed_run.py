@@ -1,0 +1,58 @@
+"""What the user learns of a run that resumes from its checkpoint: a log line, and a warning of what has no effect."""
+
+from __future__ import annotations
+
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint
+from spark_estimator.estimators.train_spec import TrainSpec
+
+
+def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool) -> str:
+    """The log line of a run that resumes.
+
+    Args:
+        epochs: it shall have.
+        again: the epoch within which the checkpoint was taken restarts.
+    """
+    if len(kept.history) >= epochs:
+        return f"run {run_id!r} has already finished {len(kept.history)} epochs: returning the model of its checkpoint"
+    line = f"run {run_id!r} resumes from its checkpoint after epoch {len(kept.history)}"
+    if kept.cursor is None:
+        return line
+    if again:
+        return (
+            f"{line} and {kept.cursor.steps} steps of the next, which restarts: its rows are distributed differently "
+            "now (another number of ranks, other rows, or another order from Spark)"
+        )
+    return f"{line} and {kept.cursor.steps} steps ({kept.cursor.rows} rows) of the next"
+
+
+def warning_of(spec: TrainSpec, kept: Checkpoint, epochs: int, ranks: int) -> str:
+    """The warning about a run that has resumed; empty where all is as the parameters ask for.
+
+    Args:
+        kept: the checkpoint.
+        epochs: that the run has at its end.
+        ranks: of this training.
+    """
+    if kept.owner == spec.owner:  # a restart within this fit
+        return ""
+    ignored = []
+    if spec.has_given_seed and kept.seed != spec.seed:
+        ignored.append(f"random_seed={spec.seed} (the run has {kept.seed})")
+    if epochs > len(kept.history):
+        return f"run_id={spec.run_id!r} has resumed, and {ignored[0]} has had no effect." if ignored else ""
+    if kept.ranks and len(kept.ranks) != ranks:
+        ignored.append(f"num_proc={ranks} (the run had {len(kept.ranks)})")
+    if kept.initial and spec.initial and kept.initial != spec.initial:
+        ignored.append("the model's weights (the run began with others)")
+    if spec.epochs < epochs:
+        ignored.append(f"epochs={spec.epochs}")
+    if spec.restore_best and kept.best is None:
+        ignored.append("restore_best=True (the run kept no best epoch)")
+    early, raised = ("", "epochs") if epochs >= spec.epochs else (" (it ended early)", "early_stopping_patience")
+    without_effect = f" Without effect: {', '.join(ignored)}." if ignored else ""
+    return (
+        f"run_id={spec.run_id!r} has finished before, after {epochs} epochs{early}: nothing was trained, and the model "
+        f"of its checkpoint is returned.{without_effect} To train on, raise {raised}; on other rows, "
+        "set resume_on_other_rows=True, too. To train from the beginning, use another run_id."
+    )
