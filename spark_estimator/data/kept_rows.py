@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
@@ -40,6 +40,12 @@ class KeptRows(Preparation):
     types: Mapping[str, pyarrow.DataType] = field(default_factory=dict)
     width: int = 0
     then: Preparation | None = None
+
+    @property
+    def untransformed(self) -> KeptRows:
+        """The same rows without the function."""
+        assert self.then is not None
+        return replace(self, then=self.then.untransformed)
 
     @property
     def fields(self) -> tuple[Field, ...]:

@@ -114,7 +114,7 @@ class FileRows:
             DataError: a file, or a value in it, cannot be used.
         """
         batches = self._batches(dtypes_of(fields), rank, size, batch_rows_of(fields))
-        marker = None if self.preparation.marker is None else "marker"
+        marker = "marker" if self.preparation.marks_rows else None
         train, held = spooled(batches, fields, marker)
         return train.spool(), held.spool()
 

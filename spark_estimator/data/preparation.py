@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy
 import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data.categories import CategoryEncoder
 from spark_estimator.data.decoding import Decoder, lists_of
-from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.fields import Array, Field, is_list
 from spark_estimator.data.nulls import Nulls, drops_rows, policy_of
 from spark_estimator.data.numbers import numbers_of, without_nulls
 from spark_estimator.data.transformation import Takes, Transformation
+from spark_estimator.errors import DataError
 
 # The largest batch that is written to the spool, unless one row is larger.
 _BATCH_BYTES = 16 << 20
@@ -35,6 +38,8 @@ class Preparation:
         transformation_columns: the columns that the transformation receives; empty: `columns` and `marker`.
         by_name: the columns of a transformation that takes rows are all that it returns.
         encoders: of categories, by the column's name in the batches.
+        transforms_marked: rows for validation are transformed, too.
+        held_share: of the rows, which is marked by their values, before the transformation; 0: no row is.
     """
 
     columns: tuple[str, ...]
@@ -45,6 +50,18 @@ class Preparation:
     transformation_columns: tuple[str, ...] = ()
     by_name: bool = False
     encoders: Mapping[str, CategoryEncoder] = field(default_factory=dict)
+    transforms_marked: bool = True
+    held_share: float = 0.0
+
+    @property
+    def marks_rows(self) -> bool:
+        """Whether its batches have the column ``marker``."""
+        return self.marker is not None or self.held_share > 0
+
+    @property
+    def untransformed(self) -> Preparation:
+        """The preparation of rows for validation alone, where these are not transformed."""
+        return replace(self, marker=None, transformation=None, transforms_marked=True, held_share=0.0)
 
     @property
     def read(self) -> list[str]:
@@ -76,8 +93,24 @@ class Preparation:
         for batch in batches:
             for start in range(0, batch.num_rows, most_rows):  # without a row there is no input for a function
                 piece = batch.slice(start, most_rows)
-                yield self.batch(piece, dtypes, row)
+                if self.transforms_marked or not self.marks_rows:
+                    yield self.batch(piece, dtypes, row)
+                else:
+                    yield from self._apart(piece, dtypes, row)
                 row += piece.num_rows
+
+    def _apart(self, batch: pyarrow.RecordBatch, dtypes: Sequence[str], row: int) -> Iterator[pyarrow.RecordBatch]:
+        """The rows to train on, and those for validation, which are not transformed."""
+        marked = drawn(batch, self.held_share) if self.marker is None else marks(batch.column(self.marker))
+        if marked.null_count:
+            raise marks_error()
+        training = replace(self, marker=None, held_share=0.0)
+        for mark, preparation in ((False, training), (True, self.untransformed)):
+            rows = batch.filter(marked if mark else pyarrow.compute.invert(marked))
+            if rows.num_rows:  # without a row there is no input for a function
+                made = preparation.batch(rows, dtypes, row)
+                column = pyarrow.array(numpy.full(made.num_rows, mark))
+                yield pyarrow.RecordBatch.from_arrays([*made.columns, column], names=[*made.schema.names, "marker"])
 
     def batch(self, batch: pyarrow.RecordBatch, dtypes: Sequence[str], row: int = 0) -> pyarrow.RecordBatch:
         """One batch; `row` is the number of its first row, for messages."""
@@ -122,6 +155,26 @@ def marks(column: pyarrow.Array) -> pyarrow.Array:
     marks = column.cast(pyarrow.bool_())
     known = pyarrow.compute.equal(marks.cast(pyarrow.int8()), column.cast(pyarrow.int64()))
     return pyarrow.compute.if_else(known, marks, pyarrow.scalar(None, pyarrow.bool_()))
+
+
+def marks_error() -> DataError:
+    """The error about a mark that is missing."""
+    return DataError(
+        "the column of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to "
+        "validate with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
+    )
+
+
+def drawn(batch: pyarrow.RecordBatch, share: float) -> pyarrow.Array:
+    """[rows] marks of about a share of the rows, by their values: equal rows have the same mark, on any rank."""
+    columns = [
+        [None if value is None else value.tobytes() for value in column.to_numpy(zero_copy_only=False)]
+        if is_list(column.type) and pyarrow.types.is_primitive(column.type.value_type)
+        else column.to_pylist()
+        for column in batch.columns
+    ]
+    digests = (hashlib.blake2b(repr(row).encode(), digest_size=4) for row in zip(*columns, strict=True))
+    return pyarrow.array([int.from_bytes(digest.digest(), "big") < share * (1 << 32) for digest in digests])
 
 
 def _or_none(values: Array, bytes_of_them: pyarrow.Array) -> list[Array | None]:

@@ -202,10 +202,10 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         size = self._size(backend)
         store, value = self._data_store("fit_on_parquet()"), self._value
         files = prepared(store, store.get_train_data_path(dataset_idx))
-        validation_files, marker = None, value("validation")
-        if marker is not None and store.exists(store.get_val_data_path(dataset_idx)):
-            validation_files, marker = prepared(store, store.get_val_data_path(dataset_idx)), None
-        request = RowRequest.of(value, marker if isinstance(marker, str) else None)
+        validation_files, validation = None, value("validation")
+        if validation is not None and store.exists(store.get_val_data_path(dataset_idx)):
+            validation_files, validation = prepared(store, store.get_val_data_path(dataset_idx)), None
+        request = RowRequest.of(value, validation, separate=validation_files is not None)
         plan = plan_files(files, validation_files, request, training.trial)
         features = Features.of_files(files, plan.columns) if value("mlflow") else None
         metadata = TrainingMetadata(training, size, plan, features)
@@ -236,7 +236,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         backend = self._chosen_backend()
         size = self._size(backend)
         value = self._value
-        request = RowRequest.of(value, value("validation") if isinstance(value("validation"), str) else None)
+        request = RowRequest.of(value, value("validation"))
         takes_rows = backends.takes_rows(backend)
         store = self._data_store("materialize=True") if value("materialize") else None
         if not takes_rows and isinstance(value("store"), FilesystemStore):
@@ -286,13 +286,13 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                 f"{metadata!r:.100} of type {type(metadata).__name__}."
             )
         value, training, plan = self._value, metadata.training, metadata.plan
-        seed, validation = value("random_seed"), value("validation")
+        seed = value("random_seed")
         run_id = value("run_id") or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
         spec = TrainSpec(
             inputs=plan.fields.inputs,
             labels=plan.fields.labels,
             weight=plan.fields.weight,
-            held_share=validation if isinstance(validation, float) and plan.source.held_source is None else 0.0,
+            held_share=plan.held_share,
             seed=secrets.randbelow(1 << 31) if seed is None else seed,
             batch_size=value("batch_size"),
             val_batch_size=value("val_batch_size") or value("batch_size"),
@@ -322,6 +322,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             has_given_seed=seed is not None,
             initial=training.digest() if value("run_id") and value("store") is not None else "",
             resume_on_other_rows=value("resume_on_other_rows"),
+            transform_validation=plan.columns.preparation.transforms_marked,
         )
         with self._tracked(run_id) as run:
             if run is not None:

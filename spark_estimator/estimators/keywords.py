@@ -64,6 +64,7 @@ class SharedKeywords(TableParams):
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
     categories: Param[dict[str, Any] | None]
     transformation_fn: Param[Callable[[Any], Any] | None]
+    transform_validation: Param[bool]
     transformation_edit_fields: Param[list[list[Any]] | None]
     transformation_removed_fields: Param[list[str] | None]
 
@@ -532,6 +533,20 @@ class SharedKeywords(TableParams):
         not called by transform; None: none.
         """
         return self._get(self.transformation_fn)
+
+    def setTransformValidation(self, value: bool) -> Self:
+        """Sets transform_validation: whether transformation_fn is called for the rows of validation, too, as in
+        Horovod; False: they stay as they are, so that augmentation changes neither the validation loss nor early
+        stopping; their columns must then fit the model without the function. Returns self.
+        """
+        return self._set(transform_validation=value)
+
+    def getTransformValidation(self) -> bool:
+        """transform_validation: whether transformation_fn is called for the rows of validation, too, as in Horovod;
+        False: they stay as they are, so that augmentation changes neither the validation loss nor early stopping;
+        their columns must then fit the model without the function.
+        """
+        return self._get(self.transform_validation)
 
     def setTransformationEditFields(self, value: Sequence[Sequence[Any]] | None) -> Self:
         """Sets transformation_edit_fields: the columns that transformation_fn changes or adds, as a list of (name,

@@ -356,6 +356,15 @@ SHARED = (
         "Callable[[Any], Any] | None",
     ),
     Row(
+        "transform_validation",
+        True,
+        truth,
+        "whether transformation_fn is called for the rows of validation, too, as in Horovod; False: they stay as they "
+        "are, so that augmentation changes neither the validation loss nor early stopping; their columns must then fit "
+        "the model without the function",
+        "bool",
+    ),
+    Row(
         "transformation_edit_fields",
         None,
         edited_fields,

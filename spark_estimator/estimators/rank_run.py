@@ -137,7 +137,8 @@ def begin(
     held = held if held is not None and held.total else None
     if spec.kept is not None:
         rows = FunctionRows(rows, spec.kept, spec.fields)
-        held = None if held is None else FunctionRows(held, spec.kept, spec.fields)
+        of_held = spec.kept if spec.transform_validation else spec.kept.untransformed
+        held = None if held is None else FunctionRows(held, of_held, spec.fields)
     return RankRun(rows, held, kept, known)
 
 

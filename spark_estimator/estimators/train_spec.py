@@ -82,6 +82,7 @@ class TrainSpec:
     has_given_seed: bool = False
     initial: str = ""
     resume_on_other_rows: bool = False
+    transform_validation: bool = True
 
     @property
     def by_value(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -79,3 +80,48 @@ def test_types_and_sizes_of_fields() -> None:
     assert batch_rows_of([y]) == 1 << 16
     wide = Field(("v",), ("c0",), (1 << 20,), "float32", (1 << 20,))
     assert (batch_rows_of([wide]), batch_rows_of([wide] * 9)) == (4, 1), "16 MiB, but one row at least"
+
+
+def doubled(frame: Any) -> Any:
+    """Two rows of each, ten times as large."""
+    import pandas
+
+    return pandas.concat([frame, frame]).assign(x=lambda rows: rows.x * 10)
+
+
+def divided(preparation: Preparation, rows: pyarrow.RecordBatch, most_rows: int) -> tuple[list[Any], list[Any]]:
+    """The values of c0 in the rows to train on, and in those for validation."""
+    values: tuple[list[Any], list[Any]] = ([], [])
+    for part in preparation.batches([rows], ["float32"], most_rows):
+        for value, mark in zip(part.column("c0").to_pylist(), part.column("marker").to_pylist(), strict=True):
+            values[mark].append(value)
+    return values
+
+
+def test_rows_for_validation_can_stay_as_they_are() -> None:
+    rows = batch(x=[1.0, 2.0, 3.0, 4.0], held=[0, 1, 0, 1])
+    preparation = Preparation(("x",), "held", transformation=Transformation(doubled), transforms_marked=False)
+    assert divided(preparation, rows, 4) == ([10.0, 30.0, 10.0, 30.0], [2.0, 4.0])
+    assert divided(preparation, rows, 1) == ([10.0, 10.0, 30.0, 30.0], [2.0, 4.0])
+    assert divided(replace(preparation, transforms_marked=True), rows, 4)[1] == [20.0, 40.0] * 2
+    assert preparation.untransformed.batch(rows, ["float32"]).to_pydict() == {"c0": [1.0, 2.0, 3.0, 4.0]}
+    with pytest.raises(DataError, match="the column of validation marks holds null"):
+        divided(preparation, batch(x=[1.0], held=[None]), 4)
+
+
+def test_a_share_of_rows_is_drawn_by_their_values() -> None:
+    """Before the transformation, so that no copy of a row for validation is trained on."""
+    numbers = [float(number) for number in range(4000)]
+    rows = batch(x=numbers, v=[[number] for number in numbers], text=[str(number) for number in numbers])
+    preparation = Preparation(
+        ("x",),
+        transformation=Transformation(doubled),
+        transformation_columns=("x", "v", "text"),
+        transforms_marked=False,
+        held_share=0.25,
+    )
+    train, held = divided(preparation, rows, 4000)
+    assert 900 < len(held) < 1100 and len(train) == 2 * (4000 - len(held))
+    assert sorted({value / 10 for value in train} | set(held)) == numbers
+    backwards = rows.take(pyarrow.array(range(3999, -1, -1)))
+    assert sorted(divided(preparation, backwards, 7)[1]) == held

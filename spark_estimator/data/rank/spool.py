@@ -26,7 +26,7 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data.fields import Array, Field, matrix_of
-from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of
+from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of, marks_error
 from spark_estimator.data.rank.free_memory import free_memory
 from spark_estimator.env import IN_MEMORY, Settings
 from spark_estimator.errors import DataError
@@ -184,14 +184,6 @@ def parted(batch: pyarrow.RecordBatch, marker: str | None) -> tuple[pyarrow.Reco
     if mask.null_count:
         raise marks_error()
     return batch.filter(pyarrow.compute.invert(mask)), batch.filter(mask)
-
-
-def marks_error() -> DataError:
-    """The error about a mark that is missing."""
-    return DataError(
-        "the column of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to "
-        "validate with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
-    )
 
 
 def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, Spool]:

@@ -105,14 +105,14 @@ class Pieces:
                 self.footers.clear()
             self.footers[number] = opened.metadata
             batches = file.batches(opened, group, preparation.read, batch_rows, self.parallel)
-            keeps = preparation.keeps_rows and preparation.marker is None
+            keeps = preparation.keeps_rows and not preparation.marks_rows
             if keeps:
                 batches = some_rows(batches, start, rows)
             prepared = preparation.batches(batches, self.dtypes, batch_rows)
             if keeps:
                 yield from prepared
                 return
-            marker = None if preparation.marker is None else "marker"
+            marker = "marker" if preparation.marks_rows else None
             mine = (parted(batch, marker)[self.part.value] for batch in prepared)
             try:
                 yield from some_rows((batch for batch in mine if batch is not None), start, rows)
@@ -146,7 +146,7 @@ def pieces_of(rows: FileRows, fields: Sequence[Field]) -> tuple[Pieces, Pieces]:
     """
     groups = [count for file in rows.files.files for count in file.groups]
     counts = numpy.array([groups, [0] * len(groups)], numpy.int64)
-    if not rows.preparation.keeps_rows or rows.preparation.marker is not None:
+    if not rows.preparation.keeps_rows or rows.preparation.marks_rows:
         counts = _counted(rows, fields, len(groups))
     train, marked = (tuple(int(count) for count in of_part) for of_part in counts)
     pieces = Pieces(rows, tuple(fields), tuple(dtypes_of(fields)), PiecePart.TRAIN, train)
@@ -159,7 +159,7 @@ def _counted(rows: FileRows, fields: Sequence[Field], groups: int) -> Array:
     dtypes = dtypes_of(fields)
     if preparation.keeps_rows and not isinstance(preparation, KeptRows):  # then the marks alone decide
         preparation, dtypes = replace(preparation, columns=(), decoders={}), []
-    marker = None if preparation.marker is None else "marker"
+    marker = "marker" if preparation.marks_rows else None
     rank, size = (context.rank(), context.size()) if context.is_initialized() else (0, 1)
     counts = numpy.zeros((2, groups), numpy.int64)
     places = [(file, group) for file in rows.files.files for group in range(len(file.groups))]

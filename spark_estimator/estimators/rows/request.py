@@ -33,6 +33,8 @@ class RowRequest:
         transformation: None: there is none.
         by_name: a batch has what a transformation that takes rows returns, by name; other columns have no role.
         encoders: of features with categories, by the column's name.
+        transform_validation: rows for validation are transformed, too.
+        held_share: of the rows, which is for validation; 0: none is, or a column or separate files decide.
     """
 
     features: tuple[str, ...] | None
@@ -45,14 +47,17 @@ class RowRequest:
     transformation: Transformation | None
     by_name: bool = False
     encoders: Mapping[str, CategoryEncoder] = field(default_factory=dict)
+    transform_validation: bool = True
+    held_share: float = 0.0
 
     @classmethod
-    def of(cls, value: Callable[[str], Any], marker: str | None) -> RowRequest:
+    def of(cls, value: Callable[[str], Any], validation: float | str | None, *, separate: bool = False) -> RowRequest:
         """The request that an estimator's parameters make.
 
         Args:
             value: returns a parameter by its name.
-            marker: as the attribute.
+            validation: the estimator's parameter; None where rows for validation are in separate files.
+            separate: they are.
 
         Raises:
             ValueError: two parameters contradict each other.
@@ -69,12 +74,14 @@ class RowRequest:
             None if features is None else tuple(features),
             tuple(value("label_cols")),
             value("sample_weight_col"),
-            marker,
+            validation if isinstance(validation, str) else None,
             value("nulls"),
             Ragged(value("padding"), value("input_shapes"), value("label_shapes")),
             {name: Decoder(name, decoder) for name, decoder in (value("decoders") or {}).items()},
             None if function is None else Transformation(function, edited, removed),
             encoders=encoders_of(value("categories")),
+            transform_validation=value("transform_validation") or not (validation or separate),
+            held_share=validation if isinstance(validation, float) else 0.0,
         )
 
     def check_categories(self, features: Sequence[str]) -> None:

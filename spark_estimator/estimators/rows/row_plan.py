@@ -23,6 +23,7 @@ from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_source import RowSource, files_source, frame_source
 from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
 from spark_estimator.estimators.rows.shapes import Fields, Trial, fitting_fields
+from spark_estimator.estimators.rows.untransformed import check_untransformed
 from spark_estimator.estimators.rows.vocabularies import counted_in_files, counted_in_frame
 from spark_estimator.store import FilesystemStore
 
@@ -38,11 +39,13 @@ class RowPlan:
         columns: which columns there are, by role, and what is done to their values where they are read.
         fields: the tensors of a batch: type, shape, values per row and fill value of each; and the model's outputs.
         source: of the ranks' rows.
+        held_share: of the rows, which ranks take for validation when they have read all of their rows.
     """
 
     columns: Columns
     fields: Fields
     source: RowSource
+    held_share: float = 0.0
 
 
 def plan_frame(
@@ -68,6 +71,7 @@ def plan_frame(
     """
     sample = sample_frame(frame, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
+    check_untransformed(sample, fields)
     columns = counted_in_frame(frame, sample.columns) if sample.columns.uncounted else sample.columns
     columns = measured_in_frame(frame, columns) if columns.statistics else columns
     source = frame_source(
@@ -80,7 +84,7 @@ def plan_frame(
         limited=limited,
         spare_store=spare_store,
     )
-    return RowPlan(columns, fields, source)
+    return RowPlan(columns, fields, source, _share_of_ranks(request, columns))
 
 
 def plan_files(files: DataFiles, validation: DataFiles | None, request: RowRequest, trial: Trial) -> RowPlan:
@@ -95,6 +99,12 @@ def plan_files(files: DataFiles, validation: DataFiles | None, request: RowReque
     """
     sample = sample_files(files, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
+    check_untransformed(sample, fields)
     columns = counted_in_files(files, sample.columns) if sample.columns.uncounted else sample.columns
     columns = measured_in_files(files, columns) if columns.statistics else columns
-    return RowPlan(columns, fields, files_source(files, validation, columns))
+    return RowPlan(columns, fields, files_source(files, validation, columns), _share_of_ranks(request, columns))
+
+
+def _share_of_ranks(request: RowRequest, columns: Columns) -> float:
+    """`RowPlan.held_share`: where rows are marked as they are read, none."""
+    return 0.0 if columns.preparation.held_share else request.held_share

@@ -102,7 +102,7 @@ def files_source(files: DataFiles, validation: DataFiles | None, columns: Column
         validation.check([column.name for column in columns.read], like=files)
     return RowSource(
         source=FileRows(files, columns.reading),
-        held_source=None if validation is None else FileRows(validation, columns.reading),
+        held_source=None if validation is None else FileRows(validation, columns.held_reading),
     )
 
 
@@ -127,7 +127,7 @@ def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
 
 def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field]) -> Rows:
     preparation = columns.preparation
-    marker = None if columns.marker is None else "marker"
+    marker = "marker" if preparation.marks_rows else None
     if preparation.transformation is not None:
         stored = frame.select(*(column.stored for column in columns.read))
         spooled = tuple(fields) if columns.kept is None else columns.kept.fields

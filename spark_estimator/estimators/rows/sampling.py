@@ -82,6 +82,12 @@ class Columns:
         return self.preparation if self.kept is None else self.kept
 
     @property
+    def held_reading(self) -> Preparation:
+        """The preparation where columns of files are read whose rows are all for validation."""
+        apart = self.kept is None and not self.preparation.transforms_marked
+        return self.preparation.untransformed if apart else self.reading
+
+    @property
     def fed(self) -> tuple[Readable, ...]:
         """The columns that become tensors, in the order of ``c0``, ``c1`` and so on: features, labels, weight."""
         return (*self.features, *self.labels, *((self.weight,) if self.weight else ()))
@@ -113,12 +119,14 @@ class RowSample:
         rows: at most a hundred, as `Columns.fed` has them: ``c0``, ``c1``, ...
         widths: [columns fed] values per row; 1 for a scalar.
         padding: [columns fed] the fill value of shorter arrays; None: shorter arrays are an error.
+        untransformed: `rows` under their own names, before the transformation, where rows for validation stay so.
     """
 
     columns: Columns
     rows: pyarrow.RecordBatch
     widths: tuple[int, ...]
     padding: tuple[float | None, ...]
+    untransformed: pyarrow.RecordBatch | None = None
 
 
 def sample_frame(frame: DataFrame, request: RowRequest) -> RowSample:
@@ -347,6 +355,7 @@ class TransformedSource(Source):
                 check_kept(name, column.type)
         super().__init__(list(self._columns))
         self.arguments = arguments
+        self.raw = rows
         self._inner = inner
         self._types = {name: read_back_as(column.type) for name, column in zip(names, rows.columns, strict=True)}
 
@@ -423,6 +432,12 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
     rows, preparation, fed = prepared.first_rows(fed, preparation)
     if not rows.num_rows:
         raise DataError("the DataFrame has no rows" + (" without nulls." if drops_rows(request.nulls) else "."))
+    untransformed = None
+    if transformed is not None and not request.transform_validation:
+        untransformed = transformed.raw
+        _marker(source, request.marker)  # it decides before the function
+        share = 0.0 if transformed.by_row else request.held_share  # ranks divide rows that they keep
+        preparation = replace(preparation, transforms_marked=False, held_share=share)
     labels, weights = len(request.labels), 0 if request.weight is None else 1
     features = len(fed) - labels - weights
     padding = request.ragged.paddings(fed)
@@ -443,7 +458,8 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
         kept=None if transformed is None else transformed.kept(preparation),
         statistics=statistics,
     )
-    return RowSample(columns, with_largest_ids(rows, [column.ids for column in fed]), widths, padding)
+    first = with_largest_ids(rows, [column.ids for column in fed])
+    return RowSample(columns, first, widths, padding, untransformed)
 
 
 def by_position(by_name: Mapping[str, _Converter], fed: Sequence[Readable]) -> dict[str, _Converter]:

@@ -187,6 +187,7 @@ WITHOUT: Mapping[str, Any] = {
     "padding": None,
     "read_files": False,
     "sample_weight_col": None,
+    "transform_validation": True,
     "transformation_edit_fields": None,
     "transformation_fn": None,
     "transformation_removed_fields": None,

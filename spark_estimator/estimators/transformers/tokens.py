@@ -16,8 +16,8 @@ import numpy
 import pyarrow
 
 from spark_estimator.data.preparation import marks as marks_of
+from spark_estimator.data.preparation import marks_error
 from spark_estimator.data.quoting import quoted
-from spark_estimator.data.rank.spool import marks_error
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.transformers.task import TextTask
 

@@ -1,0 +1,48 @@
+"""Checks that rows for validation fit the model's tensors where transformation_fn is called for training alone."""
+
+from __future__ import annotations
+
+from spark_estimator.data.fields import matrix_of
+from spark_estimator.data.preparation import dtypes_of
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.rows.sampling import RowSample
+from spark_estimator.estimators.rows.shapes import Fields, first_rows_name
+
+_REMEDY = (
+    "Prepare the columns before fit(), so that transformation_fn only changes their values, or leave "
+    "transform_validation=True."
+)
+
+
+def check_untransformed(sample: RowSample, fields: Fields) -> None:
+    """Makes the tensors of the first rows without the function, where rows for validation are such.
+
+    Raises:
+        DataError: a column is missing, or of another type or shape than the function's result.
+    """
+    rows = sample.untransformed
+    if rows is None:
+        return
+    preparation = sample.columns.preparation.untransformed
+    missing = next((name for name in preparation.columns if name not in rows.schema.names), None)
+    if missing is not None:
+        raise DataError(
+            f"transform_validation=False: the rows for validation have no column {missing!r}, which transformation_fn "
+            f"creates. {_REMEDY}"
+        )
+    try:
+        for column in sample.columns.fed:
+            shape = preparation.decoders[column.name].shape if column.name in preparation.decoders else column.shape
+            if shape != column.shape:
+                raise DataError(
+                    f"column {column.name!r} is decoded as {list(shape or ())}, and transformation_fn returns "
+                    f"{list(column.shape or ())}."
+                )
+        made = preparation.batch(rows, dtypes_of(fields.all))
+        for field in fields.all:
+            matrix_of(made, field, source=first_rows_name(rows))
+    except Exception as error:  # of Arrow and NumPy, too
+        raise DataError(
+            "transform_validation=False: the rows for validation don't fit the model without transformation_fn: "
+            f"{str(error).rstrip('.')}. {_REMEDY}"
+        ) from error
