@@ -591,13 +591,15 @@ class PredictingKeywords(TableParams):
         return self._get(self.output_cols)
 
     def setOutputType(self, value: str) -> Self:
-        """Sets output_type: 'label': predictions have the label's type; 'array' or 'vector': all output values of a
-        row. Returns self.
+        """Sets output_type: 'label': predictions have the label's type, or are doubles where it would round what is
+        no class; 'array' or 'vector': all output values of a row. Returns self.
         """
         return self._set(output_type=value)
 
     def getOutputType(self) -> str:
-        """output_type: 'label': predictions have the label's type; 'array' or 'vector': all output values of a row."""
+        """output_type: 'label': predictions have the label's type, or are doubles where it would round what is no
+        class; 'array' or 'vector': all output values of a row.
+        """
         return self._get(self.output_type)
 
     def setPredictionCol(self, value: str | None) -> Self:

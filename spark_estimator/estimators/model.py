@@ -45,8 +45,9 @@ _Self = TypeVar("_Self", bound="TableModel")
 class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
     """What an estimator's ``fit`` returns. ``transform(df)`` adds a prediction column per label.
 
-    A prediction of one value has the label's type, and is rounded for integer labels; a prediction of several values
-    is a vector. ``output_type`` changes both. A row with a null in a feature column gets null.
+    A prediction of one value has the label's type. For a label of whole numbers or booleans it is the class if the loss
+    is one of two classes, and else a double, as for decimals. A prediction of several values is a vector.
+    ``output_type`` changes this. A row with a null in a feature column gets null.
 
     It can also be made by hand, as in Horovod, with `model`, `feature_columns`, `label_columns` and perhaps
     `_metadata`: then `transform` finds the types and the widths of the outputs by the DataFrame's first row.
@@ -55,8 +56,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         inputs: [inputs] the fields of its training. These four are also in `_metadata`, which they replace.
         outputs: [labels] values per row that the model returns.
         label_types: [labels] Spark types, in the form of ``simpleString``.
-        output_kinds: [labels] what each output is (see `prediction_columns`), which decides its threshold for integer
-            and boolean labels; None: integers are rounded, and booleans are true above 0.5.
+        output_kinds: [labels] what each output is (see `prediction_columns`), which decides what a class is.
         kwargs: the params.
     """
 
@@ -244,12 +244,14 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         label_types = [
             label_type_of(known[label]) if known and label in known else kinds.get(label, "double") for label in labels
         ]
-        output_kinds: Sequence[OutputKind] | None = None
+        output_kinds = self._output_kinds_by_loss()
         inputs: Sequence[Field] = ()
         if isinstance(known, ModelMetadata):
             inputs = known.inputs
             if len(known.label_types) == len(labels):
-                label_types, output_kinds = list(known.label_types), known.output_kinds
+                label_types = list(known.label_types)
+            if len(known.output_kinds) == len(labels):
+                output_kinds = known.output_kinds
         row = dataset.first()
         if row is None and function is None and not inputs:
             raise ValueError("the DataFrame has no rows, which a model that was made by hand finds its columns by.")
@@ -267,6 +269,10 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         if len(outputs) != len(labels):
             raise ValueError(f"the model returned {len(outputs)} outputs for {len(labels)} label_columns: {labels}.")
         return ModelMetadata({}, inputs, outputs, label_types, output_kinds)
+
+    def _output_kinds_by_loss(self) -> Sequence[OutputKind] | None:
+        """[labels] what each output of a model that was made by hand is; None: its loss is not known."""
+        return None
 
     def _inputs_of_row(self, dataset: DataFrame, row: Any) -> list[Field]:
         """[inputs] one field for each feature column, in its type, with the values of the first row."""
@@ -382,7 +388,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             raise ValueError(f"output_cols names {len(names)} columns for {count} outputs.")
         wanted = self._value("output_type")
         added = [
-            PredictionColumn(name, output, width, Role.LABEL, label_kind(width, kind, wanted), output_kind)
+            PredictionColumn(name, output, width, Role.LABEL, label_kind(width, kind, wanted, output_kind), output_kind)
             for output, (name, width, kind, output_kind) in enumerate(
                 zip(names, self._outputs, self._label_types, self._output_kinds, strict=True)
             )

@@ -417,7 +417,8 @@ PREDICTING = (
         "output_type",
         "label",
         one_of("label", "array", "vector"),
-        "'label': predictions have the label's type; 'array' or 'vector': all output values of a row",
+        "'label': predictions have the label's type, or are doubles where it would round what is no class; 'array' or "
+        "'vector': all output values of a row",
         "str",
     ),
     *OF_EVALUATORS,

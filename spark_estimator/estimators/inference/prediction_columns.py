@@ -8,10 +8,9 @@ example. The predicted class and the probabilities follow from it.
 from __future__ import annotations
 
 import enum
-import math
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -41,7 +40,8 @@ OUTPUT_KINDS: dict[str, str] = {
 }
 #: What an output of one value has to exceed to be 1, or true.
 THRESHOLDS = {"logit": 0.0, "probability": 0.5}
-_WHOLE = {"tinyint": numpy.int8, "smallint": numpy.int16, "int": numpy.int32, "bigint": numpy.int64}
+#: The types of labels in which a prediction is a class or nothing: they cannot hold other outputs.
+_CLASSES = ("boolean", "tinyint", "smallint", "int", "bigint")
 _ARROW = {
     "boolean": pyarrow.bool_(),
     "tinyint": pyarrow.int8(),
@@ -54,7 +54,6 @@ _ARROW = {
     "date": pyarrow.date32(),
 }
 _TIMESTAMP = "timestamp"
-_DECIMAL = "decimal"
 _VECTOR = "vector"
 
 
@@ -162,12 +161,14 @@ class PredictionColumn:
 
 def output_kind_of(loss: Any) -> OutputKind:
     """The kind of outputs that a loss expects."""
+    if isinstance(loss, functools.partial):
+        loss = loss.func
     named = loss if hasattr(loss, "__name__") else type(loss)
     return OUTPUT_KINDS.get(named.__name__) if named.__module__.startswith("torch.nn.") else None
 
 
-def label_kind(width: int, kind: str, wanted: str) -> str:
-    """The Spark type of a prediction.
+def label_kind(width: int, kind: str, wanted: str, output_kind: OutputKind) -> str:
+    """The Spark type of a prediction: the label's, except where that would round an output that is no class.
 
     Args:
         kind: of the label.
@@ -177,7 +178,10 @@ def label_kind(width: int, kind: str, wanted: str) -> str:
         return "array<float>"
     if wanted == _VECTOR or width > 1:
         return _VECTOR
-    return kind
+    if kind.startswith("array<"):
+        return f"array<{label_kind(width, kind[len('array<') : -1], wanted, output_kind)}>"
+    rounds = kind.startswith("decimal") or (kind in _CLASSES and output_kind not in THRESHOLDS)
+    return "double" if rounds else kind
 
 
 def column_for_evaluators(name: str, role: Role, width: int, label_type: str, output_kind: OutputKind) -> Any:
@@ -209,8 +213,6 @@ def arrow_type(kind: str) -> pyarrow.DataType:
     """The Arrow type of a Spark type that values are sent in."""
     if kind.startswith("array<"):
         return pyarrow.list_(arrow_type(kind[len("array<") : -1]))
-    if kind.startswith(_DECIMAL):
-        return pyarrow.decimal128(*_digits(kind))
     return _ARROW[kind]
 
 
@@ -221,7 +223,7 @@ def _sent(kind: str) -> str:
         return f"array<{_sent(kind[len('array<') : -1])}>"
     if kind.startswith(_TIMESTAMP):
         return "bigint"
-    return kind if kind.startswith(_DECIMAL) or (kind in _ARROW and kind != "string") else "double"
+    return kind if kind in _ARROW and kind != "string" else "double"
 
 
 def _timestamp(micros: Column) -> Column:
@@ -231,25 +233,17 @@ def _timestamp(micros: Column) -> Column:
 
 
 def _in_kind(values: Array, kind: str, output_kind: OutputKind) -> pyarrow.Array:
-    """[rows] numbers in the type of a label; null where the type cannot hold the number."""
-    threshold = THRESHOLDS.get(output_kind or "")
+    """[rows] numbers in the type that `label_kind` chose; null where the type cannot hold the number."""
     numbers = values.astype(numpy.float64)
     unknown = numpy.isnan(numbers)
-    if kind == "boolean":
-        return pyarrow.array(numbers > (0.5 if threshold is None else threshold), mask=unknown)
-    if kind in _WHOLE:
-        dtype = _WHOLE[kind]
-        if threshold is not None:
-            return pyarrow.array((numbers > threshold).astype(dtype), mask=unknown)
-        return pyarrow.array(_whole(numpy.rint(numbers), dtype), mask=unknown)
+    if kind in _CLASSES:
+        return pyarrow.array(numbers > THRESHOLDS[output_kind or ""], mask=unknown).cast(_ARROW[kind])
     if kind == "date":
         days = numpy.trunc(numbers + numpy.copysign(0.5, numbers))
         beyond = unknown | (numpy.abs(days) >= 1 << 31)
         return pyarrow.array(_whole(days, numpy.int32), mask=beyond).cast(pyarrow.date32())
     if kind.startswith(_TIMESTAMP):
         return pyarrow.array(_whole(numbers * 1e6, numpy.int64), mask=~numpy.isfinite(numbers))
-    if kind.startswith(_DECIMAL):
-        return pyarrow.array([_decimal(value, *_digits(kind)) for value in numbers.tolist()], arrow_type(kind))
     return pyarrow.array(values.astype(numpy.float32 if kind == "float" else numpy.float64))
 
 
@@ -261,21 +255,6 @@ def _whole(numbers: Array, dtype: Any) -> Array:
     if dtype is numpy.int64:  # whose largest number is no double
         result[numbers >= float(limits.max)] = limits.max
     return result
-
-
-def _digits(kind: str) -> tuple[int, int]:
-    """Precision and scale of ``decimal(5,2)``."""
-    precision, _, scale = kind.partition("(")[2].rstrip(")").partition(",")
-    return int(precision or 10), int(scale or 0)
-
-
-def _decimal(value: float, precision: int, scale: int) -> Decimal | None:
-    if not math.isfinite(value):
-        return None
-    try:
-        return Decimal(repr(value)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, Context(prec=precision))
-    except InvalidOperation:  # more digits than there is room for
-        return None
 
 
 def _best(output: Array) -> pyarrow.Array:

@@ -9,10 +9,13 @@ from typing import Any
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import model
+from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.keras import files as keras_files
+from spark_estimator.estimators.keras.compiled import arguments_of
 from spark_estimator.estimators.keras.keywords import KerasModelKeywords
 from spark_estimator.estimators.keras.objects import custom_objects_of, dumped, loaded
 from spark_estimator.estimators.keras.params import MODEL
+from spark_estimator.estimators.keras.parts import output_kinds_of
 from spark_estimator.estimators.keras.predictor import KerasPredictor
 from spark_estimator.estimators.params import with_params
 from spark_estimator.keras.importing import keras_of
@@ -64,6 +67,10 @@ class KerasModel(KerasModelKeywords, model.TableModel):
         """
         model, objects = keras_files.load(cls, path, custom_objects, decoders, trust=trust)
         return model.setCustomObjects(objects)
+
+    def _output_kinds_by_loss(self) -> Sequence[OutputKind] | None:
+        compiled = arguments_of(self._model)
+        return compiled and output_kinds_of(self._model, compiled.loss, len(self._value("label_columns") or []))
 
     def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> KerasPredictor:
         return KerasPredictor.of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -69,8 +70,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
         label_shapes=shapes,
         identity=_identity(model, recipe, value),
     )
-    output_kinds = [output_kind_of(loss) for loss in (losses if len(losses) == len(labels) else [None] * len(labels))]
-    return parts, labels, output_kinds, custom
+    return parts, labels, output_kinds_of(model, recipe.loss, len(labels)), custom
 
 
 def backend_name(model: Any) -> str:
@@ -155,12 +155,29 @@ def _with_rate(optimizer: Any, rate: float) -> Any:
     return type(optimizer).from_config({**config, "learning_rate": rate})
 
 
+def output_kinds_of(model: Any, loss: Any, labels: int) -> list[OutputKind]:
+    """[labels] the kinds of a model's outputs.
+
+    Args:
+        loss: one for all outputs, a list with one for each, or a dict by their names.
+    """
+    if isinstance(loss, Mapping):
+        losses = [loss.get(name) for name in getattr(model, "output_names", ())]
+    else:
+        losses = list(loss) if isinstance(loss, (list, tuple)) else [loss] * labels
+    return [output_kind_of(each) for each in (losses if len(losses) == labels else [None] * labels)]
+
+
 def output_kind_of(loss: Any) -> OutputKind:
     """The kind of outputs that a Keras loss expects; see `prediction_columns`."""
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-    plain = re.sub(r"[^a-z]", "", name.lower())
     logits = hasattr(loss, "get_config") and bool(loss.get_config().get("from_logits"))
-    if plain in ("binarycrossentropy", "binaryfocalcrossentropy"):
+    if isinstance(loss, functools.partial):
+        loss, logits = loss.func, bool(loss.keywords.get("from_logits"))
+    named = loss if hasattr(loss, "__name__") else type(loss)
+    if not isinstance(loss, str) and named.__module__.partition(".")[0] not in ("keras", "tf_keras"):
+        return None  # of the user's, perhaps by the same name
+    plain = re.sub(r"[^a-z]", "", (loss if isinstance(loss, str) else named.__name__).lower())
+    if plain in ("binarycrossentropy", "bce", "binaryfocalcrossentropy"):
         return "logit" if logits else "probability"
     if plain in ("categoricalcrossentropy", "sparsecategoricalcrossentropy", "categoricalfocalcrossentropy"):
         return "logits" if logits else "probabilities"

@@ -49,12 +49,12 @@ def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
 
 
 def _columns_of(model: TableModel) -> dict[str, Any]:
-    """The metadata of the columns; for a model made by hand, at most the labels' types."""
+    """The metadata of the columns; for a model made by hand, at most the labels' types and the outputs' kinds."""
     metadata = model._value("_metadata")
     if not isinstance(metadata, ModelMetadata):
         labels = model._value("label_columns") or []
         types = [label_type_of(metadata[label]) for label in labels if label in (metadata or {})]
-        metadata = ModelMetadata({}, (), (), types if len(types) == len(labels) else ())
+        metadata = ModelMetadata({}, (), (), types if len(types) == len(labels) else (), model._output_kinds_by_loss())
     return {
         "inputs": [asdict(field) for field in metadata.inputs],
         "outputs": list(metadata.outputs),

@@ -13,6 +13,7 @@ from torch import nn
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import model
+from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.inference.predictor import matrices_of
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
@@ -118,6 +119,12 @@ class TorchModel(TorchModelKeywords, model.TableModel):
     @property
     def _floating(self) -> str:
         return floating_type(self._model)
+
+    def _output_kinds_by_loss(self) -> Sequence[OutputKind] | None:
+        losses = self._value("loss") or []
+        losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
+        labels = self._value("label_columns") or []
+        return [output_kind_of(loss) for loss in (losses * len(labels) if len(losses) == 1 else losses)] or None
 
     def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> TorchPredictor:
         value = self._value

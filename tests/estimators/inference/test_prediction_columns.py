@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -14,7 +14,13 @@ from torch import nn
 
 from spark_estimator import DataError, TorchModel
 from spark_estimator.data.fields import Field
-from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
+from spark_estimator.estimators.inference.prediction_columns import (
+    THRESHOLDS,
+    PredictionColumn,
+    Role,
+    label_kind,
+    output_kind_of,
+)
 from tests.estimators.conftest import linear
 from tests.estimators.torch_models import FEATURES, OUTPUTS, classifier_of, model_of
 
@@ -25,8 +31,9 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("kind", "outputs", "output_type", "spark_type"),
     [
-        ("int", 1, "label", "int"),
+        ("int", 1, "label", "double"),
         ("bigint", 4, "label", "vector"),
+        ("array<int>", 1, "label", "array<double>"),
         ("float", 4, "array", "array<float>"),
         ("array<double>", 1, "label", "array<double>"),
         pytest.param("float", 1, "label", "float", marks=pytest.mark.slow),
@@ -41,39 +48,77 @@ def test_types_of_outputs(line: DataFrame, kind: str, outputs: int, output_type:
     assert all(row.y__output is not None for row in frame.collect())
 
 
-def test_whole_numbers_are_rounded(line: DataFrame) -> None:
-    frame = model_of(linear(), kind="int").transform(line.limit(50)).toPandas()
-    right = linear()(torch.tensor(numpy.stack(frame["features"]), dtype=torch.float32)).detach().numpy().reshape(-1)
-    assert frame["y__output"].tolist() == numpy.rint(right).astype(int).tolist()
+@pytest.mark.parametrize("kind", ["boolean", "tinyint", "smallint", "int", "bigint", "decimal(5,2)", "decimal(9,0)"])
+def test_only_classes_are_rounded(kind: str) -> None:
+    """A loss of two classes makes one of an output, in the label's type; other outputs stay as they are."""
+    assert label_kind(1, kind, "label", None) == label_kind(1, kind, "label", "logits") == "double"
+    of_classes = "double" if kind.startswith("decimal") else kind
+    for output_kind in THRESHOLDS:
+        assert label_kind(1, kind, "label", output_kind) == of_classes
+        assert label_kind(1, f"array<{kind}>", "label", output_kind) == f"array<{of_classes}>"
+    for other in ("float", "double", "date", "timestamp", "vector", "array<float>"):
+        assert label_kind(1, other, "label", None) == other
+
+
+def test_outputs_for_whole_numbers_are_those_of_the_model(line: DataFrame) -> None:
+    """In Spark, in a pandas frame as MLflow's models have it, and without Spark."""
+    model = model_of(linear(), kind="int")
+    frame = model.transform(line.limit(50)).toPandas()
+    features = numpy.stack(frame["features"]).astype(numpy.float32)
+    right = linear()(torch.tensor(features)).detach().numpy().reshape(-1)
+    assert frame["y__output"].to_numpy() == pytest.approx(right, rel=1e-6)
+    assert frame["y__output"].tolist() == model._frame_predictor().frame(frame)["y__output"].tolist()
+    assert frame["y__output"].tolist() == model.predict(features).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), [nn.BCEWithLogitsLoss()], None])
+def test_a_model_made_by_hand_may_say_its_loss(spark: SparkSession, tmp_path: Path, loss: Any) -> None:
+    """As one of Horovod's does; also when it was saved."""
+    frame = spark.createDataFrame([(0.3, 1), (1.7, 1), (-0.2, 0)], "x float, y int").coalesce(1)
+    net = nn.Linear(1, 1, bias=False)
+    net.weight.data.fill_(1.0)
+    model = TorchModel(model=net, feature_columns=["x"], label_columns=["y"], loss=loss)
+    model.save(str(tmp_path / "model"))
+    for each in (model, TorchModel.load(str(tmp_path / "model"))):
+        predicted = [row.y__output for row in each.transform(frame).collect()]
+        assert predicted == (pytest.approx([0.3, 1.7, -0.2]) if loss is None else [1, 1, 0])
 
 
 @pytest.mark.parametrize(
     ("kind", "output_type", "right"),
     [
         ("float", "label", [1.0, None, float("nan"), float("inf")]),
-        ("int", "label", [1, None, None, 2**31 - 1]),
-        ("bigint", "label", [1, None, None, 2**63 - 1]),
-        ("boolean", "label", [True, None, None, True]),
-        ("decimal(5,2)", "label", [1, None, None, None]),
+        ("int", "label", [1.0, None, float("nan"), float("inf")]),
+        ("int of two", "label", [1, None, None, 1]),
+        ("boolean of two", "label", [True, None, None, True]),
+        ("decimal(5,2)", "label", [1.0, None, float("nan"), float("inf")]),
         ("date", "label", [datetime.date(1970, 1, 2), None, None, None]),
-        ("array<int>", "label", [[1], None, [None], [2**31 - 1]]),
-        ("array<decimal(5,2)>", "label", [[1], None, [None], [None]]),
+        ("array<int> of two", "label", [[1], None, [None], [1]]),
         ("int", "array", [[1.0], None, [float("nan")], [float("inf")]]),
     ],
 )
 def test_an_output_that_its_type_has_not(spark: SparkSession, kind: str, output_type: str, right: list[Any]) -> None:
-    """Neither a wrong number nor a failed job: null, or the largest whole number."""
+    """Neither a wrong number nor a failed job: null."""
     net = nn.Linear(3, 1, bias=False)
     net.weight.data.fill_(0.6)
     frame = spark.createDataFrame(
         [([value, 0.0, 0.0] if value is not None else None,) for value in (1.0, None, float("nan"), float("inf"))],
         "features array<float>",
     ).coalesce(1)
-    predicted = [row.y__output for row in model_of(net, kind=kind, output_type=output_type).transform(frame).collect()]
-    if kind == "float" or output_type == "array":
+    kind, _, of_two = kind.partition(" of ")
+    model = TorchModel(
+        model=net,
+        inputs=[FEATURES],
+        outputs=[1],
+        label_types=[kind],
+        output_kinds=["probability" if of_two else None],
+        output_type=output_type,
+        feature_columns=["features"],
+        label_columns=["y"],
+    )
+    predicted = [row.y__output for row in model.transform(frame).collect()]
+    if not of_two and kind != "date":
         right[0] = pytest.approx(0.6 if output_type == "label" else [0.6])
-    if kind.startswith(("decimal", "array<decimal")):
-        right[0] = Decimal("0.60") if kind.startswith("decimal") else [Decimal("0.60")]
     assert repr(predicted[1:]) == repr(right[1:])
     assert predicted[0] == right[0]
 
@@ -98,8 +143,8 @@ def test_logits_are_compared_with_nought(spark: SparkSession, kind: str, right: 
 @pytest.mark.parametrize(
     ("kind", "value", "right"),
     [
-        ("boolean", 0.4, False),
-        ("tinyint", 200.0, 127),
+        ("boolean", 0.75, 0.75),
+        ("tinyint", 200.5, 200.5),
         ("date", 1.2, datetime.date(1970, 1, 2)),
         ("double", 16777217.0, 16777217.0),
     ],
@@ -141,7 +186,7 @@ def test_what_evaluators_read(spark: SparkSession) -> None:
     assert [row.p for row in share[:2]] == [0.0, 0.0]
     assert share[1].prob.toArray().tolist() == [0.75, 0.25]
     number = classifier_of("int", 1, None, prediction_col="p").transform(single).collect()
-    assert [(row.p, row.label__output) for row in number[:2]] == [(-2.0, -2), (0.25, 0)]
+    assert [(row.p, row.label__output) for row in number[:2]] == [(-2.0, -2.0), (0.25, 0.25)]
 
 
 def test_an_output_with_nan_is_no_class(spark: SparkSession) -> None:

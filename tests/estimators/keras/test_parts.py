@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import keras
 
 from spark_estimator import KerasEstimator
 from spark_estimator.estimators.keras.objects import Recipe, opened
-from spark_estimator.estimators.keras.parts import output_kind_of, parts_of
+from spark_estimator.estimators.keras.parts import output_kind_of, output_kinds_of, parts_of
 
 
 def network(**compiled: Any) -> Any:
@@ -88,6 +89,23 @@ def test_a_loss_decides_what_an_output_means() -> None:
     assert output_kind_of(keras.losses.SparseCategoricalCrossentropy()) == "probabilities"
     assert output_kind_of(keras.losses.categorical_crossentropy) == "probabilities"
     assert output_kind_of("mse") is None
+    assert output_kind_of("bce") == "probability"
+    assert output_kind_of(functools.partial(keras.losses.binary_crossentropy, from_logits=True)) == "logit"
+
+    def binary_crossentropy(label: Any, output: Any) -> Any:
+        return keras.losses.binary_crossentropy(label, output, from_logits=True)
+
+    assert output_kind_of(binary_crossentropy) is None, "the user's own may take anything"
+
+
+def test_losses_for_several_outputs() -> None:
+    inputs = keras.layers.Input((2,))
+    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("price", "sold")]
+    model = keras.Model(inputs, outputs)
+    for loss in ({"price": "mse", "sold": "binary_crossentropy"}, ["mse", "binary_crossentropy"]):
+        assert output_kinds_of(model, loss, 2) == [None, "probability"]
+    assert output_kinds_of(model, "binary_crossentropy", 2) == ["probability", "probability"]
+    assert output_kinds_of(model, ["mse"], 2) == [None, None]
 
 
 def f1(truth: Any, output: Any) -> Any:

@@ -223,6 +223,7 @@ def test_the_other_package_several_labels_and_the_store(spark: SparkSession, tmp
     assert isinstance(model.getModel(), old.LightningModule)
     predicted = model.transform(frame).select("kind__output", "odd__output").first()
     assert predicted is not None and len(predicted.kind__output) == 3
+    assert 0 < predicted.odd__output < 1, "the module's loss is not known: nothing is rounded"
 
 
 class NoForward(Line):

@@ -230,7 +230,7 @@ def test_doubles_that_are_classes_and_several_outputs(spark: SparkSession, estim
     ).fit(frame)
     predicted = model.transform(frame).select("kind__output", "odd__output").first()
     assert len(predicted.kind__output) == 3
-    assert predicted.odd__output in (0, 1), "the label is an int, so the prediction is rounded"
+    assert predicted.odd__output in (0, 1), "the label is an int, and its loss one of two classes"
 
 
 @pytest.mark.slow
