@@ -55,6 +55,8 @@ _ARROW = {
 }
 _TIMESTAMP = "timestamp"
 _VECTOR = "vector"
+# In place of infinity, which has no differences.
+_LARGEST = 1e300
 
 
 class Role(enum.Enum):
@@ -110,10 +112,11 @@ class PredictionColumn:
             return self._label(output)
         if self.role is Role.PREDICTION:
             return self._prediction(output)
-        numbers = output.astype(numpy.float64)
-        if self.role is Role.RAW:
-            return _lists(_raw(numbers, self.output_kind), numpy.float64)
-        return _lists(_probabilities(numbers, self.output_kind), numpy.float64)
+        numbers = numpy.clip(output.astype(numpy.float64), -_LARGEST, _LARGEST)
+        scores = _raw if self.role is Role.RAW else _probabilities
+        vectors = _lists(scores(numbers, self.output_kind), numpy.float64)
+        # A rank by NaN would be a wrong one; evaluators refuse null.
+        return vectors.take(pyarrow.array(numpy.arange(len(numbers)), mask=numpy.isnan(numbers).any(1)))
 
     def in_spark(self, column: Column) -> Column:
         """Spark's expression for a column of `values`: a vector of an array, a timestamp of microseconds."""
@@ -263,20 +266,28 @@ def _best(output: Array) -> pyarrow.Array:
 
 
 def _raw(numbers: Array, output_kind: OutputKind) -> Array:
-    if numbers.shape[1] > 1:
+    """[rows, classes] scores. Of two classes the second score orders rows as the probability of that class does."""
+    if numbers.shape[1] == 1:
+        return numpy.hstack([-numbers if output_kind == "logit" else 1 - numbers, numbers])
+    if output_kind == "probabilities":
+        return _probabilities(numbers, output_kind)
+    if output_kind in THRESHOLDS:  # each output is a score of another label
         return numbers
-    return numpy.hstack([-numbers if output_kind == "logit" else 1 - numbers, numbers])
+    centered: Array = numbers - numbers.mean(1, keepdims=True)  # one logit has a meaning only beside the others
+    return centered
 
 
 def _probabilities(numbers: Array, output_kind: OutputKind) -> Array:
-    if numbers.shape[1] == 1:
+    if output_kind == "probability":
+        return numpy.hstack([1 - numbers, numbers])
+    if output_kind == "logit":
         with numpy.errstate(over="ignore"):
-            share = numbers if output_kind == "probability" else 1 / (1 + numpy.exp(-numbers))
-        return numpy.hstack([1 - share, share])
-    if output_kind == "probabilities":
-        return numbers
-    powers = numpy.exp(numbers - numbers.max(1, keepdims=True))  # so that nothing overflows
-    result: Array = powers / powers.sum(1, keepdims=True)
+            return 1 / (1 + numpy.exp(numpy.hstack([numbers, -numbers])))
+    if output_kind == "probabilities":  # which Keras' losses divide by their sum, without those below 0
+        shares = numpy.maximum(numbers, numpy.finfo(numpy.float64).tiny)
+    else:
+        shares = numpy.exp(numbers - numbers.max(1, keepdims=True))  # so that nothing overflows
+    result: Array = shares / shares.sum(1, keepdims=True)
     return result
 
 

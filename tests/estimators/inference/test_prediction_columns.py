@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,14 +165,16 @@ def test_values_in_the_label_s_type(spark: SparkSession, kind: str, value: float
 
 
 def test_what_evaluators_read(spark: SparkSession) -> None:
-    """Classes: the number of the largest output, the outputs, their softmax. Null where a feature is null."""
+    """Classes: the number of the largest output, the outputs less their mean, their softmax. Null where a feature is
+    null."""
     frame = spark.createDataFrame(
         [(row, float(n % 3)) for n, row in enumerate(OUTPUTS)], "x array<float>, label double"
     )
     wide = classifier_of("double", 3, "logits", prediction_col="p", raw_prediction_col="raw", probability_col="prob")
     rows = wide.transform(frame.union(spark.createDataFrame([(None, 0.0)], frame.schema))).collect()
     assert [row.p for row in rows] == [0.0, 1.0, 2.0, None]
-    assert [row.raw and row.raw.toArray().tolist() for row in rows] == [*OUTPUTS, None]
+    centered = [[value - sum(row) / 3 for value in row] for row in OUTPUTS]
+    assert [row.raw and row.raw.toArray().tolist() for row in rows] == [*map(pytest.approx, centered), None]
     right = torch.softmax(torch.tensor(OUTPUTS), 1).numpy()
     assert numpy.allclose([row.prob.toArray() for row in rows[:3]], right, atol=1e-6)
     assert rows[3].prob is None
@@ -200,6 +203,68 @@ def test_an_output_with_nan_is_no_class(spark: SparkSession) -> None:
 
     texts = PredictionColumn("c", 0, 2, Role.LABEL, "string", "logits", ("good", "bad"))
     assert texts.values(numpy.array(outputs)).to_pylist() == ["bad", None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("output_kind", "output", "raw", "probabilities"),
+    [
+        ("logits", [math.inf, 0.0], [5e299, -5e299], [1.0, 0.0]),
+        ("logits", [1e300, 1e300], [0.0, 0.0], [0.5, 0.5]),
+        ("log_probabilities", [0.0, -math.inf], [5e299, -5e299], [1.0, 0.0]),
+        ("log_probabilities", [0.0, -40.0], [20.0, -20.0], [1.0, math.exp(-40)]),
+        ("logits", [math.nan, 0.0], None, None),
+        ("logit", [math.nan], None, None),
+        ("logit", [math.inf], [-1e300, 1e300], [0.0, 1.0]),
+        ("logit", [36.0], [-36.0, 36.0], [math.exp(-36), 1.0]),
+        ("probability", [0.25], [0.75, 0.25], [0.75, 0.25]),
+        ("probabilities", [0.25, 0.25], [0.5, 0.5], [0.5, 0.5]),
+        ("probabilities", [-1.0, 0.5], [0.0, 1.0], [0.0, 1.0]),
+        ("probabilities", [0.0, 0.0], [0.5, 0.5], [0.5, 0.5]),
+    ],
+)
+def test_scores_at_the_limits(
+    output_kind: str, output: list[float], raw: list[float] | None, probabilities: list[float] | None
+) -> None:
+    """What has no difference or no sum; a row with NaN is null, as evaluators would rank it first."""
+    outputs = numpy.array([output, [0.5] * len(output)], numpy.float32 if max(output) < 1e38 else numpy.float64)
+    for role, right in ((Role.RAW, raw), (Role.PROBABILITY, probabilities)):
+        vector, other = PredictionColumn("c", 0, len(output), role, "vector", output_kind).values(outputs).to_pylist()
+        assert vector == (right if right is None else pytest.approx(right, rel=1e-12, abs=1e-300)), role
+        assert other is not None
+
+
+def test_several_labels_of_two_classes_each_are_left_alone() -> None:
+    """Their scores have nothing to do with each other."""
+    outputs = numpy.array([[2.0, -1.0], [3.0, 5.0]], numpy.float32)
+    for output_kind in THRESHOLDS:
+        column = PredictionColumn("c", 0, 2, Role.RAW, "vector", output_kind)
+        assert column.values(outputs).to_pylist() == outputs.tolist()
+
+
+class ByRow(TorchModel):
+    def get_prediction_fn(self) -> Any:
+        return lambda model, row: model(torch.tensor(row.x).reshape(1, -1))
+
+
+def test_row_by_row_the_same_numbers(spark: SparkSession) -> None:
+    """As of a batch, and in a pandas frame; a row with NaN has no class and no scores."""
+    rows = [(row,) for row in ([2.0, -1.0], [0.5, 8.0], [math.nan, 1.0])]
+    frame = spark.createDataFrame(rows, "x array<float>").coalesce(1)
+    names = {"prediction_col": "p", "raw_prediction_col": "raw", "probability_col": "prob"}
+    batches = classifier_of("double", 2, "logits", **names)
+    by_row = ByRow(model=nn.Identity(), _metadata=batches._known, label_columns=["label"], **names)
+    predicted = batches.transform(frame).collect()
+    assert repr(by_row.transform(frame).collect()) == repr(predicted)  # NaN is not equal to itself
+    assert [row.raw and row.raw.toArray().tolist() for row in predicted] == [[1.5, -1.5], [-3.75, 3.75], None]
+    of_pandas = batches._frame_predictor().frame({"x": [row for (row,) in rows]})
+    for name in ("raw", "prob"):
+        assert of_pandas[name].tolist() == [row[name] and row[name].toArray().tolist() for row in predicted]
+
+
+def test_a_partial_of_a_loss_is_one_of_its_kind() -> None:
+    partial = functools.partial(nn.functional.binary_cross_entropy_with_logits, pos_weight=torch.tensor(3.0))
+    assert output_kind_of(partial) == "logit"
+    assert output_kind_of(functools.partial(nn.functional.mse_loss)) is None
 
 
 def test_evaluators(spark: SparkSession) -> None:
