@@ -85,7 +85,8 @@ class PredictionColumn:
         role: what it is for.
         kind: its Spark type, as ``simpleString`` has it; ``vector`` for Spark ML's vectors.
         output_kind: what the output is.
-        classes: the values of the classes, in the order of the output's values; empty: the output is no class.
+        classes: the values of the classes, in the order of the output's values; empty: the column has numbers of
+            classes, or no classes.
     """
 
     name: str
@@ -108,6 +109,8 @@ class PredictionColumn:
         Args:
             output: [rows, width] what the model returned.
         """
+        if self.classes:
+            return pyarrow.array(self.classes, arrow_type(self.kind)).take(_best(output))
         if self.role is Role.LABEL:
             return self._label(output)
         if self.role is Role.PREDICTION:
@@ -142,8 +145,6 @@ class PredictionColumn:
         return values.to_pandas()
 
     def _label(self, output: Array) -> pyarrow.Array:
-        if self.classes:
-            return pyarrow.array(self.classes, arrow_type(self.kind)).take(_best(output))
         if self.kind == _VECTOR or self.width > 1:
             return _lists(output, numpy.float64 if self.kind == _VECTOR else numpy.float32)
         kind = self.kind

@@ -176,10 +176,11 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         value = self._value
         task, label_type = value("task"), value("label_type")
         if task == "classification":
+            classes = tuple(value("labels"))
             first, *others = super()._prediction_columns()
             if value("output_type") == "label":
-                first = replace(first, kind=label_type, classes=tuple(value("labels")))
-            return (first, *others)
+                first = replace(first, kind=label_type, classes=classes)
+            return (first, *(others if label_type == "string" else [_of_numbers(each, classes) for each in others]))
         names = value("output_cols")
         of_evaluators = [row.name for row in params.OF_EVALUATORS if value(row.name)]
         if of_evaluators or len(names) != 1:
@@ -196,3 +197,19 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
     def _write_files(self, folder: Path) -> None:
         files.write(self, folder)
+
+
+def _of_numbers(column: PredictionColumn, classes: Sequence[Any]) -> PredictionColumn:
+    """A column for evaluators, which compare it with a label of numbers.
+
+    Raises:
+        DataError: it is a vector, in which those numbers are no places.
+    """
+    if column.role is Role.PREDICTION:
+        return replace(column, classes=tuple(map(float, classes)))
+    if list(classes) != list(range(len(classes))):
+        raise DataError(
+            f"{column.role.value} is a vector with a place for each class, and evaluators take the label for a place, "
+            f"from 0; the classes are {list(classes)!r:.200}: leave it out, or train on a label that counts from 0."
+        )
+    return column
