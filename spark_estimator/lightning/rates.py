@@ -1,8 +1,7 @@
-"""Multiplies the learning rates of optimizers, and those that their schedules keep, by the number of ranks.
+"""The factor of the learning rates that a Trainer's optimizers and schedules have: the number of ranks, or 1.
 
 Each HorovodStrategy of Lightning 0.7 to 1.9 multiplied ``lr`` of every parameter group and ``base_lrs`` of every
-schedule. This module does the same with the other rates from which PyTorch's schedules compute the next ``lr``: the
-rate of each step is then that of one process times the factor, with any schedule.
+schedule; `torch.rates` also multiplies the others.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-#: Keys of a parameter group that hold a rate. OneCycleLR keeps all of its rates there, SWALR its last one.
-_GROUP_KEYS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-#: Attributes of a schedule that hold a rate, or a list with one rate for each parameter group.
-_SCHEDULE_ATTRIBUTES = ("base_lrs", "max_lrs", "min_lrs", "default_min_lr", "eta_min", "eps", "_last_lr")
+from spark_estimator.torch.rates import is_rate, multiply_groups, multiply_schedules
+
 #: Where a Lightning checkpoint keeps the factor of its rates. A checkpoint with plain rates does not have it.
 CHECKPOINT_KEY = "spark_estimator_lr_factor"
 
@@ -43,9 +39,8 @@ def scale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: int
         A line for the log, with the rates before and after; empty where no optimizer has one.
     """
     before = [_rates(optimizer) for optimizer in optimizers]
-    multiplied: set[int] = set()
-    unchanged = [schedule for schedule in schedules if not _multiply_schedule(schedule, factor, multiplied)]
-    _multiply_groups(optimizers, factor)
+    unchanged = multiply_schedules(schedules, factor)
+    multiply_groups(_groups(optimizers), factor)
     remember(optimizers, schedules, factor)
     if not any(before):
         return ""
@@ -66,10 +61,8 @@ def rescale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], old: int,
     if old == new:
         remember(optimizers, schedules, new)
         return
-    _multiply_groups(optimizers, new / old)
-    multiplied: set[int] = set()
-    for schedule in schedules:
-        _multiply_schedule(schedule, new / old, multiplied)
+    multiply_groups(_groups(optimizers), new / old)
+    multiply_schedules(schedules, new / old)
     remember(optimizers, schedules, new)
 
 
@@ -120,54 +113,23 @@ def make_plain(module: nn.Module) -> None:
         for optimizer, scaled in list(_scaled.items())
         if any(id(param) in params for group in optimizer.param_groups for param in group["params"])
     ]
-    multiplied: set[int] = set()
     for optimizer, scaled in earlier:
-        _multiply_groups([optimizer], 1 / scaled.factor)
-        for reference in scaled.schedules:
-            schedule = reference()
-            if schedule is not None:
-                _multiply_schedule(schedule, 1 / scaled.factor, multiplied)
+        multiply_groups(_groups([optimizer]), 1 / scaled.factor)
         del _scaled[optimizer]
+    # A Trainer's optimizers share the list of its schedules.
+    of_trainers = {id(scaled.schedules): scaled for _, scaled in earlier}.values()
+    for scaled in of_trainers:
+        schedules = [schedule for reference in scaled.schedules if (schedule := reference()) is not None]
+        multiply_schedules(schedules, 1 / scaled.factor)
 
 
-def _multiply_groups(optimizers: Iterable[Optimizer], factor: float) -> None:
-    # A wrapper may share its groups with the optimizer inside. Groups that are added later begin with the defaults.
-    groups = [group for optimizer in optimizers for group in (*optimizer.param_groups, optimizer.defaults)]
-    for group in {id(group): group for group in groups}.values():
-        for key in _GROUP_KEYS:
-            rate = group.get(key)
-            if _is_rate(rate):
-                # Not in place: groups may share one tensor, and the user may keep it for the next optimizer.
-                group[key] = rate * factor
-
-
-def _multiply_schedule(schedule: Any, factor: float, multiplied: set[int]) -> bool:
-    """Whether the schedule has rates that are known here; `multiplied` has the identities of those that are done."""
-    if id(schedule) in multiplied:
-        return True
-    multiplied.add(id(schedule))
-    has_rates = False
-    for name in _SCHEDULE_ATTRIBUTES:
-        value = getattr(schedule, name, None)
-        if isinstance(value, (list, tuple)) and all(map(_is_rate, value)):
-            setattr(schedule, name, type(value)([rate * factor for rate in value]))
-            has_rates = True
-        elif _is_rate(value):
-            setattr(schedule, name, value * factor)
-            has_rates = True
-    # Those of SequentialLR and ChainedScheduler.
-    parts = getattr(schedule, "_schedulers", None)
-    for part in parts if isinstance(parts, (list, tuple)) else ():
-        has_rates = _multiply_schedule(part, factor, multiplied) or has_rates
-    return has_rates
-
-
-def _is_rate(value: Any) -> TypeGuard[float | torch.Tensor]:
-    return (isinstance(value, (int, float)) and not isinstance(value, bool)) or isinstance(value, torch.Tensor)
+def _groups(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """The parameter groups of optimizers, and the options with which groups begin that are added later."""
+    return [group for optimizer in optimizers for group in (*optimizer.param_groups, optimizer.defaults)]
 
 
 def _rates(optimizer: Optimizer) -> list[float]:
-    return [float(group["lr"]) for group in optimizer.param_groups if _is_rate(group.get("lr"))]
+    return [float(group["lr"]) for group in optimizer.param_groups if is_rate(group.get("lr"))]
 
 
 def _shown(rates: Sequence[float]) -> str:

@@ -60,8 +60,8 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
     0 has both. `HorovodStrategy(scale_lr=True)` does it, and describes how schedules follow. A run that resumes from
     its checkpoint on another number of ranks has the learning rate of that number. `scale_lr=False` is for a
     ``configure_optimizers`` that multiplies by ``self.trainer.world_size`` itself. A plain module with `optimizer` and
-    `loss` is trained as `spark_estimator.TorchEstimator` does it: its learning rate is multiplied in its steps alone. A
-    callback that ends the training on one rank ends it on all.
+    `loss` is trained as `spark_estimator.TorchEstimator` does it. A callback that ends the training on one rank ends it
+    on all.
 
     All parameters are keywords; call ``explainParams()`` for the full list.
 

@@ -18,7 +18,6 @@ from spark_estimator.data.fields import Field
 from spark_estimator.estimators.lightning.loaders import Named, inputs_of
 from spark_estimator.estimators.torch.epoch_means import total
 from spark_estimator.estimators.torch.losses import TorchParts, loss_of
-from spark_estimator.estimators.torch.stepping import joint_rate
 from spark_estimator.lightning.flavours import preferred
 
 
@@ -71,7 +70,6 @@ def adapter_class(flavour: str) -> Any:
         Attributes:
             model: the plain module.
             counted: how many rows of the current batch count; None: all.
-            scaled: whether each step has the learning rate of all ranks.
         """
 
         def __init__(
@@ -80,7 +78,6 @@ def adapter_class(flavour: str) -> Any:
             super().__init__()
             self.model = parts.model
             self.counted: Callable[[], int] | None = None
-            self.scaled = False
             self._parts = parts
             self._inputs_of_model = tuple(inputs)
             self._labels = labels
@@ -97,10 +94,6 @@ def adapter_class(flavour: str) -> Any:
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return self._parts.optimizer
-
-        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-            with joint_rate(optimizer, hvd.size() if self.scaled else 1):
-                optimizer.step(closure=optimizer_closure)
 
         def _step(self, batch: Named, name: str) -> dict[str, Any]:
             inputs = inputs_of(self._inputs_of_model, batch)

@@ -163,7 +163,6 @@ class _Training:
             plain = replace(plain, leaving_out=self._leaving)
             self.module = adapter_class(parts.flavour)(plain, spec.inputs, labels, weight)
             self.module.counted = lambda: self._watch.counted
-            self.module.scaled = parts.scale_lr
             self.module.model.train()
         if joined is not None:
             self.progress.history, self.progress.best = list(joined.history), joined.best
@@ -216,7 +215,7 @@ class _Training:
         if parts.steps_locally:
             return {"sync": parts.sync, "sync_options": local_options(parts.compression, parts.inner_steps)}
         compression = parts.compression or hvd.Compression.none
-        return {"compression": compression, "scale_lr": parts.scale_lr and parts.plain is None}
+        return {"compression": compression, "scale_lr": parts.scale_lr}
 
     def _has_ended(self, kept: Checkpoint) -> bool:
         """Whether a resumed run has already trained all of its epochs, or was ended early."""

@@ -24,6 +24,8 @@ class Callback:
     def on_train_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Before the first epoch of this process: a training that resumes from a checkpoint begins there.
 
+        The optimizer's learning rates are those of a step of all ranks, and those that are set are in force.
+
         All ranks call it again when a lost one was replaced (``max_restarts``).
         """
 

@@ -9,8 +9,9 @@ Promises
   out of gradients is not among what peers keep.)
 - If no process replaces the lost rank in time, the others continue without it. They divide the rows of the epoch that
   no rank has trained on: none is lost and none is repeated. A batch of all ranks is smaller, and so is the learning
-  rate, which is multiplied with the number of ranks. The epoch's averages count the rows of the lost rank. When a
-  process joins later, the rest of the epoch is divided again. Numbers are no longer those of a training without a loss.
+  rate, which is multiplied by the new number of ranks and divided by the old one. The epoch's averages count the rows
+  of the lost rank. When a process joins later, the rest of the epoch is divided again. Numbers are no longer those of a
+  training without a loss.
 - An epoch is logged once by the process that is rank 0 at its end. After a loss, callbacks get ``on_train_begin`` and
   ``on_epoch_begin`` again on all ranks, and ``on_epoch_end`` if the loss came before all ranks had returned from it.
   What callbacks keep in their own attributes is lost with a rank.
@@ -195,6 +196,7 @@ def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | N
         steps=0,
         begun=None,
         division=None,
+        rate_factor=1,
     )
     process = RecoveringProcess(spec)
 
@@ -208,6 +210,8 @@ def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | N
         beginning = training.begin(None if begun is None else begun.run, process.read)
         if begun is None:
             begun = BegunRun(beginning.known, training.leaving(beginning), process.most_ranks())
+        trainer.take_size(state.rate_factor)
+        state.rate_factor = trainer.rate_factor
         if within is not None:
             trainer.resume_within(within)
         present = beginning.rows.leg(spec.batch_size, 0)

@@ -30,11 +30,14 @@ from spark_estimator.estimators.torch.losses import (
 )
 from spark_estimator.estimators.torch.parts import accumulates
 from spark_estimator.estimators.torch.rank_state import gathered, rng_state, set_rng_state, take_buffers
-from spark_estimator.estimators.torch.stepping import Stepping, joint_rate, passes
+from spark_estimator.estimators.torch.stepping import passes
 from spark_estimator.estimators.train_spec import TrainSpec
+from spark_estimator.log import logger
+from spark_estimator.torch.rates import multiply_groups, multiply_schedules
 
 #: (batches done, rows of all ranks in them, what each rank has): writes a checkpoint.
 SaveWithin = Callable[[int, int, list[dict[str, Any]]], None]
+_log = logger(__name__)
 
 
 class Trainer:
@@ -45,6 +48,7 @@ class Trainer:
         optimizer: as `exchanging` makes it.
         sums: over this rank's rows of the epoch so far.
         meter: counts the steps, for the display at the driver.
+        rate_factor: by which the learning rates are multiplied: the number of ranks, or 1.
     """
 
     def __init__(self, spec: TrainSpec) -> None:
@@ -61,7 +65,8 @@ class Trainer:
         self.optimizer: Any = exchanging(self._parts, self.model, spec.backward_passes_per_step)
         self.sums = EpochMeans(self._parts)
         self._total: Total = list if self._parts.steps_locally else total
-        self._stepping = Stepping(self.optimizer, self.step)
+        self._pending = 0  # backward passes since the last step
+        self.rate_factor = 1
 
     def begin(self, seed: int, leaving: frozenset[int]) -> None:
         """Before the first epoch.
@@ -73,14 +78,41 @@ class Trainer:
         self._seed = seed
         self._parts = replace(self._parts, leaving_out=leaving)
 
-    def step(self) -> None:
-        """One step. The learning rate that the user sets is that of one process; the joint batch is larger.
+    def take_size(self, factor: int = 1) -> None:
+        """Multiplies the learning rates, and those of the schedule, with the number of ranks, as Horovod does.
 
-        It is multiplied for the step alone, so that schedulers and checkpoints know nothing of the number of ranks.
+        The user's rates are those of one process; the joint batch is larger. What the user's code reads and sets from
+        then on is what steps are taken with.
+
+        Args:
+            factor: by which the rates that the optimizer has are multiplied already.
         """
-        with joint_rate(self.optimizer, 1 if self._parts.rate_is_joint else hvd.size()):
-            self.optimizer.step()
+        size = 1 if self._parts.rate_is_joint else hvd.size()
+        unchanged = self._rescale(factor, size)
+        # New groups of parameters begin with these, which are not part of any state.
+        multiply_groups([self.optimizer.defaults], size / self.rate_factor)
+        if unchanged and self.rate_factor == 1 and hvd.rank() == 0:
+            _log.warning(
+                "lr_scheduler: %s has no base_lrs. It sets the learning rates of a step of all %d processes; other "
+                "schedulers set those of one process, which are multiplied by that number.",
+                type(unchanged[0]).__name__,
+                size,
+            )
+        self.rate_factor = size
+
+    def _rescale(self, old: int, new: int) -> list[Any]:
+        """Gives rates that were multiplied by `old` the factor `new`. Returns the schedules without known rates."""
+        if old == new:
+            return []
+        multiply_groups(self.optimizer.param_groups, new / old)
+        scheduler = self._parts.scheduler
+        return [] if scheduler is None else multiply_schedules([scheduler], new / old)
+
+    def step(self) -> None:
+        """One step."""
+        self.optimizer.step()
         self.optimizer.zero_grad()
+        self._pending = 0
 
     def synchronize(self) -> None:
         """Gives all ranks the same parameters. A collective."""
@@ -88,16 +120,19 @@ class Trainer:
             self.optimizer.synchronize()
 
     def state(self) -> dict[str, Any]:
-        """The content of a checkpoint: Horovod's `model` and `optimizer`, and the scheduler."""
+        """The content of a checkpoint: Horovod's `model` and `optimizer`, the scheduler, and the rates' factor."""
         scheduler = self._parts.scheduler
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "rate_factor": self.rate_factor,
             **({"scheduler": scheduler.state_dict()} if scheduler is not None else {}),
         }
 
     def packed(self, best: dict[str, Any] | None) -> bytes:
         """The state for the driver: the model's weights and, if requested and if it fits, the optimizer's state.
+
+        As in Horovod, the learning rates of the latter are divided by the number of ranks, for the next training.
 
         Args:
             best: the numbers of the best epoch; None: those of the last.
@@ -105,6 +140,8 @@ class Trainer:
         numbers = best or self.model.state_dict()
         if self._parts.returns_optimizer:
             optimizer = {key: value for key, value in self.optimizer.state_dict().items() if key != "outer"}
+            optimizer["param_groups"] = [dict(group) for group in optimizer["param_groups"]]
+            multiply_groups(optimizer["param_groups"], 1 / self.rate_factor)
             state = packed({"model": numbers, "optimizer": optimizer})
             if self._spec.store is not None or len(state) <= self._spec.large:
                 return state
@@ -119,7 +156,7 @@ class Trainer:
         return gathered(self.model, self._device, sums)
 
     def take(self, kept: Checkpoint, *, within: bool) -> None:
-        """Restores a checkpoint.
+        """Restores a checkpoint. Rates that it holds for another number of ranks become those of this job.
 
         Args:
             within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
@@ -128,6 +165,7 @@ class Trainer:
         self.optimizer.load_state_dict(kept.state["optimizer"])
         if self._parts.scheduler is not None and "scheduler" in kept.state:
             self._parts.scheduler.load_state_dict(kept.state["scheduler"])
+        self._rescale(kept.state.get("rate_factor", 1), self.rate_factor)  # earlier versions multiplied none
         if len(kept.ranks) == hvd.size():
             rank_state = kept.ranks[hvd.rank()]
             take_buffers(self.model, rank_state)
@@ -176,7 +214,7 @@ class Trainer:
         self._enter(epoch)
         if commit is not None:
             commit(first)
-        pending = 0
+        self._pending = 0
         schedule, is_due = None if legs else schedule_of(spec), False
         self.optimizer.zero_grad()
         plan = rows.plan(spec.batch_size, most_steps)
@@ -191,29 +229,26 @@ class Trainer:
             batch = part.batch
             if self._parts.minibatch is not None:
                 self.sums.add(*self._user_step(self._parts.minibatch, batch, done - 1), batch.rows)
-                pending = self._stepping.pending
             else:
                 loss, outputs, labels = self._forward(batch, part.total)
                 (loss.value * part.factor).backward()
                 self.sums.add(loss, outputs, labels, batch.rows)
-                pending += 1
-                if pending == spec.backward_passes_per_step:
+                self._pending += 1
+                if self._pending == spec.backward_passes_per_step:
                     self.step()
-                    pending = 0
             self.meter.step_done(batch.rows, self.sums.loss)
-            if commit is not None and not pending:
+            if commit is not None and not self._pending:
                 commit(done)
             is_due = is_due or (schedule is not None and schedule.is_due())
             # A checkpoint has no gradients that wait for their step. After the last batch, the epoch's checkpoint
             # follows.
-            if schedule is not None and is_due and not pending and done < plan.steps:
+            if schedule is not None and is_due and not self._pending and done < plan.steps:
                 self.synchronize()
                 save(done, plan.done(done), self.of_ranks(self.sums.sums))
                 schedule.made()
                 is_due = False
-        if pending:
+        if self._pending:
             self.step()
-            self._stepping.pending = 0
             if commit is not None:
                 commit(plan.steps)
         result = self.sums.averages()
@@ -262,6 +297,11 @@ class Trainer:
         inputs, labels, weights = self._tensors(batch)
         return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, total)
 
+    def _user_has_stepped(self, *_: Any) -> None:
+        self.optimizer.zero_grad()
+        # A function with nine arguments steps before the backward pass of the call in which it does.
+        self._pending = min(self._pending, 1)
+
     def _user_step(
         self, minibatch: Callable[..., Any], batch: Batch, number: int
     ) -> tuple[JointLoss, Tensors, Tensors]:
@@ -284,10 +324,15 @@ class Trainer:
             return loss.value * batch.factor
 
         more = (self._spec.backward_passes_per_step, number) if accumulates(minibatch) else ()
-        self._stepping.pending += len(more) // 2
-        outputs, loss = minibatch(
-            self.model, self._stepping, transform_outputs, loss_fn, inputs, labels, weights, *more
-        )
+        self._pending += len(more) // 2
+        # After the hooks of the user's, which may read gradients.
+        hook = self.optimizer.register_step_post_hook(self._user_has_stepped)
+        try:
+            outputs, loss = minibatch(
+                self.model, self.optimizer, transform_outputs, loss_fn, inputs, labels, weights, *more
+            )
+        finally:
+            hook.remove()
         result = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         return JointLoss(loss.detach() / (batch.factor or 1.0)), result, last[0]
 

@@ -50,6 +50,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
             if launcher_link.link() is not None:
                 return recovery.recovered(training, spec)
             beginning = training.begin(brought=brought)
+            training.trainer.take_size()
             hvd.broadcast_parameters(training.trainer.model.state_dict(), root_rank=0)
             return training.run(beginning, training.leaving(beginning))
 

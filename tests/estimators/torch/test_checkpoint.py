@@ -56,7 +56,9 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_very_same_numbers(
     assert [entry["epoch"] for entry in resumed.getHistory()] == [0, 1, 2, 3]
     kept = torch.load(tmp_path / "store" / "runs" / "run" / "checkpoint", weights_only=True)
     assert (kept["epoch"], kept["seed"]) == (3, 9)
-    assert kept["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01 / 16), "four epochs; nothing of the ranks"
+    rate = kept["optimizer"]["param_groups"][0]["lr"]
+    assert rate == pytest.approx(2 * 0.01 / 16), "four epochs; as it is in force on two ranks"
+    assert resumed.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.01 / 16), "of one process, as in Horovod"
 
     net = chancy()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)

@@ -141,6 +141,7 @@ def round_id() -> str:
 
 
 def recorded(folder: str, kills: list[tuple[int, int, bool]], step_seconds: float = 0, **changed: Any) -> Any:
+    import spark_estimator.torch as hvd
     from spark_estimator.estimators.torch import recovery
 
     loss, commit = Recording(folder, kills), recovery.Commits.step
@@ -148,6 +149,9 @@ def recorded(folder: str, kills: list[tuple[int, int, bool]], step_seconds: floa
 
     def step(self: Any, done: int) -> None:
         loss.step_taken()
+        with Path(folder, f"rates-{os.getpid()}").open("a") as file:
+            rate, epoch = self._state.optimizer.param_groups[0]["lr"], len(self._state.epochs.history)
+            file.write(json.dumps([rate, hvd.size(), epoch]) + "\n")
         time.sleep(step_seconds)
         commit(self, done)
 
@@ -164,6 +168,15 @@ def labels_of_steps(folder: str) -> Counter[float]:
         for line in file.read_text().splitlines()
         for label in json.loads(line)
     )
+
+
+def check_rates(folder: str, sizes: set[int]) -> None:
+    """Each step has the rate of its epoch times the number of its ranks, which were `sizes`."""
+    files = Path(folder).glob("rates-*")
+    steps = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert {size for _, size, _ in steps} == sizes and {epoch for *_, epoch in steps} == {0, 1}
+    for rate, size, epoch in steps:
+        assert rate == pytest.approx(0.01 * 0.7**epoch * size), (rate, size, epoch)
 
 
 @pytest.mark.slow
@@ -187,6 +200,7 @@ def test_without_a_replacement_the_others_have_the_rest_of_the_epoch(
     labels = labels_of_steps(folder)
     assert set(labels.values()) == {2}, "two epochs"
     assert len(labels) == ROWS - round(ROWS * held_share)
+    check_rates(folder, set(range(3 - len(kills), 4)))
     mean = sum(labels) / len(labels)
     assert [entry["train"]["loss"] for entry in results[0]] == pytest.approx([mean, mean])
 
@@ -200,6 +214,7 @@ def test_a_process_that_comes_later_has_its_part_of_the_epoch(call: int, folder:
     assert len(results) == 3, "it has grown again"
     labels = labels_of_steps(folder)
     assert set(labels.values()) == {2} and len(labels) == ROWS - round(ROWS * 0.25)
+    check_rates(folder, {2, 3})
     mean = sum(labels) / len(labels)
     assert [entry["train"]["loss"] for entry in results[0]] == pytest.approx([mean, mean])
 

@@ -1,4 +1,4 @@
-"""The passes of a step, the learning rate of all ranks, and what a user's step sees of the optimizer."""
+"""The passes of a step."""
 
 from __future__ import annotations
 
@@ -10,27 +10,7 @@ from torch import nn
 from spark_estimator.data.rank.epoch_rows import Batch
 from spark_estimator.data.rank.shares import Batches
 from spark_estimator.estimators.torch.losses import TorchParts, divisors_of, joint_loss
-from spark_estimator.estimators.torch.stepping import Pass, Stepping, joint_rate, passes
-
-
-def test_the_rate_of_all_ranks_is_for_the_step_alone() -> None:
-    net = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD([{"params": [net.weight], "lr": 0.1}, {"params": [net.bias], "lr": 0.3}])
-    with pytest.raises(ZeroDivisionError), joint_rate(optimizer, 4):
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.4, 1.2])
-        raise ZeroDivisionError
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
-
-
-def test_a_step_keeps_the_call_that_it_is_made_in() -> None:
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    steps: list[int] = []
-    stepping = Stepping(optimizer, lambda: steps.append(1))
-    assert stepping.param_groups is optimizer.param_groups
-    stepping.pending = 3
-    stepping.step()
-    assert (steps, stepping.pending) == ([1], 1)
-
+from spark_estimator.estimators.torch.stepping import Pass, passes
 
 LABELS = torch.tensor(
     [[0, -100, -100], [1, 2, 0], [-100, -100, -100], [2, 2, -100], [1, -100, 0], [0, 1, 2], [2, 0, -100]]
