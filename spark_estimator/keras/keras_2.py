@@ -96,34 +96,3 @@ class _Passes:
     def apply(self, optimizer: Any, apply: Callable[[], Any]) -> Any:
         # as in Horovod, a pass counts as one of the optimizer's iterations
         return self._aggregation.apply(apply, lambda: optimizer.iterations.assign_add(1))
-
-
-def rate_namespace(base: Any, factor: Callable[[], float]) -> dict[str, Any]:
-    """What has an optimizer take its steps at `factor` times its learning rate; see ``wrapping.multiply_rate``.
-
-    Args:
-        base: the class that it has.
-    """
-    stepping: list[None] = []
-
-    def rate(self: Any) -> Any:
-        plain = base.learning_rate.fget(self)
-        return plain * factor() if stepping else plain
-
-    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        stepping.append(None)
-        try:
-            return base.apply_gradients(self, grads_and_vars, *args, **kwargs)
-        finally:
-            stepping.pop()
-
-    def _decayed_lr(self: Any, var_dtype: Any) -> Any:
-        return base._decayed_lr(self, var_dtype) * factor()
-
-    public = {name: vars(base)[name] for name in _PUBLIC_NAMES if name in vars(base)}
-    if hasattr(base, "_decayed_lr"):  # a legacy optimizer reads it in each step, and nowhere else
-        return public | {"_decayed_lr": _decayed_lr}
-    return public | {
-        "learning_rate": property(rate, base.learning_rate.fset),
-        "apply_gradients": apply_gradients,
-    }

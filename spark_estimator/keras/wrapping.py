@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from spark_estimator.keras import keras_2
 from spark_estimator.keras.backends import backend_module, reduced
 from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.keras.importing import backend, is_keras_2, keras_of
-from spark_estimator.keras.optimizers import innermost, is_scaler
+from spark_estimator.keras.optimizers import is_scaler
 
 _MARK = "_spark_estimator_exchange"
 _BASE = "_spark_estimator_base"  # the class that it had
@@ -95,39 +95,6 @@ def _as(base: Any) -> dict[str, Any]:
         "__reduce_ex__": _reduced_to(base),
         "from_config": classmethod(from_config),
     }
-
-
-def multiply_rate(optimizer: Any, factor: Callable[[], float]) -> None:
-    """Has the innermost optimizer take its steps, and its weight decay, at `factor` times its learning rate.
-
-    Code that reads or sets the rate, such as schedules and checkpoints, gets the unscaled rate. Call it before `wrap`.
-    `factor` is called in each step, or when a step is compiled.
-    """
-    settable = innermost(optimizer)
-    base: Any = type(settable)
-    if is_keras_2(settable):
-        namespace = _as(base) | keras_2.rate_namespace(base, factor)
-        object.__setattr__(settable, "__class__", type(base.__name__, (base,), namespace))
-        return
-    stepping: list[None] = []
-
-    def rate(self: Any) -> Any:
-        plain = base._get_current_learning_rate(self)
-        return plain * factor() if stepping else plain
-
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        stepping.append(None)
-        try:
-            return base.apply(self, grads, trainable_variables)
-        finally:
-            stepping.pop()
-
-    namespace = _as(base) | {"_get_current_learning_rate": rate, "apply": apply}
-    if backend(settable) == "tensorflow":
-        from spark_estimator.keras.on_tensorflow import unconverted
-
-        namespace["apply"] = unconverted(apply)
-    object.__setattr__(settable, "__class__", type(base.__name__, (base,), namespace))
 
 
 def _reduced_to(base: Any) -> Any:

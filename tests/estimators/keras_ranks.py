@@ -298,12 +298,61 @@ def callbacks_and_best(rank: int, folder: str) -> None:
     back = opened(result)
     assert alike(back.get_weights(), opened(first).get_weights()), "the best epoch's"
     rates = [entry["more"]["learning_rate"] for entry in result.history]
-    rates.append(float(keras.ops.convert_to_numpy(back.optimizer.learning_rate)))
-    assert numpy.allclose(rates, 0.6), (rates, "the user's, and not multiplied")
+    assert numpy.allclose(rates, 1.2), (rates, "those in force")
+    rate = float(keras.ops.convert_to_numpy(back.optimizer.learning_rate))
+    assert numpy.isclose(rate, 0.6), "of one process, for the next training"
+
+
+def rates_that_user_code_sets(rank: int, folder: str) -> None:
+    """Each epoch is one step on all rows: the numbers are those of Keras alone, at the rate times the ranks."""
+    import keras
+
+    from spark_estimator.collectives import context
+
+    size = context.size()
+
+    class Halving(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            optimizer = self.model.optimizer
+            optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) / 2
+
+    def plateau() -> Any:
+        return keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1000.0, min_lr=0.03)
+
+    cases: dict[str, tuple[Any, Any]] = {
+        "nothing": (lambda times: 0.05 * times, list),
+        "LearningRateScheduler": (
+            lambda times: 0.01 * times,
+            lambda: [keras.callbacks.LearningRateScheduler(lambda epoch: 0.05)],
+        ),
+        "LearningRateScheduler of the present rate": (
+            lambda times: 0.05 * times,
+            lambda: [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)],
+        ),
+        "a callback": (lambda times: 0.05 * times, lambda: [Halving()]),
+        "ReduceLROnPlateau": (lambda times: 0.05 * times, lambda: [plateau()]),
+        "a schedule": (lambda times: keras.optimizers.schedules.CosineDecay(0.05 * times, 4, alpha=0.1), list),
+    }
+    for name, (rate_of, callbacks) in cases.items():
+        parameters = {"batch_size": ROWS, "epochs": 4, "shuffle": False, "callbacks": callbacks()}
+        result = trained(folder, linear(), optimizer=keras.optimizers.SGD(rate_of(1), momentum=0.5), **parameters)
+        if rank:
+            continue
+        plain = linear()
+        plain.compile(keras.optimizers.SGD(rate_of(size), momentum=0.5), "mse")
+        rows, labels, _ = table()
+        history = plain.fit(
+            rows, labels[:, None], batch_size=ROWS, epochs=4, shuffle=False, verbose=0, callbacks=callbacks()
+        ).history
+        for weight, other in zip(opened(result).get_weights(), plain.get_weights(), strict=True):
+            assert numpy.allclose(weight, other, rtol=1e-4, atol=1e-6), (name, weight, other)
+        shown = [entry.get("more", {}).get("learning_rate") for entry in result.history]
+        assert "learning_rate" not in history or numpy.allclose(shown, history["learning_rate"]), (name, shown)
 
 
 def schedules_begin_at_the_optimizer_s_rate(rank: int, folder: str) -> None:
-    """As in Horovod, whose estimator replaces the callbacks' initial_lr, that may be of all ranks already."""
+    """As in Horovod, whose estimator replaces the callbacks' initial_lr by the rate times the number of ranks."""
+    from spark_estimator.collectives import context
     from spark_estimator.keras.callbacks import LearningRateScheduleCallback, LearningRateWarmupCallback
 
     def rates(initial: float) -> list[float]:
@@ -312,7 +361,57 @@ def schedules_begin_at_the_optimizer_s_rate(rank: int, folder: str) -> None:
             LearningRateScheduleCallback(initial, lambda epoch: 0.5, start_epoch=2),
         ]
         result = trained(folder, linear(), callbacks=callbacks, learning_rate=0.01, epochs=3)
-        return [] if rank else [entry["more"]["lr"] for entry in result.history]
+        return [] if rank else [entry["more"]["lr"] / context.size() for entry in result.history]
 
     measured = rates(0.01), rates(0.02)
     assert rank or numpy.allclose(measured, [0.01, 0.01, 0.005]), measured
+
+
+def resumes_with_its_ranks(rank: int, folder: str, epochs: int, expected: list[float]) -> None:
+    """A run that goes on, also on another number of ranks; a callback halves the rate after the second epoch.
+
+    Args:
+        expected: the rates of its epochs here.
+    """
+    import keras
+
+    class Halving(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+            self.model.optimizer.learning_rate = rate / 2 if epoch == 2 else rate
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    optimizer = keras.optimizers.SGD(0.08)
+    result = trained(folder, linear(), optimizer=optimizer, callbacks=[Halving()], epochs=epochs, stored=True)
+    if rank == 0:
+        rates = [entry["more"]["rate"] for entry in result.history][-len(expected) :]
+        assert numpy.allclose(rates, expected), (rates, expected)
+        back = float(keras.ops.convert_to_numpy(opened(result).optimizer.learning_rate))
+        assert numpy.isclose(back, 0.08 if epochs < 3 else 0.04), back
+
+
+def keeps_a_rate_of_keras_2(rank: int, folder: str) -> None:
+    """The rate that a callback has set is part of a checkpoint: it is no variable of Keras 2's optimizers."""
+    import tf_keras
+
+    class Halving(tf_keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 0:
+                tf_keras.backend.set_value(self.model.optimizer.learning_rate, 0.02)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["rate"] = float(tf_keras.backend.get_value(self.model.optimizer.learning_rate))
+
+    from spark_estimator.collectives import context
+
+    for kind in (tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD):
+        model = tf_keras.Sequential([tf_keras.layers.Input((WIDTH,)), tf_keras.layers.Dense(1)])
+        run = {"stored": True, "run_id": kind.__module__}
+        for epochs in (1, 2):
+            result = trained(folder, model, optimizer=kind(0.5), callbacks=[Halving()], epochs=epochs, **run)
+            if rank == 0:
+                assert numpy.allclose([entry["more"]["rate"] for entry in result.history], 0.02), kind
+                back = float(tf_keras.backend.get_value(opened(result).optimizer.learning_rate))
+                assert numpy.isclose(back, 0.02 / context.size()), (kind, back)

@@ -12,11 +12,11 @@ from tests import rank_pool
 
 
 class RankPool(rank_pool.RankPool):
-    """Two ranks whose Keras runs on `backend`; each call is a separate membership."""
+    """Two ranks, or another number, whose Keras runs on `backend`; each call is a separate membership."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, ranks: int = 2) -> None:
         quiet = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
-        super().__init__(2, _in_a_job, quiet)
+        super().__init__(ranks, _in_a_job, quiet)
         self.backend = backend
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 150) -> list[Any]:

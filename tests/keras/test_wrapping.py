@@ -94,32 +94,6 @@ def test_ranks_agree_whether_scaled_gradients_are_finite(two_ranks: RankPool, pa
     two_ranks.run(check)
 
 
-def test_a_multiplied_rate_is_seen_by_the_step_alone(two_ranks: RankPool) -> None:
-    def check(rank: int) -> None:
-        import copy
-        import pickle
-
-        import keras
-        import numpy
-
-        from spark_estimator.keras.wrapping import innermost, multiply_rate
-
-        optimizer = keras.optimizers.SGD(0.5)
-        plain = type(optimizer)
-        scaler = keras.optimizers.LossScaleOptimizer(optimizer)
-        assert innermost(scaler) is optimizer is innermost(optimizer)
-        multiply_rate(scaler, lambda: 4.0)
-        variable = keras.Variable(numpy.zeros(1, "float32"))
-        optimizer.apply([keras.ops.ones(1)], [variable])
-        assert keras.ops.convert_to_numpy(variable).tolist() == [-2.0]
-        assert float(optimizer.learning_rate) == 0.5 == optimizer.get_config()["learning_rate"]
-        assert type(optimizer).__qualname__ == "SGD" and type(optimizer) is not plain
-        assert type(pickle.loads(pickle.dumps(optimizer))) is plain is type(copy.deepcopy(optimizer))
-        assert type(type(optimizer).from_config(optimizer.get_config())) is plain
-
-    two_ranks.run(check)
-
-
 def test_an_unwrapped_optimizer_has_its_class_again(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import pickle

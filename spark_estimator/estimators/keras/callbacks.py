@@ -41,18 +41,16 @@ class _Last(HorovodCallback):
 
 
 def _begin_at_rate_of(optimizer: Any, callbacks: Sequence[Any]) -> None:
-    """Sets the optimizer's rate as the ``initial_lr`` of Horovod's schedules, as Horovod's estimator does.
-
-    Their rates are multiplied by the number of ranks in each step. An ``initial_lr`` of all ranks, which is right
-    outside of estimators, would be multiplied twice.
-    """
+    """Sets the optimizer's rate, which is multiplied by the number of ranks, as the ``initial_lr`` of Horovod's
+    schedules, as Horovod's estimator does."""
     rate = rate_of(optimizer)
     for callback in callbacks:
         if isinstance(callback, LearningRateScheduleCallback):
-            if context.rank() == 0 and not math.isclose(callback.initial_lr, rate, rel_tol=1e-6):
+            same = [math.isclose(callback.initial_lr, other, rel_tol=1e-6) for other in (rate, rate / context.size())]
+            if context.rank() == 0 and not any(same):
                 _log.warning(
-                    "%s has initial_lr=%g: the optimizer's learning rate, %g, takes its place, as in Horovod. It is "
-                    "multiplied by the number of ranks in each step.",
+                    "%s has initial_lr=%g: the optimizer's learning rate times the number of ranks, %g, takes its "
+                    "place, as in Horovod.",
                     type(callback).__name__,
                     callback.initial_lr,
                     rate,
@@ -93,6 +91,16 @@ class KerasCallbacks:
         name = "model.weights.h5" if self._saves.save_weights_only else "model.keras"
         self._saves.filepath = str(Path(self._folder.name) / name)
         self._list = self._listed([*self._on_all, self._saves])
+
+    def take_size(self, factor: int) -> None:
+        """Gives Horovod's schedules the ``initial_lr`` of the present number of ranks.
+
+        Args:
+            factor: the number by which it is multiplied.
+        """
+        for callback in self._on_all:
+            if isinstance(callback, LearningRateScheduleCallback):
+                callback.initial_lr *= context.size() / factor
 
     def _listed(self, callbacks: Sequence[Any]) -> Any:
         make = keras_of(self._model).callbacks.CallbackList

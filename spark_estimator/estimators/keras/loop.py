@@ -33,9 +33,10 @@ from spark_estimator.estimators.rank_run import meter_of
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.keras.importing import is_keras_2, keras_of
 from spark_estimator.keras.optimizer import DistributedOptimizer
-from spark_estimator.keras.optimizers import innermost, iterations_of, variables_of
+from spark_estimator.keras.optimizers import innermost, iterations_of
+from spark_estimator.keras.rates import rescale_rate, variables_with_rate
 from spark_estimator.keras.starting_state import broadcast_variables
-from spark_estimator.keras.wrapping import exchange_of, multiply_rate
+from spark_estimator.keras.wrapping import exchange_of
 from spark_estimator.log import logger
 
 _log = logger(__name__)
@@ -68,11 +69,6 @@ class Loop:
         inputs = as_inputs(self.model, result, spec.inputs)
         self._returned = self.model(inputs, training=False)
         recipe: Recipe = opened(parts.recipe, custom)
-        # The user's learning rate is that of one process; the joint batch is larger. The optimizer multiplies the rate
-        # inside its step: code that reads or sets it, schedules and checkpoints do not depend on the number of ranks.
-        self._size = context.size()
-        if self._size > 1:
-            multiply_rate(recipe.optimizer, lambda: float(self._size))
         DistributedOptimizer(
             recipe.optimizer,
             compression=opened(parts.compression),
@@ -80,6 +76,9 @@ class Loop:
         )
         recipe.compile(self.model)
         recipe.restore(self.model)
+        # The user's learning rate is that of one process; the joint batch is larger.
+        self._size = context.size()
+        rescale_rate(self.model.optimizer, 1, self._size)
         # Builds what the losses and metrics count with: a checkpoint holds it, and ranks have as much of it.
         inputs, labels, weights = self._arrays(batch)
         if is_keras_2(self.model):
@@ -99,20 +98,25 @@ class Loop:
         self._has_warned = False
         self._marks: list[int] = []  # when the epoch began
 
-    def take_size(self) -> None:
-        """Makes steps at the learning rate of the present number of ranks, in a job in which it changes."""
+    def take_size(self, factor: int) -> None:
+        """Makes steps at the learning rate of the present number of ranks, in a job in which it changes.
+
+        Args:
+            factor: by which the learning rate is multiplied.
+        """
+        rescale_rate(self.model.optimizer, factor, context.size())
         if self._size != context.size():
             self._size = context.size()
             compile_again(self.model)
 
     def broadcast(self, root: int = 0) -> None:
         """Gives all ranks the weights and the optimizer of one. A collective."""
-        broadcast_variables([*self.model.weights, *variables_of(self.model.optimizer)], root)
+        broadcast_variables([*self.model.weights, *variables_with_rate(self.model.optimizer)], root)
 
     @property
     def stepped(self) -> list[Any]:
         """The variables that a step changes, but for seeds and metrics."""
-        return [*self.model.trainable_weights, *variables_of(self.model.optimizer), *self._statistics]
+        return [*self.model.trainable_weights, *variables_with_rate(self.model.optimizer), *self._statistics]
 
     @property
     def _statistics(self) -> list[Any]:
@@ -146,7 +150,11 @@ class Loop:
 
     def state(self) -> dict[str, Any]:
         """The content of a checkpoint, equal on all ranks."""
-        return {"weights": values_of(self.model.weights), "optimizer": values_of(variables_of(self.model.optimizer))}
+        return {
+            "weights": values_of(self.model.weights),
+            "optimizer": values_of(variables_with_rate(self.model.optimizer)),
+            "rate_factor": self._size,
+        }
 
     def of_ranks(self, *, within: bool) -> list[dict[str, Any]]:
         """[ranks] what each has for itself. A collective.
@@ -230,7 +238,11 @@ class Loop:
             within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
         """
         assign(self.model.weights, kept.state["weights"])
-        assign(variables_of(self.model.optimizer), kept.state["optimizer"])
+        values, factor = kept.state["optimizer"], kept.state.get("rate_factor", 1)
+        rescale_rate(self.model.optimizer, self._size, factor)
+        # Checkpoints of earlier versions, without the factor, also lack the rate of Keras 2.
+        assign(variables_with_rate(self.model.optimizer)[: len(values)], values)
+        rescale_rate(self.model.optimizer, factor, self._size)
         if len(kept.ranks) == context.size():
             state = kept.ranks[context.rank()]
             self._take_gathered(state)

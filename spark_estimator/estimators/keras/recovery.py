@@ -12,9 +12,9 @@ Promises
   `EarlyStopping` and `ReduceLROnPlateau` continue to count. Other attributes are lost with a rank.
 - An epoch's validation and ``on_epoch_end`` are repeated if the loss came before all ranks had returned from it.
 - If no process replaces the lost rank in time, the others continue without it, as in `estimators.torch.recovery`: they
-  divide the rest of the epoch, the learning rate is multiplied with the number of ranks that are left, and the epoch's
-  losses and metrics count the rows of the lost rank. The new rank 0 calls ``checkpoint_callback``. When a process joins
-  later, the rest of the epoch is divided again.
+  divide the rest of the epoch, the learning rate is multiplied by the new number of ranks and divided by the old one,
+  and the epoch's losses and metrics count the rows of the lost rank. The new rank 0 calls ``checkpoint_callback``. When
+  a process joins later, the rest of the epoch is divided again.
 
 Unlike `torch.elastic.steps`, which lets a rank pass into the change of parameters only when all can do so, this keeps a
 copy of the variables: a compiled step exchanges gradients and applies them without a stop in between. The copy is on
@@ -97,6 +97,7 @@ class Position:
         has_begun_epoch: the callbacks had ``on_epoch_begin`` of the present epoch.
         ended: a callback has ended the training.
         saved: what `checkpoint_callback` of rank 0 has kept.
+        rate_factor: the number of ranks, by which the learning rate is multiplied.
     """
 
     run: KnownRun
@@ -108,6 +109,7 @@ class Position:
     has_begun_epoch: bool = False
     ended: bool = False
     saved: dict[str, Any] = field(default_factory=dict, repr=False)
+    rate_factor: int = 1
 
     @property
     def is_within_epoch(self) -> bool:
@@ -183,14 +185,19 @@ class KerasCommits(State):
             super().check_host_updates()
 
     def divide(self, present: Mapping[str, Any]) -> Position:
-        """Divides the rest of the epoch among the ranks of a new round. Returns the place. A collective.
+        """Divides the rest of the epoch among the ranks of a new round, which get their rate. Returns the place. A
+        collective.
 
         Args:
             present: `Division.present`.
         """
-        division = self._position.division.next(self._position.steps, present)
-        if division != self._position.division:
-            self.position = replace(self._position, division=division, steps=0)
+        before = self._position
+        division, size = before.division.next(before.steps, present), context.size()
+        self._loop.take_size(before.rate_factor)
+        self._callbacks.take_size(before.rate_factor)
+        if division != before.division or size != before.rate_factor:
+            steps = before.steps if division == before.division else 0
+            self.position = replace(before, division=division, steps=steps, rate_factor=size)
             self.commit()
         return self._position
 
@@ -306,7 +313,6 @@ def recovered(training: RecoverableKerasTraining, spec: TrainSpec) -> TrainResul
         if not is_built:
             training.build(beginning)
             is_built = True
-        training.loop.take_size()
         training.callbacks.take_rank()
         if position is None:
             steps = training.take(beginning)
@@ -320,6 +326,7 @@ def recovered(training: RecoverableKerasTraining, spec: TrainSpec) -> TrainResul
                 progress.best,
                 steps,
                 saved=saved,
+                rate_factor=context.size(),
             )
         else:
             training.progress.history, training.progress.best = list(position.history), position.best

@@ -26,6 +26,7 @@ from spark_estimator.estimators.persistence.run_identity import Identity, of_row
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, begin, check_loss, record_epoch
 from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.keras.rates import rescale_rate
 from spark_estimator.observe.driver_log import log_to_driver
 
 
@@ -150,6 +151,7 @@ class KerasTraining:
             assign(loop.model.weights, progress.best)
         else:
             callbacks.give_back()
+        rescale_rate(loop.model.optimizer, context.size(), 1)  # as Horovod does, for the next training
         return beginning.result(spec, dumped(loop.model), progress.history, "model.keras")
 
     def _save(self, beginning: RankRun, place: Cursor | None = None) -> None:

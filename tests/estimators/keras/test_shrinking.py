@@ -95,7 +95,8 @@ def recorded(folder: str, kills: Kills, step_seconds: float = 0, **changed: Any)
     layers = [keras.layers.Input((keras_ranks.WIDTH,)), keras.layers.Dense(1)]
     best = hvd.callbacks.BestModelCheckpoint(monitor="number", save_weights_only=True, mode="max")
     settings = {"optimizer": keras.optimizers.SGD(RATE), "loss": magnitude, "epochs": EPOCHS, "batch_size": 2}
-    callbacks = {"callbacks": [Killing()], "checkpoint_callback": best}
+    constant = hvd.callbacks.LearningRateScheduleCallback(RATE, lambda epoch: 1.0)
+    callbacks = {"callbacks": [Killing(), constant], "checkpoint_callback": best}
     result = keras_ranks.trained(folder, keras.Sequential(layers), **settings, **callbacks, **changed)
     if result is None:
         return None

@@ -38,12 +38,33 @@ pytestmark = pytest.mark.timeout(300)
         keras_ranks.few_rows,
         keras_ranks.callbacks_and_best,
         keras_ranks.schedules_begin_at_the_optimizer_s_rate,
+        keras_ranks.rates_that_user_code_sets,
     ],
     ids=lambda case: case.__name__,
 )
 def test_ranks_train_as_one_process_would(ranks: RankPool, tmp_path: Path, case: Any) -> None:
     keras_ranks.write_table(tmp_path)
     ranks.run(case, str(tmp_path), timeout=250)
+
+
+def test_a_run_resumes_with_the_rate_of_its_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    """Two ranks, one, and two again."""
+    keras_ranks.write_table(tmp_path)
+    alone = RankPool(ranks.backend, ranks=1)
+    try:
+        for pool, epochs, rates in ((ranks, 2, [0.16, 0.16]), (alone, 4, [0.04, 0.04]), (ranks, 5, [0.08])):
+            pool.run(keras_ranks.resumes_with_its_ranks, str(tmp_path), epochs, rates, timeout=250)
+        alone.run(keras_ranks.rates_that_user_code_sets, str(tmp_path), timeout=250)
+    finally:
+        alone.close()
+
+
+def test_a_run_of_keras_2_resumes_with_a_rate_that_was_set(ranks: RankPool, tmp_path: Path) -> None:
+    if ranks.backend != "tensorflow":
+        pytest.skip("Keras 2 computes with TensorFlow")
+    pytest.importorskip("tf_keras")
+    keras_ranks.write_table(tmp_path)
+    ranks.run(keras_ranks.keeps_a_rate_of_keras_2, str(tmp_path), timeout=250)
 
 
 @pytest.mark.slow
