@@ -54,18 +54,21 @@ def strategy_class(flavour: str) -> Any:
     return importlib.import_module(FLAVOURS[flavour]).HorovodStrategy
 
 
-def register(flavour: str) -> None:
+def register(flavour: str, kind: str = "HorovodStrategy") -> None:
     """Registers ``Trainer(strategy="horovod")`` with a package that has been imported.
 
-    A second call changes nothing.
+    Args:
+        kind: the class, of a module of `FLAVOURS`. The first one stays, except that another one than
+            ``HorovodStrategy`` replaces it.
     """
     registry = importlib.import_module(f"{flavour}.strategies").StrategyRegistry
-    if STRATEGY not in registry:
+    if STRATEGY not in registry or kind != "HorovodStrategy":
         # Not the class itself, whose module needs the package to its end; and not everybody will ask for it.
         registry.register(
             STRATEGY,
-            lambda **options: strategy_class(flavour)(**options),
+            lambda **options: getattr(importlib.import_module(FLAVOURS[flavour]), kind)(**options),
             description="averages gradients as Horovod does",
+            override=True,
         )
 
 

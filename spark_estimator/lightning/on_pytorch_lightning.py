@@ -13,3 +13,9 @@ class HorovodStrategy(HorovodMethods, ParallelStrategy):
 
     flavour = "pytorch_lightning"
     rank_zero_only = staticmethod(rank_zero_only)
+
+
+class AddOnStrategy(HorovodStrategy):
+    """As `HorovodStrategy`; see `add_on`."""
+
+    scales_if_unset = True

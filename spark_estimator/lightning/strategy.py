@@ -66,7 +66,7 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     Args:
         scale_lr: whether learning rates are multiplied by the number of ranks. None: no, unless the Trainer is made
-            with an old spelling (`old_spellings`).
+            with an old spelling (`old_spellings`), or the class is that of ``lightning_horovod`` (`add_on`).
         compression: what gradients are sent as; `hvd.Compression`.
         gradient_predivide_factor, groups, sparse_as_dense, shard_state: as for `hvd.DistributedOptimizer`.
         sync: "allreduce": gradients are averaged in each step; "local_sgd" or "diloco": each rank steps alone, see
@@ -83,6 +83,8 @@ class HorovodMethods(HorovodCollectives, _Base):
     rank_zero_only: ClassVar[Any]
 
     strategy_name = "horovod"
+    #: Whether learning rates are multiplied where `scale_lr` is None.
+    scales_if_unset = False
     #: Whether rank 0 warns about hooks that only Lightning 1 calls: the script was written for it (`old_spellings`).
     warns_of_old_hooks = False
 
@@ -123,6 +125,8 @@ class HorovodMethods(HorovodCollectives, _Base):
             raise ValueError(f"sync_options={sync_options!r} are for sync='local_sgd' and sync='diloco'.")
         if self._steps_locally and scale_lr:
             raise ValueError(f"scale_lr=True and sync={sync!r}: each rank steps with the learning rate of one process.")
+        if scale_lr is None and self.scales_if_unset and not self._steps_locally:
+            scale_lr = True
         self.scale_lr = scale_lr
         self._wrap = _WRAPPERS[sync]
         self._optimizer_options = {
