@@ -12,6 +12,7 @@ import torch
 
 from spark_estimator.checkpoint import folders
 from spark_estimator.checkpoint.index import Extent, Saved, index_of
+from spark_estimator.checkpoint.restricted import load_restricted
 from spark_estimator.checkpoint.state import nested
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore, Store
@@ -141,7 +142,7 @@ def _unpacked(content: bytes, name: str, extent: Extent) -> Any:
     if flaw:
         raise DataError(f"{name} is damaged: {flaw}.")
     try:
-        return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        return load_restricted(io.BytesIO(content), map_location="cpu")
     except Exception as error:
         raise DataError(f"{name} cannot be read without running code: {str(error).splitlines()[0]}") from error
 

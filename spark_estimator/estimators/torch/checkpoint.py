@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from spark_estimator.checkpoint.restricted import load_restricted
 from spark_estimator.estimators.torch.reading import why
 
 
@@ -19,7 +20,7 @@ class TorchForm:
 
     def unpacked(self, content: bytes) -> dict[str, Any]:
         """See `checkpoint.Form.unpacked`."""
-        result: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        result: dict[str, Any] = load_restricted(io.BytesIO(content), map_location="cpu")
         return result
 
     def why(self, error: Exception) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from spark_estimator.checkpoint.restricted import load_restricted
 from spark_estimator.errors import DataError
 
 
@@ -36,7 +37,7 @@ def read(file: Path, known: Sequence[Any] = (), *, trust: bool = False) -> Any:
                 f"{file} is no file of PyTorch: {file.stat().st_size} bytes, which are no whole zip archive."
             )
         with torch.serialization.safe_globals(list(known)):
-            return torch.load(file, weights_only=not trust)
+            return torch.load(file, weights_only=False) if trust else load_restricted(file)
     except DataError:
         raise
     except pickle.UnpicklingError as error:
