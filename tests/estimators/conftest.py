@@ -49,6 +49,22 @@ def rewritten(folder: Path, name: str, content: bytes) -> None:
     (folder / "spark_estimator.json").write_text(json.dumps(manifest))
 
 
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """A file that hostile code makes when it runs."""
+    return tmp_path / "code has run"
+
+
+class Poison:
+    """An object whose unpickling makes the file `marker`."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._marker,)
+
+
 def saved_by_torch(content: object) -> bytes:
     """What torch.save makes of it."""
     stream = io.BytesIO()

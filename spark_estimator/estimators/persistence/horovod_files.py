@@ -45,7 +45,7 @@ class HorovodFile:
                 return None
             params = {**content["defaultParamMap"], **content["paramMap"]}
             return cls(folder, content["class"], content["uid"], params)
-        except (OSError, IndexError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 
     def values(self, kind: str, *, trust: bool) -> dict[str, Any]:

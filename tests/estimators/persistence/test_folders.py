@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.ml.param import Param, Params
 from torch import nn
 
-from spark_estimator import DataError, TorchEstimator
-from tests.estimators.conftest import rewritten, saved_by_torch
+from spark_estimator import DataError, TorchEstimator, TorchModel
+from tests.estimators.conftest import Poison, linear, rewritten, saved_by_torch
 from tests.store.crashes import INTERRUPT, KILL, NO_EXCHANGE, at_each_call
 
 if TYPE_CHECKING:
@@ -20,20 +22,15 @@ if TYPE_CHECKING:
 Make = Callable[..., TorchEstimator]
 
 
-def test_hostile_folders_run_nothing(estimator: Make, tmp_path: Path) -> None:
+def test_hostile_folders_run_nothing(estimator: Make, tmp_path: Path, marker: Path) -> None:
     path = tmp_path / "estimator"
     estimator().save(str(path))
-    touched = tmp_path / "touched"
-
-    class Poison:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (touched,))
-
+    poison = Poison(marker)
     whole = (path / "objects.pt").read_bytes()
     (path / "objects.pt").write_bytes(whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:])
     with pytest.raises(DataError, match=r"objects\.pt is damaged: its \d+ bytes don't match"):
         TorchEstimator.load(str(path), trust=True)
-    for content in ({"model": Poison()}, {"loss": [nn.MSELoss(), Poison()]}, Poison()):
+    for content in ({"model": poison}, {"loss": [nn.MSELoss(), poison]}, poison):
         rewritten(path, "objects.pt", saved_by_torch(content))
         with pytest.raises(DataError, match=r"aren't PyTorch's own.*GLOBAL"):
             TorchEstimator.load(str(path))
@@ -58,7 +55,45 @@ def test_hostile_folders_run_nothing(estimator: Make, tmp_path: Path) -> None:
         (path / "spark_estimator.json").write_text(json.dumps(other))
         with pytest.raises(DataError, match=words):
             TorchEstimator.load(str(path))
-    assert not touched.exists()
+    assert not marker.exists()
+
+
+def with_own_param(kind: type[Any]) -> type[Any]:
+    """A subclass with a parameter that JSON does not hold."""
+
+    class Own(kind):  # type: ignore[misc]
+        special = Param(Params._dummy(), "special", "a function")
+
+    return Own
+
+
+@pytest.mark.parametrize("name", ["decoders.pkl", "subclass_params.pkl"])
+def test_hostile_pickles_run_nothing(tmp_path: Path, marker: Path, name: str) -> None:
+    """Each loader has its own test of the files that it alone has."""
+    kind, path = with_own_param(TorchModel), tmp_path / "model"
+    saved = kind(model=linear(), feature_columns=["x"], label_columns=["y"], decoders={"x": len})
+    saved._set(special=len)
+    saved.save(str(path))
+    rewritten(path, name, pickle.dumps(Poison(marker)))
+    passed = {"decoders": {"x": len}} if name == "subclass_params.pkl" else {}
+    with pytest.raises(DataError, match=r"could run any code.*trust=True"):
+        kind.load(str(path), **passed)
+    assert not marker.exists()
+    with pytest.raises(DataError, match=f"{name} (cannot be read|contains)"):
+        kind.load(str(path), trust=True)
+    assert marker.exists(), "it is a folder that runs code, if it is trusted"
+
+
+def test_a_folder_of_lightning_runs_nothing(tmp_path: Path, marker: Path) -> None:
+    pytest.importorskip("lightning")
+    from spark_estimator import lightning
+
+    path = tmp_path / "estimator"
+    lightning.TorchEstimator(model=linear(), loss=nn.functional.mse_loss).save(str(path))
+    rewritten(path, "objects.pt", saved_by_torch({"model": Poison(marker)}))
+    with pytest.raises(DataError, match=r"aren't PyTorch's own.*GLOBAL"):
+        lightning.TorchEstimator.load(str(path))
+    assert not marker.exists()
 
 
 def test_a_folder_without_a_name(estimator: Make) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
+from tests.estimators.conftest import Poison
 
 
 def encoded(values: dict[str, Any]) -> dict[str, str | None]:
@@ -58,6 +59,19 @@ MODEL: dict[str, Any] = {
         "y": {"spark_data_type": FloatType, "shape": None, "intermediate_format": "nochange"},
     },
 }
+
+
+def test_a_hostile_folder_runs_nothing(tmp_path: Path, marker: Path) -> None:
+    for kind in (TorchModel, TorchEstimator):
+        path = saved(tmp_path / kind.__name__, f"horovod.spark.torch.estimator.{kind.__name__}", {"x": Poison(marker)})
+        with pytest.raises(DataError, match=r"was saved by Horovod, as pickles.*trust=True"):
+            kind.load(path)
+        assert not marker.exists()
+
+
+def test_metadata_that_is_deep_is_none_of_horovod(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text("[" * 200_000)
+    assert HorovodFile.at(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize("one_file", [False, True])

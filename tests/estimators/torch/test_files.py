@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchModel
-from tests.estimators.conftest import line_rows, linear, rewritten, saved_by_torch
+from tests.estimators.conftest import Poison, line_rows, linear, rewritten, saved_by_torch
 from tests.estimators.torch_models import Own, expected, model_of
 
 
@@ -83,23 +82,20 @@ model_of(inside()).save({path + "2"!r})
         assert numpy.allclose(predicted.ravel(), 2 * line_rows()[0].sum(axis=1), atol=1e-5)
 
 
-def test_a_poisoned_file_runs_nothing(tmp_path: Path) -> None:
+def test_a_poisoned_file_runs_nothing(tmp_path: Path, marker: Path) -> None:
     path = tmp_path / "model"
     model_of(linear()).save(str(path))
-    touched = tmp_path / "touched"
-
-    class Poison:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (touched,))
-
-    rewritten(path, "module.pt", saved_by_torch(Poison()))
+    rewritten(path, "module.pt", saved_by_torch(Poison(marker)))
     with pytest.raises(DataError, match=r"classes other than torch\.nn's own.*GLOBAL"):
         TorchModel.load(str(path))
-    rewritten(path, "weights.pt", saved_by_torch({"weight": Poison()}))
+    rewritten(path, "weights.pt", saved_by_torch({"weight": Poison(marker)}))
     with pytest.raises(DataError, match=r"weights\.pt holds more than numbers, and is not read: .*GLOBAL") as refusal:
         TorchModel.load(str(path), model=linear())
     assert "weights_only" not in str(refusal.value), "PyTorch's advice is not repeated"
-    assert not touched.exists()
+    assert not marker.exists()
+    with pytest.raises(DataError, match="holds more than numbers"):
+        TorchModel.load(str(path), model=linear(), trust=True)
+    assert not marker.exists(), "numbers are read in the same way with trust"
 
 
 def test_a_damaged_folder_is_not_loaded(tmp_path: Path) -> None:
