@@ -17,6 +17,8 @@ from spark_estimator.store import DBFSLocalStore
 
 #: The file that each whole folder has.
 MANIFEST_FILE = "spark_estimator.json"
+#: What to pass for a folder that is not read without trust.
+TRUST = "trust=True (in a pipeline: use trust_files()) if you trust the folder"
 #: The folder of a model's files within the ``data`` folder of an MLflow model.
 MLFLOW_FOLDER = "estimator_model"
 _OTHER_SCHEMES = ("hdfs:", "s3:", "s3a:", "gs:", "abfss:", "wasbs:", "viewfs:")

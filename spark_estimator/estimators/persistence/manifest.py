@@ -5,11 +5,12 @@ The digests find damage (`digests`); they are no protection against a user who m
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.ml.param import Params
 
@@ -18,6 +19,8 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.folders import MANIFEST_FILE, MLFLOW_FOLDER
 from spark_estimator.store.digests import digest_of
 from spark_estimator.store.replacement import surviving_folder
+
+_Result = TypeVar("_Result")
 
 _FORMAT = 3
 
@@ -93,8 +96,8 @@ class Manifest:
         self.params: dict[str, Any] = self.value("params", lambda value: isinstance(value, dict), "an object")
         self._digests: dict[str, str] = self.value(
             "sha256",
-            lambda value: isinstance(value, dict) and all(map(is_text, value.values())),
-            "an object from files to texts",
+            lambda value: isinstance(value, dict) and all(map(is_text, value.values())) and all(map(_is_name, value)),
+            "an object from names of files to texts",
         )
 
     def value(self, key: str, right: Callable[[Any], bool], words: str) -> Any:
@@ -142,26 +145,47 @@ class Manifest:
         Raises:
             DataError: it is not, or it is not there.
         """
+        self._check(name, self._read(name, digest_of))
+        return self.folder / name
+
+    def content(self, name: str) -> bytes:
+        """The bytes of a file that was written with it, read once: what is checked is what is used.
+
+        Raises:
+            DataError: it is not as it was, or it is not there.
+        """
+        result = self._read(name, Path.read_bytes)
+        self._check(name, hashlib.sha256(result).hexdigest())
+        return result
+
+    def _read(self, name: str, read: Callable[[Path], _Result]) -> _Result:
         file = self.folder / name
         if not self.has(name):
             raise self.broken("sha256", f"has no entry for {name}")
         try:
-            result = digest_of(file)
+            return read(file)
         except FileNotFoundError as error:
             raise DataError(f"{self.folder}: the {self._kind} is incomplete: {name} is missing.") from error
         except OSError as error:
             raise DataError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
-        if result != self._digests[name]:
+
+    def _check(self, name: str, digest: str) -> None:
+        file = self.folder / name
+        if digest != self._digests[name]:
             raise DataError(
                 f"{file} is damaged: its {file.stat().st_size} bytes don't match the SHA-256 in {MANIFEST_FILE}. Copy "
                 f"the folder again, or save the {self._kind} again."
             )
-        return file
 
 
 def is_text(value: Any) -> bool:
     """Whether JSON has a text, with something in it."""
     return isinstance(value, str) and bool(value)
+
+
+def _is_name(name: str) -> bool:
+    """Whether it is the name of a file in a folder, and of none elsewhere."""
+    return name not in ("", ".", "..") and "/" not in name
 
 
 def _short(value: Any) -> str:

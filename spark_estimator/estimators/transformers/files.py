@@ -10,19 +10,19 @@ import torch
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.model import TableModel
-from spark_estimator.estimators.persistence.folders import local_path
+from spark_estimator.estimators.persistence.folders import is_trusted, local_path
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
 from spark_estimator.estimators.transformers.adapter import base_dtype
+from spark_estimator.estimators.transformers.allow_list import ADAPTER, private_folder
 from spark_estimator.estimators.transformers.module import KINDS
-from spark_estimator.estimators.transformers.pretrained import Pretrained, quietly
+from spark_estimator.estimators.transformers.pretrained import LOCAL, Pretrained, quietly
 from spark_estimator.estimators.transformers.special_tokens import settle_end
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.transformers.model import TransformersModel
 
 _Model = TypeVar("_Model", bound="TransformersModel")
-_ADAPTER = "adapter_config.json"
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -37,35 +37,26 @@ def write(model: TransformersModel, folder: Path) -> None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(filling)
     tokenizer.save_pretrained(folder)
     saved = {row.name: model.getOrDefault(row.name) for row in model._rows if row.saved}
-    details = {"base_dtype": base_dtype(net)} if (folder / _ADAPTER).exists() else {}
+    details = {"base_dtype": base_dtype(net)} if (folder / ADAPTER).exists() else {}
     write_manifest(folder, model, {"params": saved, **details, **write_subclass(model, folder)})
 
 
 def load(kind: type[_Model], path: str, base: str | None, *, trust: bool) -> _Model:
     """See `TransformersModel.load`."""
-    import transformers
-
     manifest = Manifest(local_path(path), kind.__name__)
-    folder = manifest.folder
-    for file in manifest.files:  # each is as it was written
-        manifest.file(file)
-    task, labels = manifest.params.get("task"), manifest.params.get("labels") or []
+    task = manifest.params.get("task")
     if not isinstance(task, str) or task not in KINDS:
         raise manifest.broken("params", f"has the task {task!r}")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}: its tokenizer can't be read: {type(error).__name__}: {error}") from error
-    if manifest.has(_ADAPTER):
-        dtype = manifest.optional("base_dtype", "float32")
-        if dtype not in _DTYPES:
-            raise manifest.broken("base_dtype", f"must be one of {', '.join(_DTYPES)}; it is {dtype!r}")
-        options: dict[str, Any] = {"dtype": getattr(torch, dtype), **({"num_labels": len(labels)} if labels else {})}
-        net = _with_adapter(folder, task, base, options)
-        if task == "causal":
-            settle_end(net, tokenizer)  # peft does not save the model's config
-    else:
-        net = Pretrained(str(folder)).loaded(KINDS[task])
+    with private_folder(manifest, trust=is_trusted(trust)) as folder:
+        tokenizer = _tokenizer(folder)
+        if manifest.has(ADAPTER):
+            net = _with_adapter(manifest, folder, task, base, trust=is_trusted(trust))
+            if task == "causal":
+                settle_end(net, tokenizer)  # peft does not save the model's config
+        else:
+            net = Pretrained(str(folder)).loaded(KINDS[task])
+            net.config.name_or_path = str(manifest.folder)
+    tokenizer.name_or_path = str(manifest.folder)
     try:
         model = new_instance(kind, TableModel, model=net.eval(), tokenizer=tokenizer, **manifest.params)
     except (TypeError, ValueError) as error:
@@ -75,15 +66,36 @@ def load(kind: type[_Model], path: str, base: str | None, *, trust: bool) -> _Mo
     return model
 
 
-def _with_adapter(folder: Path, task: str, base: str | None, options: dict[str, Any]) -> Any:
+def _tokenizer(folder: Path) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder}: its tokenizer can't be read: {type(error).__name__}: {error}") from error
+
+
+def _with_adapter(manifest: Manifest, folder: Path, task: str, base: str | None, *, trust: bool) -> Any:
     import peft
 
+    labels, dtype = manifest.params.get("labels") or [], manifest.optional("base_dtype", "float32")
+    if dtype not in _DTYPES:
+        raise manifest.broken("base_dtype", f"must be one of {', '.join(_DTYPES)}; it is {dtype!r}")
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), **({"num_labels": len(labels)} if labels else {})}
     config = peft.PeftConfig.from_pretrained(str(folder))
     origin = base or config.base_model_name_or_path
+    if base is None and not trust:
+        raise DataError(
+            f"{manifest.folder} is an adapter of {origin!r}: pass base={origin!r}, or base='another folder of that "
+            "model'. The adapter names its base itself, which is followed with trust=True only (in a pipeline: use "
+            "trust_files())."
+        )
     try:
         pretrained = Pretrained.of(origin, "" if base else config.revision or "")
     except DataError as error:
-        raise DataError(f"{folder} is an adapter of {origin!r}: pass base='folder of that model'. {error}") from error
+        raise DataError(
+            f"{manifest.folder} is an adapter of {origin!r}: pass base='folder of that model'. {error}"
+        ) from error
     with quietly():  # the adapter has what is new in it
         net = pretrained.loaded(KINDS[task], **options)
     return peft.PeftModel.from_pretrained(net, str(folder))

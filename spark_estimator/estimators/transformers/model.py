@@ -79,15 +79,17 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
     @classmethod
     def load(cls: type[_Self], path: str, *, base: str | None = None, trust: bool = False) -> _Self:
-        """Loads what `save` has written, and runs no code from it.
+        """Loads what `save` has written, and runs no code from it unless it is trusted.
 
         Args:
             path: a folder that this process sees.
-            base: of an adapter: the pretrained model's folder, or name in the Hub's cache; None: as in the training.
-            trust: reads parameters of a subclass, which could run code.
+            base: of an adapter: the pretrained model's folder, or name on the Hugging Face Hub; None: as in the
+                training, which needs trust.
+            trust: follows settings of the folder that name other models, and reads parameters of a subclass; only for
+                folders from a source that you trust. Python files in it are never run.
 
         Raises:
-            DataError: the folder is missing, damaged or of another version.
+            DataError: the folder is missing, damaged or of another version, or loading it could run code.
         """
         return files.load(cls, path, base, trust=trust)
 

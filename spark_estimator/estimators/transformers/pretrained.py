@@ -18,8 +18,10 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.folders import local_path
 from spark_estimator.estimators.transformers.special_tokens import most_tokens, positions_of
 
-#: What is downloaded of a model: no weights that are pickled, which could run code.
-_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+#: How folders are read: not from the Hub, and no Python files, about which transformers would ask on the terminal.
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+#: What is needed of a model: no weights that are pickled, which could run code.
+PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 # Of each place of a tensor that `Pretrained.digest` reads.
 _SAMPLED_BYTES = 64
 _DEFAULT_LENGTH = 256
@@ -129,7 +131,7 @@ class Pretrained:
         if self.net is not None:
             return self.net.config
         try:
-            return transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+            return transformers.AutoConfig.from_pretrained(self.folder, **LOCAL)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{self.folder}/config.json can't be read: {type(error).__name__}: {error}") from error
 
@@ -154,7 +156,7 @@ class Pretrained:
         config = self.config()
         try:
             with torch.device("meta"):
-                net = transformers.AutoModel.from_config(config)
+                net = transformers.AutoModel.from_config(config, trust_remote_code=False)
         except Exception:  # a model that needs its own code, for one; `read` gives the reason
             return positions_of(config)
         return most_tokens(net)
@@ -197,8 +199,8 @@ class Pretrained:
             return (net.to(options["dtype"]) if "dtype" in options else net), frozenset()
         try:
             net, report = getattr(transformers, kind).from_pretrained(
-                self.folder, local_files_only=True, use_safetensors=True, output_loading_info=True,
-                ignore_mismatched_sizes=True, **options
+                self.folder, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **LOCAL,
+                **options
             )  # fmt: skip
             # A head for another number of classes is replaced; nothing else is.
             replaced = {name for name, stored, wanted in report["mismatched_keys"] if _is_head(stored, wanted, options)}
@@ -280,7 +282,7 @@ def tokenizer_of(tokenizer: Any, model: Pretrained) -> Any:
     if tokenizer is None or isinstance(tokenizer, (str, os.PathLike)):
         folder = model.folder if tokenizer is None else str(local_path(os.fspath(tokenizer)))
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"there is no tokenizer in {folder}: {type(error).__name__}: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
@@ -295,7 +297,7 @@ def _snapshot(name: str, revision: str = "", where: str = "on the driver") -> st
     """The folder of a name of the Hub, from the cache if it is there."""
     from huggingface_hub import snapshot_download
 
-    options: dict[str, Any] = {"revision": revision or None, "allow_patterns": _PATTERNS}
+    options: dict[str, Any] = {"revision": revision or None, "allow_patterns": PATTERNS}
     attempts: list[Callable[[], str]] = [
         lambda: snapshot_download(name, local_files_only=True, **options),
         lambda: snapshot_download(name, **options),

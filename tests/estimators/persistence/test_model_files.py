@@ -66,7 +66,7 @@ def test_a_broken_spark_estimator_json_names_the_key(tmp_path: Path) -> None:
         ("meanings", [], "must be a list of .*logit.* or null, 1, as many as outputs"),
         ("meanings", ["logkt"], "must be a list of .*logit.* or null, 1, as many as outputs; it is .*logkt"),
         ("decoders", "x", "must be a list of columns; it is 'x'"),
-        ("sha256", {"weights.pt": 3}, "must be an object from files to texts"),
+        ("sha256", {"weights.pt": 3}, "must be an object from names of files to texts"),
         ("sha256", {}, r"has no entry for weights\.pt|contains no architecture"),
     ):
         file.write_text(json.dumps({**manifest, key: value}))

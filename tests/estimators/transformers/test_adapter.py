@@ -49,7 +49,7 @@ def test_what_the_pretrained_model_lacks_is_trained_and_saved(
     expected = net.eval()(ids).logits
     assert torch.equal(other.net.eval()(ids).logits, expected), "as the driver takes what rank 0 has trained"
     model(net).save(str(tmp_path / "adapter"))
-    loaded = TransformersModel.load(str(tmp_path / "adapter")).getModel()
+    loaded = TransformersModel.load(str(tmp_path / "adapter"), base=headless).getModel()
     assert torch.equal(loaded(ids).logits, expected)
     base = AutoModelForSequenceClassification.from_pretrained(headless)
     plain = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
@@ -75,14 +75,14 @@ def test_an_adapter_on_numbers_of_half_precision_is_loaded_as_it_was_trained(tmp
     net: Any = net_of(Pretrained.of(folder), CAUSAL, {"r": 2}, tiny.tokenizer())
     assert base_dtype(net) == "float32"
     model(net, task="causal", labels=None).save(str(tmp_path / "adapter"))
-    loaded = TransformersModel.load(str(tmp_path / "adapter"))
+    loaded = TransformersModel.load(str(tmp_path / "adapter"), base=folder)
     assert {parameter.dtype for parameter in loaded.getModel().parameters()} == {torch.float32}
     ids = torch.tensor([[2, 8, 9, 3]])
     assert torch.equal(loaded.getModel()(ids).logits, net.eval()(ids).logits)
     manifest = tmp_path / "adapter" / "spark_estimator.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "base_dtype": "int8"}))
     with pytest.raises(DataError, match="'base_dtype' must be one of float32"):
-        TransformersModel.load(str(tmp_path / "adapter"))
+        TransformersModel.load(str(tmp_path / "adapter"), base=folder)
 
 
 def test_an_adapter_names_the_model_of_the_hub(
@@ -97,5 +97,5 @@ def test_an_adapter_names_the_model_of_the_hub(
     (tmp_path / "hub").rename(tmp_path / "elsewhere")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
     (tmp_path / "elsewhere" / "models--zoo--animals" / "refs" / "main").write_text("1" * 40)
-    loaded = TransformersModel.load(str(tmp_path / "adapter"))
+    loaded = TransformersModel.load(str(tmp_path / "adapter"), trust=True)
     assert torch.equal(loaded.getModel()(torch.tensor([[2, 8]])).logits, net.eval()(torch.tensor([[2, 8]])).logits)

@@ -110,7 +110,7 @@ def test_an_adapter_needs_its_base(classifier_folder: str, tmp_path: Path) -> No
     before.save(str(folder))
     assert not (folder / "model.safetensors").exists()
     with pytest.raises(DataError, match=r"is an adapter of '.*moved': pass base='folder of that model'"):
-        TransformersModel.load(str(folder))
+        TransformersModel.load(str(folder), trust=True)
     loaded = TransformersModel.load(str(folder), base=classifier_folder)
     ids = torch.tensor([[2, 8, 9, 3]])
     with torch.no_grad():
