@@ -26,7 +26,8 @@ def load_model(
 
     It may be called before ``hvd.init()``, which a step of the optimizer needs. The optimizer's state is that of the
     file. Every rank loads; give them the same file. The process's Keras loads it; Keras 2 does, too, where a program
-    has imported ``tf_keras`` and the file has a version of Keras 2.
+    has imported ``tf_keras`` and the file has a version of Keras 2. Only for files whose writer you trust: Keras' safe
+    mode refuses some code only, and Keras 2 imports any module that a file names.
 
     Args:
         filepath: of a ``.keras`` or ``.h5`` file, or any other argument of Keras' ``load_model``.

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.keras.allow_list import strange_names
 from spark_estimator.estimators.keras.files import read_keras, write_keras
 from spark_estimator.estimators.keras.objects import custom_objects_of, packed, pickled
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import estimator_files
-from spark_estimator.estimators.persistence.folders import is_trusted
+from spark_estimator.estimators.persistence.folders import TRUST, is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest
 from spark_estimator.keras.importing import is_keras_2, keras_of, keras_of_version
 from spark_estimator.keras.optimizers import is_optimizer
@@ -71,12 +72,26 @@ def _by_keras(value: Any) -> Any:
     return keras_of(value).saving.serialize_keras_object(value)
 
 
-def _deserialized(config: Any) -> Any:
+def _deserialized(config: Any, *, trust: bool) -> Any:
+    """What `_serialized` has made a configuration of.
+
+    Raises:
+        DataError: it names what could run code.
+    """
     if isinstance(config, dict) and _LIST in config:
-        return [_deserialized(item) for item in config[_LIST]]
-    if isinstance(config, dict) and _KERAS_2 in config:
+        return _deserialized(config[_LIST], trust=trust)
+    if isinstance(config, list):
+        return [_deserialized(item, trust=trust) for item in config]
+    if not isinstance(config, dict):
+        return config
+    if _KERAS_2 in config:
+        if not trust:
+            raise DataError(f"it is of Keras 2, whose files can run any code: pass {TRUST}")
         return keras_of_version("2.").saving.deserialize_keras_object(config[_KERAS_2], safe_mode=True)
-    return keras_of(None).saving.deserialize_keras_object(config, safe_mode=True)
+    keras = keras_of_version("3.")
+    if not trust and (strange := strange_names(config, keras.saving.get_custom_objects())):
+        raise DataError(f"it names {', '.join(strange)}, which aren't Keras' own and could run any code: pass {TRUST}")
+    return keras.saving.deserialize_keras_object(config, safe_mode=True)
 
 
 def _plain(value: Any) -> bool:
@@ -98,22 +113,22 @@ def _read(manifest: Manifest, custom_objects: Mapping[str, Any] | None, *, trust
         result["model"], objects = read_keras(manifest, custom_objects, trust=trust)
         if objects:
             result["custom_objects"] = objects
+    plain, name = manifest.content(_PLAIN), ""
     try:
-        for name, config in json.loads(manifest.file(_PLAIN).read_text(encoding="utf-8")).items():
-            result[name] = _deserialized(config)
-    except DataError:
-        raise
+        for name, config in json.loads(plain).items():
+            result[name] = _deserialized(config, trust=trust)
+    except DataError as error:
+        raise DataError(f"{manifest.folder / _PLAIN}: {name} is not read: {error}.") from error
     except Exception as error:
         raise DataError(f"{manifest.folder / _PLAIN} cannot be read: {type(error).__name__}: {error}") from error
     if manifest.has(_FILE):
         if not trust:
             raise DataError(
                 f"{manifest.folder}: some of its losses, metrics, callbacks or functions aren't Keras' own, and "
-                "loading them could run any code. Pass trust=True (in a pipeline: use trust_files()) if you trust "
-                "the folder."
+                f"loading them could run any code. Pass {TRUST}."
             )
         try:
-            result |= pickle.loads(manifest.file(_FILE).read_bytes())  # noqa: S301  # trusted
+            result |= pickle.loads(manifest.content(_FILE))  # noqa: S301  # trusted
         except DataError:
             raise
         except Exception as error:

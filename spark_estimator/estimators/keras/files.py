@@ -1,4 +1,4 @@
-"""A saved `KerasModel`: JSON and a ``.keras`` file; both are read without running code from them.
+"""A saved `KerasModel`: JSON and a ``.keras`` file; both are read without running code from them (`allow_list`).
 
 What `folders` and `manifest` describe, and: ``model.keras``, which Keras loads without this package, too;
 ``custom_objects.pkl``, where there are any, has the user's classes and functions, which need trust or to be passed
@@ -7,28 +7,26 @@ again.
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.keras.objects import dumped, keras_of_file, packed
+from spark_estimator.estimators.keras.allow_list import check_archive, strange_names
+from spark_estimator.estimators.keras.objects import dumped, first_line, packed, read_model, version_of
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence import model_files
-from spark_estimator.estimators.persistence.folders import is_trusted, local_path
+from spark_estimator.estimators.persistence.folders import TRUST, is_trusted, local_path
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
+from spark_estimator.keras.importing import keras_of_version
 
 _Model = TypeVar("_Model", bound=TableModel)
 
 _MODEL, _OBJECTS = "model.keras", "custom_objects.pkl"
-_TRUST = "trust=True (in a pipeline: use trust_files()) if you trust the folder"
-#: Packages of Keras' own classes.
-_OF_KERAS = ("keras", "tf_keras")
-#: Modules of Keras in which it searches functions whose module a file does not name.
-_WITH_FUNCTIONS = ("activations", "constraints", "initializers", "losses", "metrics", "regularizers")
 
 
 def write(model: TableModel, keras_model: Any, custom_objects: Mapping[str, Any], folder: Path) -> None:
@@ -75,79 +73,44 @@ def read_keras(
     Raises:
         DataError: as `KerasModel.load`.
     """
-    file = manifest.file(_MODEL)
+    content = manifest.content(_MODEL)
+    file = manifest.folder / _MODEL
     objects = dict(custom_objects or {})
     if trust and manifest.has(_OBJECTS):
         try:
-            objects = {**pickle.loads(manifest.file(_OBJECTS).read_bytes()), **objects}  # noqa: S301  # trusted
+            objects = {**pickle.loads(manifest.content(_OBJECTS)), **objects}  # noqa: S301  # trusted
         except DataError:
             raise
         except Exception as error:
             raise DataError(f"{manifest.folder / _OBJECTS} cannot be read: {type(error).__name__}: {error}") from error
-    config = _config(file)
-    keras = keras_of_file(file)
-    known = {*objects, *keras.saving.get_custom_objects()}
     if not trust:
-        strange = sorted(set(_strange(config, known)))
-        if strange:
-            raise DataError(
-                f"{manifest.folder}: its model uses {', '.join(strange)}, which aren't Keras' own, and loading them "
-                f"could run any code. Pass your own as custom_objects={{...}}, or pass {_TRUST}."
-            )
+        _check(content, file, objects)
     try:
-        model = keras.saving.load_model(str(file), custom_objects=objects, safe_mode=not trust)
+        model = read_model(content, objects, compile=True, safe_mode=not trust)
     except Exception as error:
-        functions = sorted(set(_own_functions(config, known, keras)))
-        if functions:
-            reason = f"its model uses functions that aren't Keras' own: {', '.join(functions)}."
-        else:
-            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        if functions or (manifest.has(_OBJECTS) and not trust):
-            wanted = ", ".join(f"{name!r}: {name}" for name in functions) or "..."
-            reason += f" Pass your own classes and functions as custom_objects={{{wanted}}}"
-            reason += "." if trust else f", or pass {_TRUST}."
-        raise DataError(f"{file} cannot be loaded by Keras {keras.__version__}: {reason}") from error
+        reason = first_line(error) or type(error).__name__
+        if manifest.has(_OBJECTS):
+            reason += ". Pass your own classes and functions as custom_objects={...}"
+        raise DataError(f"{file} cannot be loaded by Keras: {reason}.") from error
     return model, objects
 
 
-def _config(file: Path) -> Any:
+def _check(content: bytes, file: Path, objects: Mapping[str, Any]) -> None:
+    """Raises DataError where reading a model's file could run code."""
     try:
-        with zipfile.ZipFile(file) as archive:
-            return json.loads(archive.read("config.json"))
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        version = version_of(content)
+        if not version.startswith("3."):
+            raise DataError(f"it is of Keras {version}, whose files can run any code: pass {TRUST}")
+        check_archive(content)
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            config = json.loads(archive.read("config.json"))
+    except DataError as error:
+        raise DataError(f"{file} is not read: {error}.") from error
+    except Exception as error:  # a zip file or an HDF5 file that is none raises any error
         raise DataError(f"{file} is no file of Keras: {type(error).__name__}: {error}") from error
-
-
-def _strange(config: Any, known: set[str]) -> Iterator[str]:
-    """The names of classes and functions in a configuration that are neither Keras' own nor known."""
-    if isinstance(config, list):
-        for item in config:
-            yield from _strange(item, known)
-    if not isinstance(config, dict):
-        return
-    name, module = config.get("class_name"), config.get("module")
-    if name == "__lambda__" or (name == "Lambda" and str(module).startswith(_OF_KERAS)):
-        yield "a Lambda"
-    elif name is not None and ("module" in config or "registered_name" in config):
-        called = str(config.get("config") if name == "function" else config.get("registered_name") or name)
-        # Without a module Keras searches the registered objects and custom_objects.
-        of_keras = name.startswith("__") or module == "builtins" or str(module).partition(".")[0] in _OF_KERAS
-        if not of_keras and called not in known and str(name) not in known:
-            yield called
-    for value in config.values():
-        yield from _strange(value, known)
-
-
-def _own_functions(config: Any, known: set[str], keras: Any) -> Iterator[str]:
-    """The names of functions in a configuration that are not known, and that Keras does not have."""
-    if isinstance(config, list):
-        for item in config:
-            yield from _own_functions(item, known, keras)
-    if not isinstance(config, dict):
-        return
-    name = config.get("config") if config.get("class_name") == "function" else None
-    of_keras = isinstance(name, str) and any(hasattr(getattr(keras, module), name) for module in _WITH_FUNCTIONS)
-    if isinstance(name, str) and name not in known and not of_keras:
-        yield name
-    for value in config.values():
-        yield from _own_functions(value, known, keras)
+    if strange := strange_names(config, {*objects, *keras_of_version(version).saving.get_custom_objects()}):
+        wanted = ", ".join(f"{name!r}: {name}" for name in strange if name.isidentifier()) or "..."
+        raise DataError(
+            f"{file}: its model uses {', '.join(strange)}, which aren't Keras' own, and loading them could run any "
+            f"code. Pass your own as custom_objects={{{wanted}}}, or pass {TRUST}."
+        )

@@ -210,29 +210,42 @@ def loaded(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool =
     Raises:
         DataError: Keras cannot read it; the message has Keras' error.
     """
+    try:
+        return read_model(content, custom_objects, compile=compile, safe_mode=False)
+    except Exception as error:
+        raise DataError(
+            f"Keras cannot load the model that it has saved: {type(error).__name__}: {first_line(error)}. Name "
+            "your own classes and functions in custom_objects={...}; a class needs get_config()."
+        ) from error
+
+
+def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool, safe_mode: bool) -> Any:
+    """The model of a ``.keras`` file's bytes, by the Keras that has written them.
+
+    Args:
+        compile: with its optimizer, loss and metrics.
+        safe_mode: Keras' own, which refuses some of what could run code.
+
+    Raises:
+        Exception: Keras cannot read it.
+    """
+    keras = keras_of_version(version_of(content))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.keras"
         file.write_bytes(content)
-        try:
-            keras = keras_of_file(file)
-            return keras.saving.load_model(
-                str(file), custom_objects=dict(custom_objects), compile=compile, safe_mode=False
-            )
-        except Exception as error:
-            raise DataError(
-                f"Keras cannot load the model that it has saved: {type(error).__name__}: {_first_line(error)}. Name "
-                "your own classes and functions in custom_objects={...}; a class needs get_config()."
-            ) from error
+        return keras.saving.load_model(
+            str(file), custom_objects=dict(custom_objects), compile=compile, safe_mode=safe_mode
+        )
 
 
-def keras_of_file(file: Path) -> Any:
-    """The Keras that has written a ``.keras`` file: Keras 2 or Keras 3.
+def version_of(content: bytes) -> str:
+    """The version of the Keras that has written a ``.keras`` file.
 
     Raises:
-        OSError, KeyError, ValueError, zipfile.BadZipFile: it is no ``.keras`` file.
+        KeyError, TypeError, ValueError, zipfile.BadZipFile: it is no ``.keras`` file.
     """
-    with zipfile.ZipFile(file) as archive:
-        return keras_of_version(str(json.loads(archive.read("metadata.json"))["keras_version"]))
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return str(json.loads(archive.read("metadata.json"))["keras_version"])
 
 
 def digest_of(content: bytes, model: Any) -> bytes:
@@ -249,7 +262,8 @@ def digest_of(content: bytes, model: Any) -> bytes:
     return digest.digest()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, without the full stop."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "").removesuffix(".")
 
 

@@ -18,7 +18,7 @@ import keras
 import tf_keras
 
 import spark_estimator.keras as hvd
-from spark_estimator import KerasEstimator, KerasModel
+from spark_estimator import DataError, KerasEstimator, KerasModel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,9 @@ def test_fit_transform_and_load(spark: SparkSession, tmp_path: Path) -> None:
     assert isinstance(model, tf_keras.Model) and type(model.optimizer) is tf_keras.optimizers.legacy.Adam
     path = str(tmp_path / "model")
     fitted.write().save(path)
-    loaded = KerasModel.load(path)
+    with pytest.raises(DataError, match=r"it is of Keras 2\.\d.*: pass trust=True"):
+        KerasModel.load(path)
+    loaded = KerasModel.load(path, trust=True)
     assert isinstance(loaded.getModel(), tf_keras.Model)
     predicted = [row["y__output"] for row in loaded.transform(df.limit(5)).collect()]
     assert predicted == pytest.approx(model.predict(rows[:5], verbose=0).reshape(-1).tolist(), abs=1e-5)
@@ -102,7 +104,9 @@ def test_files_and_refusals(tmp_path: Path) -> None:
     KerasEstimator(
         model=network(), optimizer=tf_keras.optimizers.Adam(0.25), loss=[tf_keras.losses.Huber(0.5)], metrics=["mae"]
     ).save(path)
-    loaded = KerasEstimator.load(path)
+    with pytest.raises(DataError, match=r"it is of Keras 2\.\d.*: pass trust=True"):
+        KerasEstimator.load(path)
+    loaded = KerasEstimator.load(path, trust=True)
     assert float(loaded.getOptimizer().learning_rate) == 0.25 and type(loaded.getModel()) is tf_keras.Sequential
     assert loaded.getLoss()[0].get_config()["delta"] == 0.5
     with pytest.raises(TypeError, match="an optimizer of Keras 2, as the model is"):
