@@ -149,6 +149,8 @@ Status Segment::Map(int fd, int local_size) {
     memory = map();
   }
   if (memory == MAP_FAILED) return Status::System("cannot map a shared segment", errno);
+  // A core dump would read the whole arena, and so allocate pages for all of it.
+  madvise(memory, mapped_bytes, MADV_DONTDUMP);
   const auto* header = static_cast<const Header*>(memory);
   if (header->magic != kMagic || header->version != SE_ABI_VERSION || header->local_size != local_size) {
     munmap(memory, mapped_bytes);

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import enum
 import fcntl
-import mmap
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from spark_estimator.mapping import map_file
 
 SLOTS = 2
 BYTES = 4096
@@ -59,7 +60,7 @@ class SharedControl:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._page = mmap.mmap(descriptor, BYTES)
+        self._page = map_file(descriptor, BYTES)
         self._threads = threading.RLock()  # the kernel's lock is that of the process
 
     @contextmanager

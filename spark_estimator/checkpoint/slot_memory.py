@@ -7,6 +7,8 @@ import ctypes
 import mmap
 import os
 
+from spark_estimator.mapping import map_file
+
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,7 +45,7 @@ class SlotMemory:
             return False
         if size > os.fstat(self.descriptor).st_size:  # `put` may have made more room
             os.ftruncate(self.descriptor, size)
-        self._map, self._size = mmap.mmap(self.descriptor, size), size
+        self._map, self._size = map_file(self.descriptor, size), size
         return True
 
     def populate(self) -> None:

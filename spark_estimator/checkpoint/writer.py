@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import pickle
 import posixpath
@@ -24,6 +23,7 @@ from spark_estimator.checkpoint import folders, part_file
 from spark_estimator.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
 from spark_estimator.checkpoint.shared_control import CopySlot, SharedControl, SlotState
 from spark_estimator.errors import without_links
+from spark_estimator.mapping import map_file
 from spark_estimator.store import FilesystemStore, Store
 from spark_estimator.store.digests import seal_of
 from spark_estimator.store.replacement import make_folders
@@ -106,7 +106,7 @@ class Writer:
         error, raised, path, size = "", "", "", 0
         try:
             # Not closed here: the frames of an error have views of it, and closing would hide that error.
-            view = memoryview(mmap.mmap(self._slots[number], 0, access=mmap.ACCESS_READ))
+            view = memoryview(map_file(self._slots[number], writable=False))
             job = json.loads(bytes(view[slot.job[0] : slot.job[0] + slot.job[1]]))
             table = json.loads(bytes(view[job["table"][0] : sum(job["table"])]))
             path, size = job["path"], job["end"]

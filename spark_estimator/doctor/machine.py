@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import mmap
 import os
 import platform
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import spark_estimator
 from spark_estimator.doctor.findings import Finding, Severity
+from spark_estimator.mapping import map_file
 
 OLDEST_PYTHON = (3, 10)
 # nvidia-smi takes seconds when the driver has to be loaded first.
@@ -154,7 +154,7 @@ def shared_memory() -> str:
     _native.check(_native.library().se_segment_create(2, byref(descriptor)))
     try:
         size = os.fstat(descriptor.value).st_size
-        with mmap.mmap(descriptor.value, size) as mapping, mmap.mmap(descriptor.value, size) as other_mapping:
+        with map_file(descriptor.value) as mapping, map_file(descriptor.value) as other_mapping:
             mapping[size - 4 :] = b"seen"
             if other_mapping[size - 4 :] != b"seen":
                 raise OSError("one mapping of a memfd segment doesn't show data written through another")

@@ -8,8 +8,6 @@ to share a segment.
 
 from __future__ import annotations
 
-import mmap
-import os
 import secrets
 import socket
 import threading
@@ -20,6 +18,7 @@ from typing import Any
 
 from spark_estimator.collectives.connections.segments import close_descriptor, create_segment, receive_descriptor
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
+from spark_estimator.mapping import map_file
 from spark_estimator.security import authentication
 from spark_estimator.security.handshake_server import HandshakeServer
 
@@ -149,7 +148,7 @@ class Meeting:
                 raise OSError("the other task has no segment to share; see its log")
             try:
                 mark = secrets.token_bytes(_MARK_BYTES)
-                with mmap.mmap(segment, os.fstat(segment).st_size) as mapped:
+                with map_file(segment) as mapped:
                     mapped[-_MARK_BYTES:] = mark
                     sock.sendall(mark)
                     if sock.recv(1) != b"\1":
@@ -180,7 +179,7 @@ class Meeting:
                     if not part:
                         return
                     mark += part
-                with mmap.mmap(segment, os.fstat(segment).st_size) as mapped:
+                with map_file(segment) as mapped:
                     sock.sendall(b"\1" if mapped[-_MARK_BYTES:] == mark else b"\0")
             finally:
                 close_descriptor(segment)

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
@@ -159,6 +160,21 @@ void PeersSeeIt() {
   CHECK_EQ(+peer.arena()[offset + (1 << 20) - 1], 7);
   peer.arena()[offset + 5] = 9;
   CHECK_EQ(+data[5], 9);
+}
+
+// A dump would allocate all pages of the arena.
+void NoCoreDumpHasIt() {
+  const Own own = MakeOwn(2);
+  std::ifstream maps("/proc/self/smaps");
+  bool is_segment = false;
+  int segments = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("-") < line.find(" ")) is_segment = line.find("/memfd:spark_estimator") != std::string::npos;
+    if (!is_segment || line.rfind("VmFlags:", 0) != 0) continue;
+    segments += 1;
+    CHECK(line.find(" dd") != std::string::npos);
+  }
+  CHECK_EQ(segments, 1);
 }
 
 void AcrossProcesses() {
@@ -378,6 +394,7 @@ int main() {
                    {"stores arrive either way", StoresArriveEitherWay},
                    {"round slots take turns", RoundSlotsTakeTurns},
                    {"peers see it", PeersSeeIt},
+                   {"no core dump has it", NoCoreDumpHasIt},
                    {"across processes", AcrossProcesses},
                    {"pages come and go", PagesComeAndGo},
                    {"finding", Finding},

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import socket
 import tempfile
@@ -30,6 +29,7 @@ from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_
 from spark_estimator.data.rank.free_memory import free_memory
 from spark_estimator.env import IN_MEMORY, Settings
 from spark_estimator.errors import DataError
+from spark_estimator.mapping import map_file
 
 _MESSAGE_BYTES = 1 << 16
 # Of a failure's text, which may hold what a user's function has raised; in JSON a character has 12 bytes at most.
@@ -217,7 +217,7 @@ def mapped(descriptor: int, field: Field, rows: int) -> Array:
     """The rows of a file as a matrix [rows, width] that is read-only; the descriptor may be closed afterwards."""
     if not rows or not field.width:
         return numpy.empty((rows, field.width), field.stored_dtype)
-    memory = mmap.mmap(descriptor, rows * field.row_bytes, prot=mmap.PROT_READ)
+    memory = map_file(descriptor, rows * field.row_bytes, writable=False)
     return numpy.frombuffer(memory, field.stored_dtype).reshape(rows, field.width)
 
 

@@ -8,7 +8,6 @@ range is used once all of it has been written. A disk that is full costs speed, 
 from __future__ import annotations
 
 import enum
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from spark_estimator.data.rank.spool import nameless_file, require_room, spool_f
 from spark_estimator.data.stream.pieces import Matrices
 from spark_estimator.errors import DataError
 from spark_estimator.log import logger
+from spark_estimator.mapping import map_file
 
 _log = logger(__name__)
 
@@ -138,5 +138,5 @@ class DiskCache:
             if not size:
                 self._matrices.append(numpy.empty((rows, each.width), each.stored_dtype))
                 continue
-            memory = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+            memory = map_file(file.fileno(), size, writable=False)
             self._matrices.append(numpy.frombuffer(memory, each.stored_dtype).reshape(rows, each.width))
