@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,11 +17,15 @@ from spark_estimator import _native
 from spark_estimator._native import Status
 from spark_estimator.errors import AuthenticationError, EncryptionUnavailableError
 from spark_estimator.log import logger
+from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security.encryption import Session, libcrypto_path
 
 RECORD_BYTES = 64 << 10
 RECORD_OVERHEAD = 20
 _TUNNEL_BYTES = 256 << 10
+# At the end of the process: how long other ends may take to receive the last bytes, and threads to end after that.
+_LAST_BYTES_SECONDS = 2.0
+_ENDING_SECONDS = 1.0
 
 _log = logger(__name__)
 
@@ -35,7 +41,7 @@ class Sealer:
             )
         )
         self._handle = handle
-        self._free = weakref.finalize(self, _native.library().se_sealer_destroy, handle)
+        _free_after(self, _native.library().se_sealer_destroy, handle)
 
     def seal(self, data: bytes | bytearray | memoryview) -> bytes:
         """The records that hold `data`."""
@@ -58,7 +64,7 @@ class Opener:
             )
         )
         self._handle = handle
-        self._free = weakref.finalize(self, _native.library().se_opener_destroy, handle)
+        _free_after(self, _native.library().se_opener_destroy, handle)
         self._pending = bytearray()
 
     def open(self, received: bytes) -> bytes:
@@ -90,8 +96,67 @@ def opening(session: Session | None) -> Callable[[bytes], bytes]:
     return bytes if session is None else Opener(session).open
 
 
-# Of all tunnels: a forked child must not keep them open.
-_tunnel_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+class _Tunnel:
+    """The threads behind a socket that `tunnel` returns."""
+
+    def __init__(self, sock: socket.socket, inner: socket.socket, session: Session, name: str) -> None:
+        self._sock = sock
+        self._inner = inner
+        self._name = name
+        self._sealer, self._opener = Sealer(session), Opener(session)
+        self._lock = threading.Lock()
+        self._ends_left = 2
+        sender = ReaderThread(self._send, lambda error: self._end(inner, sock, error), name=f"{name} send")
+        receiver = ReaderThread(self._receive, lambda error: self._end(sock, inner, error), name=f"{name} receive")
+        self._threads = sender, receiver
+        for thread in self._threads:
+            thread.start()
+        _tunnels.add(self)
+
+    def finish(self, deadline: float) -> None:
+        """Sends what the user has written, as far as the other end takes it in time, and ends both threads."""
+        with suppress(OSError):
+            self._inner.shutdown(socket.SHUT_RD)  # what is in it is still read
+        sender, _ = self._threads
+        sender.join(max(0.0, deadline - time.monotonic()))
+        for sock in (self._sock, self._inner):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(_ENDING_SECONDS)
+
+    def close(self) -> None:
+        """Closes the sockets, where no thread is."""
+        self._sock.close()
+        self._inner.close()
+
+    def _send(self) -> None:
+        while data := self._inner.recv(_TUNNEL_BYTES):
+            self._sock.sendall(self._sealer.seal(data))
+
+    def _receive(self) -> None:
+        while received := self._sock.recv(_TUNNEL_BYTES):
+            self._inner.sendall(self._opener.open(received))
+
+    def _end(self, reading: socket.socket, writing: socket.socket, error: BaseException | None) -> None:
+        if isinstance(error, AuthenticationError):
+            _log.warning("%s: %s", self._name, error)
+        elif error is not None:
+            _log.debug("%s ended: %r", self._name, error)
+        if error is not None and not isinstance(error, OSError):  # it must not look like the other end's own end
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            writing.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            reading.shutdown(socket.SHUT_RD)
+        with self._lock:
+            self._ends_left -= 1
+            if self._ends_left == 0:
+                self.close()
+
+
+_tunnels: weakref.WeakSet[_Tunnel] = weakref.WeakSet()
 
 
 def tunnel(sock: socket.socket, session: Session | None, name: str) -> socket.socket:
@@ -104,58 +169,33 @@ def tunnel(sock: socket.socket, session: Session | None, name: str) -> socket.so
     """
     if session is None:
         return sock
-    sealer, opener = Sealer(session), Opener(session)
     user_end, inner = socket.socketpair()
     sock.settimeout(None)
-    _tunnel_sockets.update((sock, inner))
-    ends_left = [2]
-    lock = threading.Lock()
-
-    def end(reading: socket.socket, writing: socket.socket) -> None:
-        with suppress(OSError):
-            writing.shutdown(socket.SHUT_WR)
-        with suppress(OSError):
-            reading.shutdown(socket.SHUT_RD)
-        with lock:
-            ends_left[0] -= 1
-            if ends_left[0] == 0:
-                sock.close()
-                inner.close()
-
-    def send() -> None:
-        try:
-            while data := inner.recv(_TUNNEL_BYTES):
-                sock.sendall(sealer.seal(data))
-        except OSError as error:
-            _log.debug("%s ended while sending: %s", name, error)
-        finally:
-            end(inner, sock)
-
-    def receive() -> None:
-        try:
-            while received := sock.recv(_TUNNEL_BYTES):
-                inner.sendall(opener.open(received))
-        except AuthenticationError as error:
-            _log.warning("%s: %s", name, error)
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            _log.debug("%s ended while receiving: %s", name, error)
-        finally:
-            end(sock, inner)
-
-    for target in (send, receive):
-        threading.Thread(target=target, name=f"spark_estimator {name} {target.__name__}", daemon=True).start()
+    _Tunnel(sock, inner, session, name)
     return user_end
 
 
-def _close_tunnels() -> None:
-    for sock in list(_tunnel_sockets):
-        with suppress(OSError):
-            sock.close()
+def _finish_tunnels() -> None:
+    """Ends all tunnels before the process ends: OpenSSL then frees what their threads use."""
+    deadline = time.monotonic() + _LAST_BYTES_SECONDS
+    for each in list(_tunnels):
+        each.finish(deadline)
 
 
-os.register_at_fork(after_in_child=_close_tunnels)
+def _forget_tunnels() -> None:
+    """Leaves a forked child none of them, so that the other ends notice the end of this process's parent."""
+    for each in list(_tunnels):
+        each.close()
+    _tunnels.clear()
+
+
+atexit.register(_finish_tunnels)
+os.register_at_fork(after_in_child=_forget_tunnels)
+
+
+def _free_after(owner: object, free: Callable[[c_void_p], None], handle: c_void_p) -> None:
+    """Frees a handle after its owner; not at the end of the process, when a thread may be using it."""
+    weakref.finalize(owner, free, handle).atexit = False
 
 
 def _check(status: int) -> None:

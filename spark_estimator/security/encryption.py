@@ -158,7 +158,8 @@ class KeyPair:
         if not made:
             raise EncryptionUnavailableError(f"{libcrypto_path()} could not make an X25519 key.")
         self._key = key.value
-        self._free = weakref.finalize(self, library.EVP_PKEY_free, key.value)
+        # Not at the end of the process, when a thread may be using it.
+        weakref.finalize(self, library.EVP_PKEY_free, key.value).atexit = False
         buffer = ctypes.create_string_buffer(SHARE_BYTES)
         size = c_size_t(SHARE_BYTES)
         if library.EVP_PKEY_get_raw_public_key(self._key, buffer, ctypes.byref(size)) != 1:

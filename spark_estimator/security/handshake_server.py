@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.log import logger
+from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security.authentication import (
     BUSY,
     HANDSHAKE_TIMEOUT,
@@ -124,7 +125,7 @@ class HandshakeServer:
             listener.setblocking(False)
             listener.listen(_BACKLOG)
             self._poll.register(listener, select.POLLIN)
-        self._thread = threading.Thread(target=self._serve, name=f"spark_estimator {name}", daemon=True)
+        self._thread = ReaderThread(self._serve, self._end, name=name)
         self._thread.start()
 
     @property
@@ -184,6 +185,12 @@ class HandshakeServer:
                     resume_at = None
                     self._watch_listeners(select.POLLIN)
                 self._close_overdue(now)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None:  # peers are refused from now on, and do not wait for an answer
+            _log.error("%s accepts no more connections: %r", self._name, error)
+            self._closed = True
+            self._close_sockets()
 
     def _next_deadline(self, resume_at: float | None) -> float | None:
         """Milliseconds until the oldest handshake's deadline or `resume_at`; None if there is neither."""

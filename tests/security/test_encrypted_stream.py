@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -115,3 +117,104 @@ def test_a_forked_child_keeps_no_tunnel_open() -> None:
         here.close()
         for descriptor in (stay, leave):
             os.close(descriptor)
+
+
+# --- the end of the process -------------------------------------------------------------------------------------------
+
+OWN = """
+import atexit, os, socket, sys, threading, time
+from spark_estimator._native import Cipher
+from spark_estimator.security.encryption import KeyPair, Session
+HERE = Session(Cipher.AES_128_GCM, b"a" * 32, b"\\0" * 31 + b"b")
+THERE = Session(Cipher.AES_128_GCM, HERE.receive, HERE.send)
+"""
+
+
+def program(text: str, *descriptors: int) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", OWN + text, *map(str, descriptors)]
+    return subprocess.Popen(arguments, pass_fds=descriptors, stdout=subprocess.PIPE, text=True)
+
+
+def test_nothing_is_freed_before_the_process_ends() -> None:
+    """Daemon threads run until then."""
+    last = """
+def use():  # after all finalizers that are called at exit
+    data = bytes(100_000)
+    assert opener.open(sealer.seal(data)) == data
+    assert pair.shared_secret(KeyPair().share)
+    print("used", flush=True)
+
+atexit.register(use)
+from spark_estimator.security.encrypted_stream import Opener, Sealer
+sealer, opener, pair = Sealer(HERE), Opener(THERE), KeyPair()
+"""
+    child = program(last)
+    assert (child.communicate(timeout=60)[0], child.returncode) == ("used\n", 0)
+
+
+def test_tunnels_at_work_do_no_harm_at_the_end() -> None:
+    busy = """
+from spark_estimator.security.encrypted_stream import tunnel
+
+def run(act, sock):
+    try:
+        while act(sock):
+            pass
+    except OSError:
+        pass
+
+data = bytes(1 << 20)
+kept = []
+for _ in range(4):
+    wire = socket.socketpair()
+    kept += [tunnel(wire[0], HERE, "here"), tunnel(wire[1], THERE, "there")]
+    for sock in kept[-2:]:
+        for act in (lambda sock: sock.sendall(data) is None, lambda sock: sock.recv(1 << 20)):
+            threading.Thread(target=run, args=(act, sock), daemon=True).start()
+time.sleep(0.1)
+"""
+    children = [program(busy) for _ in range(8)]
+    assert [child.wait(100) for child in children] == [0] * 8
+    for child in children:
+        child.communicate()
+
+
+def test_what_was_sent_before_the_end_arrives() -> None:
+    ours, theirs = socket.socketpair()
+    child = program(
+        """
+from spark_estimator.security.encrypted_stream import tunnel
+end = tunnel(socket.socket(fileno=int(sys.argv[1])), HERE, "here")
+end.sendall(bytes(150_000))
+""",
+        theirs.fileno(),
+    )
+    theirs.close()
+    end = tunnel(ours, THERE, "there")
+    end.settimeout(60)
+    with end:
+        assert len(read_all(end)) == 150_000
+    assert child.wait(60) == 0
+    child.communicate()
+
+
+def test_an_end_that_takes_nothing_does_not_hold_the_process() -> None:
+    ours, theirs = socket.socketpair()
+    child = program(
+        """
+from spark_estimator.security.encrypted_stream import tunnel
+end = tunnel(socket.socket(fileno=int(sys.argv[1])), HERE, "here")
+end.setblocking(False)
+try:
+    while True:
+        end.send(bytes(100_000))
+        time.sleep(0.001)
+except BlockingIOError:
+    pass
+""",
+        theirs.fileno(),
+    )
+    theirs.close()
+    with ours:
+        assert child.wait(60) == 0
+    child.communicate()
