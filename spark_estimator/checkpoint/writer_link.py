@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import subprocess
@@ -19,6 +18,7 @@ from spark_estimator.checkpoint.shared_control import BYTES, SLOTS, CopySlot, Sh
 from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
 from spark_estimator.checkpoint.writer import WriterStart
 from spark_estimator.env import FEED_FD_VARIABLE, PROCESS_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
+from spark_estimator.peer_json import parse_object
 from spark_estimator.store import Store
 
 _PROGRAM = "from spark_estimator.checkpoint.writer import main; main()"
@@ -135,7 +135,7 @@ class WriterLink:
                 break
             self._text += text
         *lines, self._text = self._text.split(b"\n")
-        result += [Report(**json.loads(line)) for line in lines]
+        result += [Report(**parse_object(line)) for line in lines]
         if ended:
             result += self._restart()
         return result
@@ -169,7 +169,7 @@ class WriterLink:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM],
+                [sys.executable, "-c", _PROGRAM, str(wake)],
                 stdin=subprocess.PIPE,
                 pass_fds=passed,
                 env=environment,

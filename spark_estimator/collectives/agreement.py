@@ -11,6 +11,7 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.requests import gathered_bytes, submit_bytes
 from spark_estimator.errors import HorovodInternalError, MismatchError
+from spark_estimator.peer_json import parse_object
 
 _EXCHANGE = "spark_estimator.process_sets"
 # How many different calls of ranks an error shows.
@@ -83,7 +84,7 @@ class Agreement:
             if handle.done():
                 self._unanswered = None
         gathered = gathered_bytes(handle)
-        return {rank: json.loads(bytes(text)) for rank, text in zip(self._job.ranks, gathered, strict=True)}
+        return {rank: parse_object(bytes(text)) for rank, text in zip(self._job.ranks, gathered, strict=True)}
 
 
 def _called(stated: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvo
 from spark_estimator.collectives.torch_variables import torch_variables
 from spark_estimator.env import become_another_rank
 from spark_estimator.errors import JobFailedError, without_links
+from spark_estimator.peer_json import parse_object
 
 READY, UPDATED, OVER, ROUND = "ready", "updated", "over", "round"
 
@@ -100,11 +101,9 @@ def take(pending: bytearray) -> dict[str, Any] | None:
     end = _LENGTH.size + length
     if len(pending) < end:
         return None
-    message = json.loads(bytes(pending[_LENGTH.size : end]))
+    content = bytes(pending[_LENGTH.size : end])
     del pending[:end]
-    if not isinstance(message, dict):
-        raise ValueError("a frame that is not a JSON object")
-    return message
+    return parse_object(content)
 
 
 class FrameSocket:

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, RENDEZVOUS_FD_VARIABLE
+from spark_estimator.peer_json import parse_object
 from spark_estimator.security.authentication import KEY_BYTES
 
 _MEMFD_NAME = "spark_estimator_rendezvous"
@@ -165,11 +165,11 @@ class Rendezvous:
     def from_json(cls, text: str) -> Rendezvous:
         """The inverse of `to_json`. A ValueError about a malformed text does not quote it."""
         try:
-            fields: dict[str, Any] = json.loads(text)
+            fields = parse_object(text)
             fields["key"] = bytes.fromhex(fields["key"])
             fields["peers"] = tuple(PeerFacts(**peer) for peer in fields["peers"])
             return cls(**fields)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             problem = type(error).__name__
         # Outside of the handler: the decoder's error holds the text, key included, and would be this one's context.
         raise ValueError(f"a rendezvous cannot be read from this text: {problem}")

@@ -31,6 +31,7 @@ from spark_estimator.collectives.rendezvous import PeerFacts
 from spark_estimator.collectives.requests import gather_bytes, run
 from spark_estimator.env import RING_ORDER_VARIABLE, Settings
 from spark_estimator.log import logger
+from spark_estimator.peer_json import parse_json
 
 _log = logger(__name__)
 
@@ -179,7 +180,7 @@ def _faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tuple[Rin
             run(job, Call(Op.ALLREDUCE, f"{_NAME}.{dtype.name}"), [tensor], values, repeats=False)
             times.append(time.perf_counter() - began)
     texts = gather_bytes(job, _NAME, json.dumps([statistics.median(times[1:]) for times in seconds]).encode())
-    before, after = (max(times) for times in zip(*(json.loads(bytes(text)) for text in texts), strict=True))
+    before, after = (max(times) for times in zip(*(parse_json(bytes(text)) for text in texts), strict=True))
     return (second if after <= (1 - LEAST_SAVED) * before else first), after / before
 
 
@@ -203,7 +204,7 @@ def measured_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
     texts = gather_bytes(job, _NAME, json.dumps([[*pair, seconds] for pair, seconds in measured.items()]).encode())
     costs: dict[Pair, float] = {}
     for text in texts:
-        for low, high, seconds in json.loads(bytes(text)):
+        for low, high, seconds in parse_json(bytes(text)):
             costs[low, high] = max(seconds, costs.get((low, high), 0.0))  # the pair is as slow as its slower direction
     return costs
 

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from spark_estimator.peer_json import parse_json, parse_object
+
 SCHEMA = "partition int, report string"
 PACKAGES = ("torch", "numpy", "cloudpickle", "pyarrow", "pandas")
 # Loading a library of some MB from a slow disk, in a fresh interpreter.
@@ -157,7 +159,7 @@ def driver(order: dict[str, Any], partition: int) -> dict[str, Any]:
         connected.close()
     if answer is None:
         raise ConnectionError("the driver did not answer")
-    theirs = float(json.loads(answer["facts"][0]))
+    theirs = float(parse_json(answer["facts"][0]))
     return {
         "address": f"{address[0]}:{address[1]}",
         "clock": (before + after) / 2 - theirs,
@@ -233,7 +235,7 @@ def meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]
         facts, trouble = meets.facts, ""
     except Exception as error:
         meets, facts, trouble = None, {"executor": address}, f"{type(error).__name__}: {error}"
-    everyone = [json.loads(text) for text in context.allGather(json.dumps(facts))]
+    everyone = [parse_object(text) for text in context.allGather(json.dumps(facts))]
     report: dict[str, Any] = {"error": trouble}
     try:
         if meets is not None:

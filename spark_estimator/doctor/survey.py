@@ -44,6 +44,7 @@ from spark_estimator.launch.spark.start import TaskReports
 from spark_estimator.observe import frames
 from spark_estimator.observe.channel import DriverServer
 from spark_estimator.observe.driver_address import driver_address
+from spark_estimator.peer_json import parse_object
 from spark_estimator.security.authentication import KEY_BYTES
 
 # For one connection, between executors or to the driver. A firewall that drops packets blocks it for this time.
@@ -194,7 +195,7 @@ class _Survey:
                 server.close()
         if self._error is not None:
             raise self._error
-        return [json.loads(row.report) for row in sorted(self._rows, key=lambda row: int(row.partition))]
+        return [parse_object(row.report) for row in sorted(self._rows, key=lambda row: int(row.partition))]
 
     def _listen(self) -> DriverServer | None:
         """The driver's server, as a job has it. It answers a task's facts with the time."""

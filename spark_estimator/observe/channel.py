@@ -39,6 +39,7 @@ from spark_estimator.observe.frames import (
 )
 from spark_estimator.observe.inbound import Inbound
 from spark_estimator.observe.silence import Hearing, Silence
+from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security import authentication
 from spark_estimator.security.encrypted_stream import opening, sealing
 from spark_estimator.security.encryption import Session
@@ -125,7 +126,7 @@ class DriverServer:
             name="driver channel",
             encrypted=encrypted,
         )
-        self._thread = threading.Thread(target=self._serve, name="spark_estimator driver channel", daemon=True)
+        self._thread = ReaderThread(self._serve, self._end, name="driver channel")
         self._thread.start()
 
     @property
@@ -215,6 +216,13 @@ class DriverServer:
         for inbound in remaining:
             while self._take(inbound):  # what had arrived before the end
                 pass
+
+    def _end(self, _error: BaseException | None) -> None:
+        """Drops all supervisors; where an error has ended the thread, they are reported as gone."""
+        self._handshake_server.close()
+        with self._lock:
+            remaining = list(self._connections.values())
+        for inbound in remaining:
             self._drop(inbound)
         self._selector.close()
         self._wake_read.close()
@@ -253,11 +261,13 @@ class DriverServer:
                     self._receive(inbound.partition, frame)
         except BlockingIOError:
             return not self._closed
-        except (OSError, ValueError, AuthenticationError) as error:
-            if not isinstance(error, EOFError):
-                _log.info("driver channel: partition %d at %s: %s", inbound.partition, inbound.origin, error)
-            return False
         except EOFError:
+            return False
+        except (OSError, ValueError, AuthenticationError) as error:
+            _log.info("driver channel: partition %d at %s: %s", inbound.partition, inbound.origin, error)
+            return False
+        except Exception:  # of this one connection: the other supervisors are still heard
+            _log.exception("driver channel: partition %d at %s", inbound.partition, inbound.origin)
             return False
         return True
 
@@ -291,10 +301,9 @@ class SupervisorChannel:
         self._broken = False
         self._stopped = False
         self._answers: collections.deque[dict[str, Any]] = collections.deque()
-        threads = {"reads": self._read, "writes": self._write}
         self._threads = [
-            threading.Thread(target=target, name=f"spark_estimator channel {name}", daemon=True)
-            for name, target in threads.items()
+            ReaderThread(self._read, self._end_reading, name="channel reads"),
+            ReaderThread(self._write, self._end_writing, name="channel writes"),
         ]
         for thread in self._threads:
             thread.start()
@@ -393,39 +402,41 @@ class SupervisorChannel:
                     return
                 batch = b"".join(self._waiting)
                 self._waiting.clear()
-            try:
-                self._sock.sendall(self._seal(batch))
-            except OSError:
-                with self._changed:
-                    self._broken = True
-                    self._changed.notify_all()
-                return
+            self._sock.sendall(self._seal(batch))
             with self._changed:
                 self._waiting_bytes -= len(batch)
                 self._changed.notify_all()
 
+    def _end_writing(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._break()
+            with contextlib.suppress(OSError):  # the reader's end has the worker stopped
+                self._sock.shutdown(socket.SHUT_RDWR)
+
     def _read(self) -> None:
         pending = bytearray()
-        reason = "because the driver has ended"
-        try:
-            while received := self._sock.recv(1 << 16):
-                pending += self._open(received)
-                for frame in take_frames(pending):
-                    with self._changed:
-                        if frame["kind"] == STOP:
-                            self._stopped = True
-                        else:
-                            self._answers.append(frame)
-                        self._changed.notify_all()
+        while received := self._sock.recv(1 << 16):
+            pending += self._open(received)
+            for frame in take_frames(pending):
+                with self._changed:
                     if frame["kind"] == STOP:
-                        self._on_stop(str(frame["text"]))
-        except (OSError, ValueError, AuthenticationError) as error:
-            reason = f"because the connection to the driver broke: {error}"
+                        self._stopped = True
+                    else:
+                        self._answers.append(frame)
+                    self._changed.notify_all()
+                if frame["kind"] == STOP:
+                    self._on_stop(str(frame["text"]))
+
+    def _end_reading(self, error: BaseException | None) -> None:
+        self._break()
+        if not self._closing:
+            broken = f"because the connection to the driver broke: {str(error) or repr(error)}"
+            self._on_stop("because the driver has ended" if error is None else broken)
+
+    def _break(self) -> None:
         with self._changed:
             self._broken = True
             self._changed.notify_all()
-        if not self._closing:
-            self._on_stop(reason)
 
 
 def connected_socket(

@@ -7,6 +7,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+from spark_estimator.peer_json import parse_json
+
 MAX_FRAME_BYTES = 1 << 20
 
 # Kinds of frame.
@@ -67,11 +69,7 @@ def take_frames(pending: bytearray) -> Iterator[dict[str, Any]]:
             return
         content = bytes(pending[_LENGTH.size : end])
         del pending[:end]
-        try:
-            frame = json.loads(content)
-        except RecursionError:
-            raise ValueError("a frame that is nested too deeply") from None
-        yield valid(frame)
+        yield valid(parse_json(content))
 
 
 def valid(frame: Any) -> dict[str, Any]:

@@ -78,6 +78,28 @@ def test_everything_arrives_in_order(side: Side) -> None:
     assert side.received.empty() and side.stops.empty(), "an end in good order is nothing to tell"
 
 
+def test_an_error_in_taking_a_frame_loses_that_supervisor_only() -> None:
+    heard: queue.Queue[tuple[int, str]] = queue.Queue()
+
+    def receive(partition: int, frame: dict[str, Any]) -> None:
+        if frame["kind"] == frames.LOG and partition == 1:
+            raise MemoryError
+        heard.put((partition, frame["kind"]))
+
+    server = DriverServer("127.0.0.1", JOB, 2, receive)
+    first, second = (
+        SupervisorChannel.connect((server.address, server.port), server.token, JOB, partition, lambda reason: None)
+        for partition in range(2)
+    )
+    second.send(frames.LOG, rank=1, text="a message")
+    assert heard.get(timeout=20) == (1, frames.GONE)
+    first.send(frames.LOG, rank=0, text="a message")
+    assert heard.get(timeout=20) == (0, frames.LOG)
+    first.close()
+    second.close()
+    server.close()
+
+
 FREEZES = """
 import sys
 from spark_estimator.observe import channel

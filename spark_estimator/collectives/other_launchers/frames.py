@@ -9,6 +9,8 @@ import struct
 import time
 from typing import Any
 
+from spark_estimator.peer_json import parse_object
+
 _HEAD = struct.Struct(">I32s")
 _MOST_BYTES = 16 << 20
 #: A process that has proved that it has the key sends its frame at once.
@@ -35,10 +37,7 @@ def receive(sock: socket.socket, key: bytes, sender: bytes, deadline: float) -> 
     content = _exactly(sock, length, deadline)
     if not hmac.compare_digest(code, hmac.digest(key, sender + b"\x01" + content, "sha256")):
         raise ValueError("a frame that was changed on its way")
-    message = json.loads(content)
-    if not isinstance(message, dict):
-        raise ValueError("a frame that is not a JSON object")
-    return message
+    return parse_object(content)
 
 
 def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:

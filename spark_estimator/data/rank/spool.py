@@ -30,6 +30,7 @@ from spark_estimator.data.rank.free_memory import free_memory
 from spark_estimator.env import IN_MEMORY, Settings
 from spark_estimator.errors import DataError
 from spark_estimator.mapping import map_file
+from spark_estimator.peer_json import parse_object
 
 _MESSAGE_BYTES = 1 << 16
 # Of a failure's text, which may hold what a user's function has raised; in JSON a character has 12 bytes at most.
@@ -199,7 +200,7 @@ def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, 
     try:
         if not text:
             raise DataError("the supervisor ended before it had all rows.")
-        message = json.loads(text)
+        message = parse_object(text)
         if "failure" in message:
             raise DataError(message["failure"])
         parts = iter(descriptors)

@@ -7,7 +7,6 @@ input ends, or brings no heartbeat, it stops its ranks and ends.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 import struct
@@ -26,6 +25,7 @@ from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, hell
 from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec
+from spark_estimator.peer_json import parse_object
 
 _SIOCGIFADDR = 0x8915
 
@@ -125,7 +125,7 @@ class HostAgent(WorkerAgent):
                 self.program = replace(self.program, payload=bytes(self._pieces))
                 self._pieces = bytearray()
         elif letter == frames.JOB:
-            self._prepare(json.loads(content))
+            self._prepare(parse_object(content))
         else:
             super()._obey(letter, content)
 

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 from spark_estimator.launch.worker.result_pipe import CHUNK_BYTES, FrameReader, frame
+from spark_estimator.reader_thread import ReaderThread
 
 # From the launcher to the agent:
 JOB = b"j"  # JSON: fields of the JobSpec, and `HostOrder`'s
@@ -83,7 +84,7 @@ class AgentLink:
         self._waiting_bytes = 0
         self._closing = False
         self._broken = False
-        self._writer = threading.Thread(target=self._write, name="spark_estimator host link", daemon=True)
+        self._writer = ReaderThread(self._write, self._end_writing, name="host link")
         self._writer.start()
 
     def send(self, letter: bytes, content: bytes = b"") -> None:
@@ -157,32 +158,32 @@ class AgentLink:
 
     def _write(self) -> None:
         next_sign = time.monotonic() + self._heartbeat
-        try:
-            while True:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._closing or self._broken):
+                    remaining = next_sign - time.monotonic()
+                    if self._heartbeat and remaining <= 0:
+                        self._waiting.append(frame(_ALIVE, b""))
+                        break
+                    self._changed.wait(remaining if self._heartbeat else None)
+                if self._broken or not self._waiting:
+                    return
+                batch = list(self._waiting)
+                self._waiting.clear()
+            for piece in batch:
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(self._sink, view[:_READ_BYTES]) :]
                 with self._changed:
-                    while not (self._waiting or self._closing or self._broken):
-                        remaining = next_sign - time.monotonic()
-                        if self._heartbeat and remaining <= 0:
-                            self._waiting.append(frame(_ALIVE, b""))
-                            break
-                        self._changed.wait(remaining if self._heartbeat else None)
-                    if self._broken or not self._waiting:
-                        return
-                    batch = list(self._waiting)
-                    self._waiting.clear()
-                for piece in batch:
-                    view = memoryview(piece)
-                    while view:
-                        view = view[os.write(self._sink, view[:_READ_BYTES]) :]
-                    with self._changed:
-                        self._waiting_bytes = max(0, self._waiting_bytes - len(piece))
-                        self._changed.notify_all()
-                next_sign = time.monotonic() + self._heartbeat
-        except OSError:
+                    self._waiting_bytes = max(0, self._waiting_bytes - len(piece))
+                    self._changed.notify_all()
+            next_sign = time.monotonic() + self._heartbeat
+
+    def _end_writing(self, error: BaseException | None) -> None:
+        if error is not None:
             self.give_up()  # the reader detects it by the end of the other direction
-        finally:
-            with contextlib.suppress(OSError):
-                os.close(self._sink)
+        with contextlib.suppress(OSError):
+            os.close(self._sink)
 
 
 def of_process(content: bytes) -> tuple[int, bytes]:

@@ -5,7 +5,6 @@ What the workers run is the agent's `Program`. No order that is carried out here
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import queue
@@ -30,6 +29,8 @@ from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec, worker_spec
 from spark_estimator.launch.worker.supervisor import Supervisor
 from spark_estimator.observe.progress import Progress
+from spark_estimator.peer_json import parse_json
+from spark_estimator.reader_thread import ReaderThread
 
 _LAST_WORDS = timedelta(seconds=5)
 _RELAYED_BYTES = 1 << 16
@@ -104,10 +105,10 @@ class WorkerAgent(ABC):
                 self._obey(letter, content)
         except OSError as error:
             reason = f"because its host lost the connection to the launcher: {error}"
-            print(f"spark_estimator: {reason}", file=sys.stderr)
-        except (ValueError, TypeError, KeyError) as error:
-            reason = f"because its host got an invalid order from the launcher: {error}"
-            print(f"spark_estimator: {reason}", file=sys.stderr)
+            self._note(reason)
+        except Exception as error:  # mostly ValueError, TypeError, KeyError
+            reason = f"because its host got an invalid order from the launcher: {str(error) or repr(error)}"
+            self._note(reason)
         processes = list(self._processes.values())
         if any(process.thread.is_alive() for process in processes):
             self.link.give_up()  # no reader is left: no supervisor may wait for room
@@ -116,6 +117,11 @@ class WorkerAgent(ABC):
         for process in processes:
             process.thread.join()
         self.link.close(_LAST_WORDS)
+
+    @staticmethod
+    def _note(text: str) -> None:
+        with suppress(OSError):
+            print(f"spark_estimator: {text}", file=sys.stderr)
 
     @abstractmethod
     def hand_over(self, number: int, outcome: Outcome) -> None:
@@ -136,7 +142,7 @@ class WorkerAgent(ABC):
             return
         if letter not in _FIELDS:
             raise ValueError(f"{frames.name_of(letter)} is refused: this agent does not carry it out")
-        fields = json.loads(content)
+        fields = parse_json(content)
         if not isinstance(fields, dict) or fields.keys() != _FIELDS[letter]:
             raise ValueError(f"{frames.name_of(letter)} is refused: its fields must be {sorted(_FIELDS[letter])}")
         number = int(fields["process"])
@@ -211,7 +217,7 @@ class _Process:
             self._supervisor = supervisor
         supervisor.start()
         if self._ours is not None:
-            threading.Thread(target=self._pass_on, daemon=True).start()
+            ReaderThread(self._pass_on, self._end_link, name=f"link of process {self._number}").start()
         facts = replace(facts, pid=supervisor.pid)
         self._link.send_json(frames.STARTED, process=self._number, facts=asdict(facts))
         rendezvous = self.orders.get()
@@ -234,9 +240,12 @@ class _Process:
 
     def _pass_on(self) -> None:
         assert self._ours is not None
-        with suppress(OSError):
-            while received := self._ours.recv(_RELAYED_BYTES):
-                self._link.send_bytes(frames.RELAYED, self._number, received)
+        while received := self._ours.recv(_RELAYED_BYTES):
+            self._link.send_bytes(frames.RELAYED, self._number, received)
+
+    def _end_link(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, OSError):  # the worker would wait for an answer for ever
+            self.stop(f"because its requests could not be passed on: {error!r}", at_once=True)
 
     def begun(self, rank: int, pid: int) -> None:
         """User code begins."""

@@ -22,6 +22,7 @@ from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.worker.worker_host import named
 from spark_estimator.observe.driver_log import coloured, printable
 from spark_estimator.observe.progress import Progress
+from spark_estimator.reader_thread import ReaderThread
 
 _RELAYED_BYTES = 1 << 16
 # How long to wait for the end of a worker that is not needed; after that its agent ends it.
@@ -77,7 +78,7 @@ class RemoteWorkerHandle:
             self._to_agent.send_json(frames.START, process=self._number, linked=self._link is not None)
             self._started = True
         if self._link is not None:
-            threading.Thread(target=self._pass_on, daemon=True).start()
+            ReaderThread(self._pass_on, self._end_link, name=f"link of process {self._number}").start()
         event = self._events.get()
         if isinstance(event, PeerFacts):
             self.pid = event.pid
@@ -196,7 +197,11 @@ class RemoteWorkerHandle:
 
     def _pass_on(self) -> None:
         assert self._link is not None
-        with suppress(OSError):
-            while received := self._link.recv(_RELAYED_BYTES):
-                self._to_agent.send_bytes(frames.RELAYED, self._number, received)
+        while received := self._link.recv(_RELAYED_BYTES):
+            self._to_agent.send_bytes(frames.RELAYED, self._number, received)
+
+    def _end_link(self, error: BaseException | None) -> None:
+        assert self._link is not None
         self._link.close()
+        if error is not None and not isinstance(error, OSError):  # the worker would wait for an answer for ever
+            self.stop(f"because what the launcher told it could not be passed on: {error!r}", at_once=True)

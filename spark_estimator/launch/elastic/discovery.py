@@ -176,7 +176,7 @@ class HostWatch:
         while not self._over.wait(self._every):
             try:
                 hosts = self._script.ask()
-            except PreflightError as error:
+            except Exception as error:  # mostly PreflightError; after others, too, the hosts are asked for again
                 if not fails and not self._over.is_set():
                     why = without_links(str(error)).rstrip(".")
                     report(f"{why}: the hosts remain {_named(self.hosts)} until it succeeds again")

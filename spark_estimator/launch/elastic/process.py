@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.launch.job.monitor import Ended, EventRelay, FrameReceived, JobMonitor
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.worker.worker_host import WorkerHandle
+from spark_estimator.reader_thread import ReaderThread
 
 #: Makes a worker of (host, process number, rank or -1, relay of its events, link to the launcher).
 MakeWorker = Callable[[str, int, int, Relay, socket.socket], WorkerHandle]
@@ -50,7 +50,7 @@ class Process:
         # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
         self.thread = threading.Thread(target=self._supervise, name=f"spark_estimator process {number}", daemon=True)
         self.thread.start()
-        threading.Thread(target=self._listen, name=f"spark_estimator link {number}", daemon=True).start()
+        ReaderThread(self._listen, self._end_link, name=f"link {number}").start()
 
     def tell(self, rendezvous: Rendezvous | None) -> None:
         """Sends what it needs to join its first round, or to wait for one; None: the process is not needed."""
@@ -85,6 +85,10 @@ class Process:
         self._events.put(Ended(self.number, outcome, failed))
 
     def _listen(self) -> None:
-        with contextlib.suppress(EOFError, ValueError, OSError):
-            while (frame := self.link.receive(wait=True)) is not None:
-                self._events.put(FrameReceived(self.number, frame))
+        while (frame := self.link.receive(wait=True)) is not None:
+            self._events.put(FrameReceived(self.number, frame))
+
+    def _end_link(self, error: BaseException | None) -> None:
+        # The end of a process closes its link. One that has not ended would wait for a round for ever.
+        if not isinstance(error, (EOFError, OSError)):
+            self.worker.stop(f"because its requests could not be read: {error!r}", at_once=True)

@@ -22,6 +22,7 @@ from spark_estimator.errors import (
 )
 from spark_estimator.launch.job.source_lines import with_source
 from spark_estimator.observe.driver_log import printable
+from spark_estimator.peer_json import parse_json
 
 # Kinds of report.
 RAISED = "raised"  # the function raised an exception
@@ -251,7 +252,7 @@ def find_marked(text: str) -> list[FailureReport]:
         if not closing:
             continue
         try:
-            report = FailureReport.from_dict(json.loads(written))
+            report = FailureReport.from_dict(parse_json(written))
         except (ValueError, TypeError):
             continue
         if report not in reports:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from spark_estimator.errors import ResultError
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome
+from spark_estimator.peer_json import parse_object
 
 SCHEMA = "partition int, rank int, kind string, seq int, data binary"
 CHUNK_BYTES = 1 << 20
@@ -90,7 +91,7 @@ def manifests_of(rows: Iterable[ResultRow]) -> list[RankManifest]:
         if row.kind != _MANIFEST:
             continue
         try:
-            fields: dict[str, Any] = json.loads(bytes(row.data))
+            fields = parse_object(bytes(row.data))
             if fields["failure"] is not None:
                 fields["failure"] = FailureReport.from_dict(fields["failure"])
             fields["lines"] = [(str(stream), str(text)) for stream, text in fields.get("lines", ())]

@@ -23,6 +23,7 @@ from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
 from spark_estimator.launch.job.pickling import dump_function, name_of
 from spark_estimator.launch.job.versions import own_versions
 from spark_estimator.observe.status_line import screen
+from spark_estimator.peer_json import parse_object
 from spark_estimator.security.encryption import Policy, check_encryption
 
 _PRELOADABLE = ("torch", "tensorflow")
@@ -166,7 +167,7 @@ class TaskFacts:
     @classmethod
     def from_json(cls, text: str) -> TaskFacts:
         """The inverse of `to_json`."""
-        fields: dict[str, Any] = json.loads(text)
+        fields = parse_object(text)
         fields["key_share"] = bytes.fromhex(fields["key_share"])
         gpus = fields["gpus"]
         fields["gpus"] = TaskGpus(tuple(gpus["names"]), tuple(gpus["uuids"]), tuple(gpus["there"]), gpus["visible"])

@@ -37,7 +37,7 @@ class LogWriter:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.written = 0
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self._folder = folder
         self._rank = rank
         self._number = 0
@@ -90,7 +90,7 @@ class LogWriter:
             try:
                 if lines:
                     self._write("".join(self._written(*line) for line in lines).encode("utf-8", "replace"))
-            except OSError as error:
+            except Exception as error:  # without memory, for one
                 with self._lock:
                     self.error = error
                     self._waiting = lines + self._waiting

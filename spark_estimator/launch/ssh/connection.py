@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 import platform
 import queue
@@ -11,7 +10,6 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -29,6 +27,8 @@ from spark_estimator.launch.ssh.command import SshOptions, agent_command, remedy
 from spark_estimator.launch.worker.child_process import describe_end
 from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import printable
+from spark_estimator.peer_json import parse_object
+from spark_estimator.reader_thread import ReaderThread
 
 _log = logger(__name__)
 
@@ -74,8 +74,8 @@ class HostConnection:
         heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
         self.link = AgentLink(self._ssh.stdout.fileno(), sink, heartbeat, silence, opening=frames.OPENING)
         self._reading = [
-            threading.Thread(target=target, name=f"spark_estimator host {name}", daemon=True)
-            for target in (self._read_stderr, self._read)
+            ReaderThread(self._read_stderr, self._end_stderr, name=f"errors of host {name}"),
+            ReaderThread(self._read, self._end, name=f"host {name}"),
         ]
         for thread in self._reading:
             thread.start()
@@ -183,14 +183,16 @@ class HostConnection:
 
     def _read(self) -> None:
         """Handles the agent's frames until the stream ends."""
-        why = ""
-        try:
-            for letter, content in self.link.frames():
-                self._take(letter, content)
-        except SilentError as error:
+        for letter, content in self.link.frames():
+            self._take(letter, content)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Reports all workers of the host as lost, now that nothing of them is read any more."""
+        why = "" if error is None else f"its supervisor sent invalid data: {error!r}"
+        if isinstance(error, SilentError):
             why = f"{error}: the host, or the network to it, is down"
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            why = f"its supervisor sent invalid data: {error!r}"
+        elif isinstance(error, MemoryError):
+            why = "the launcher has no memory for what its supervisor sent"
         self.link.give_up()
         if why:
             self._ssh.kill()
@@ -222,11 +224,14 @@ class HostConnection:
 
     def _read_stderr(self) -> None:
         assert self._ssh.stderr is not None
-        with suppress(ValueError, OSError):
-            while line := self._ssh.stderr.readline(MAX_LINE_BYTES):
-                text = line.decode("utf-8", "replace").strip("\r\n")
-                self._tail.append(text)
-                _log.info("host %s: %s", self.name, printable(text))
+        while line := self._ssh.stderr.readline(MAX_LINE_BYTES):
+            text = line.decode("utf-8", "replace").strip("\r\n")
+            self._tail.append(text)
+            _log.info("host %s: %s", self.name, printable(text))
+
+    def _end_stderr(self, error: BaseException | None) -> None:
+        if error is not None:  # ssh would wait until what it prints is read
+            self._ssh.kill()
 
     def _take(self, letter: bytes, content: bytes) -> None:
         if letter in (frames.VALUE, frames.RELAYED):
@@ -234,7 +239,7 @@ class HostConnection:
             process = self._processes[number]
             process.take_value(piece) if letter == frames.VALUE else process.take_relayed(piece)
             return
-        fields: dict[str, Any] = json.loads(content)
+        fields = parse_object(content)
         if letter in (frames.HELLO, frames.READY):
             if self._answers.qsize():
                 raise ValueError("answers that were not asked for")

@@ -5,7 +5,6 @@ alive.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -30,6 +29,7 @@ from spark_estimator.launch.worker.worker import input_of
 from spark_estimator.launch.worker.worker_process import WorkerProcess
 from spark_estimator.launch.worker.worker_report import WorkerReport
 from spark_estimator.observe.progress import Progress
+from spark_estimator.peer_json import parse_json
 
 _READ_BYTES = 1 << 16
 # After a read of less than that from stdout or stderr, the next lines are left to gather.
@@ -300,7 +300,7 @@ class Supervisor:
             selector.unregister(process.progress)
             return
         with contextlib.suppress(ValueError):
-            progress = Progress.from_dict(json.loads(received.splitlines()[-1]))
+            progress = Progress.from_dict(parse_json(received.splitlines()[-1]))
             self._relay.progress(self._identity.rank, progress)
 
     def _drain(self, selector: RestingSelector, worker: _Worker) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from dataclasses import replace
@@ -17,6 +16,7 @@ from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, Worke
 from spark_estimator.launch.worker import child_process, result_pipe
 from spark_estimator.launch.worker.child_process import MemoryBaseline
 from spark_estimator.launch.worker.state import WorkerEvent, WorkerState
+from spark_estimator.peer_json import parse_object
 
 
 class WorkerReport:
@@ -147,22 +147,22 @@ class WorkerReport:
             self._output.catch_up()
             self._relay.log(self._identity.rank, content.decode("utf-8", "replace"))
         elif letter == result_pipe.RECORD:
-            self._relay.record(self._identity.rank, dict(json.loads(content)))
+            self._relay.record(self._identity.rank, parse_object(content))
         elif letter == result_pipe.BEGUN:
             self._state.fire(WorkerEvent.BEGIN)
-            self._identity.pid = int(json.loads(content)["pid"])
+            self._identity.pid = int(parse_object(content)["pid"])
             self._relay.begun(self._identity.rank, self._identity.pid)
         elif letter == result_pipe.FAILURE:
-            report = FailureReport.from_dict(json.loads(content))
+            report = FailureReport.from_dict(parse_object(content))
             self._output.catch_up()
             identity = self._identity
             self._fail(replace(report, rank=identity.rank, host=identity.host, log_tail=self._output.tail))
         elif letter == result_pipe.RESULT:
-            header = json.loads(content)
+            header = parse_object(content)
             self._expected = (int(header["bytes"]), str(header["sha256"]))
             self._lingering = tuple(map(str, header["threads"]))
         elif letter == result_pipe.ENDED:
-            self._command_status = int(json.loads(content)["status"])
+            self._command_status = int(parse_object(content)["status"])
         else:
             raise ValueError(f"unknown frame {letter!r}")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -21,6 +20,8 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import AuthenticationError, PeerLostError
 from spark_estimator.log import logger
+from spark_estimator.peer_json import parse_json
+from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security import authentication
 from spark_estimator.security.encrypted_stream import tunnel
 from spark_estimator.security.encryption import Session
@@ -70,7 +71,7 @@ class Links:
         except BaseException:
             self.close()
             raise
-        self._ports = [json.loads(bytes(text)) for text in texts]
+        self._ports = [parse_json(bytes(text)) for text in texts]
 
     def connect(self, rank: int, purpose: str) -> socket.socket:
         """A fresh connection to another rank.
@@ -129,17 +130,15 @@ class Links:
         purpose, rank = _read_context(stated)
         tune(sock, self._silence_seconds)
         sock = tunnel(sock, session, f"the {purpose} connection of rank {rank}")
-        name = f"spark_estimator {purpose} of rank {rank}"
-        threading.Thread(target=self._serve, args=(purpose, sock, rank), name=name, daemon=True).start()
+        name = f"{purpose} of rank {rank}"
 
-    def _serve(self, purpose: str, sock: socket.socket, rank: int) -> None:
-        try:
-            self._takers[purpose](sock, rank)
-        except OSError as error:
-            _log.info("the %s connection of rank %d broke: %s", purpose, rank, error)
-        finally:
+        def end(error: BaseException | None) -> None:
+            if error is not None:
+                _log.info("the %s connection of rank %d broke: %s", purpose, rank, error)
             with suppress(OSError):
                 sock.close()
+
+        ReaderThread(lambda: self._takers[purpose](sock, rank), end, name=name).start()
 
 
 def receive_exactly(sock: socket.socket, memory: memoryview) -> bool:

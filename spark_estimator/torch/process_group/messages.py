@@ -9,6 +9,7 @@ and tag. A rank that waits for a lost rank gets an error that names it.
 
 from __future__ import annotations
 
+import errno
 import queue
 import socket
 import threading
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import PeerLostError, ShutDownError
+from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security.authentication import NotReadyError
 from spark_estimator.torch.process_group.links import Links, receive_exactly
 from spark_estimator.torch.process_group.transfer import Envelope, MessageBytes, TensorSpec, Transfer
@@ -52,7 +54,7 @@ class _Arrived(NamedTuple):
 
     source: int
     form: TensorSpec
-    content: bytearray
+    content: bytearray | memoryview
 
 
 @dataclass
@@ -146,8 +148,7 @@ class Mailbox:
                 self._posted.append(receive)
                 for sender in [] if self._closed else senders - self._watched:
                     self._watched.add(sender)
-                    name = f"spark_estimator watches rank {sender}"
-                    threading.Thread(target=self._watch, args=(sender,), name=name, daemon=True).start()
+                    self._watch_on(sender)
                 return transfer
             message = arrived[position]
             del arrived[position]
@@ -162,8 +163,8 @@ class Mailbox:
         try:
             while (envelope := Envelope.read(sock)) is not None:
                 self._read(sock, rank, envelope)
-        except OSError as error:
-            reason = str(error)
+        except BaseException as error:
+            reason = _reason(error)
         self._lose(rank, reason)
 
     def leave(self, group: int) -> None:
@@ -261,24 +262,31 @@ class Mailbox:
         group, tag, count, form = envelope
         with self._lock:
             receive = self._taken(rank, (group, tag)) if count else None
-        if receive is None or not form.fits(receive.memory.form) or count != len(receive.memory.data):
-            content = bytearray(count)
-            if count and not receive_exactly(sock, memoryview(content)):
-                raise ConnectionResetError("the connection ended in the middle of a message")
-            message = _Arrived(rank, form, content)
-            if receive is None:
-                self._deliver((group, tag), message)
-            else:
-                self._fill(receive, message)
-            return
+        fits = receive is not None and form.fits(receive.memory.form) and count == len(receive.memory.data)
         try:
-            if not receive_exactly(sock, receive.memory.data):
+            content = receive.memory.data if receive is not None and fits else memoryview(self._room(count, form))
+            if count and not receive_exactly(sock, content):
                 raise ConnectionResetError("the connection ended in the middle of a message")
-        except OSError as error:
-            receive.transfer.end(self._lost_error(rank, str(error)))
+        except BaseException as error:
+            if receive is not None:
+                receive.transfer.end(self._lost_error(rank, _reason(error)))
             raise
-        receive.transfer.source = rank
-        receive.transfer.end()
+        if receive is None:
+            self._deliver((group, tag), _Arrived(rank, form, content))
+        elif fits:
+            receive.transfer.source = rank
+            receive.transfer.end()
+        else:
+            self._fill(receive, _Arrived(rank, form, content))
+
+    def _room(self, count: int, form: TensorSpec) -> bytearray:
+        """New memory for a message."""
+        try:
+            return bytearray(count)
+        except (MemoryError, OverflowError, ValueError) as error:
+            raise OSError(
+                errno.ENOMEM, f"rank {self._rank} has no memory for its message of {count} bytes ({form})"
+            ) from error
 
     def _deliver(self, key: Key, message: _Arrived) -> None:
         with self._lock:
@@ -310,28 +318,32 @@ class Mailbox:
         receive.transfer.source = message.source
         receive.transfer.end()
 
+    def _watch_on(self, rank: int) -> None:
+        """Has a thread wait until a rank that this one waits for has ended."""
+
+        def end(error: BaseException | None) -> None:
+            # Its last messages may still arrive: the end of that connection, if there is one, shows what is lost.
+            time.sleep(_GRACE_SECONDS)
+            with self._lock:
+                if rank in self._senders:
+                    return
+            self._lose(rank, _GONE if error is None else _reason(error))
+
+        ReaderThread(lambda: self._watch(rank), end, name=f"watches rank {rank}").start()
+
     def _watch(self, rank: int) -> None:
-        """Waits until a rank that this one waits for has ended."""
         assert self.links is not None
-        reason = ""
-        while not reason:
+        while True:
             try:
                 with self.links.connect(rank, WATCH) as sock:
                     self._answered.add(rank)
                     sock.recv(1)
-                    reason = _GONE
+                    return
             except (OSError, PeerLostError) as error:
                 # A process that is there and sends nothing is frozen or busy, which is not to be lost.
                 if self._closed or not isinstance(error.__cause__, NotReadyError):
-                    reason = str(error)
-                else:
-                    time.sleep(_GRACE_SECONDS)
-        # Its last messages may still arrive: the end of that connection, if there is one, shows what is lost.
-        time.sleep(_GRACE_SECONDS)
-        with self._lock:
-            if rank in self._senders:
-                return
-        self._lose(rank, reason)
+                    raise
+                time.sleep(_GRACE_SECONDS)
 
     def _lose(self, rank: int, reason: str) -> None:
         with self._lock:
@@ -346,5 +358,12 @@ class Mailbox:
 
     def _lost_error(self, rank: int, reason: str) -> PeerLostError:
         return PeerLostError(
-            f"rank {self._rank} waits for a message from {self._name(rank)}, which cannot send any more: {reason}."
+            f"rank {self._rank} waits for a message from {self._name(rank)}, which cannot arrive any more: {reason}."
         )
+
+
+def _reason(error: BaseException) -> str:
+    """Why a rank is lost, without the point at the end."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error) or repr(error)).rstrip(".")

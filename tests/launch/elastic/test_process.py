@@ -76,3 +76,15 @@ def test_frames_of_the_rank_are_events(case: Case) -> None:
     event = case.event()
     assert event == FrameReceived(7, {"kind": UPDATED})
     case.process.tell(None)
+
+
+def test_a_process_whose_frames_cannot_be_read_is_ended(case: Case) -> None:
+    """Its requests for a round would never be heard."""
+    assert case.process.started.wait(60) and case.process.facts is not None
+    case.process.tell(Rendezvous(new_job_id(), new_key(), 0, (case.process.facts,), -1, awaited=True))
+    content = b"[" * 100_000
+    case.links[0].sendall(len(content).to_bytes(4, "big") + content)
+    while not isinstance(event := case.event(), Ended):
+        pass
+    assert event.outcome is not None and event.outcome.failure is not None
+    assert "because its requests could not be read: ValueError" in event.outcome.failure.message

@@ -56,6 +56,19 @@ def test_an_agent_that_answers_without_end_is_cut(connect: Connect) -> None:
     assert not connection._reading[1].is_alive() and "answers that were not asked for" in connection.lost
 
 
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_an_agent_whose_frame_is_nested_without_end_is_lost(connect: Connect, opening: str) -> None:
+    """The thread that reads it would end without a word, and the launcher would wait for the agent for ever."""
+    content = opening * 50_000
+    size = "".join(f"\\{byte:03o}" for byte in len(content).to_bytes(4, "big"))
+    repeated = f"yes '{opening}' | head -n 50000 | tr -d '\\n'"
+    connection = connect(f"printf '\\000spark_estimator agent\\nh{size}'; {repeated}; cat > /dev/null")
+    worker = connection.worker_handle(0, 0, EventRelay(queue.Queue()))
+    with pytest.raises(PreflightError, match=r"its supervisor sent invalid data: .*nested too deeply"):
+        connection.greeting(soon())
+    assert "nested too deeply" in connection.lost and worker.over
+
+
 def test_an_agent_whose_errors_never_end_their_line_is_read_in_pieces(connect: Connect) -> None:
     connection = connect("head -c 1000000 /dev/zero | tr '\\0' x >&2")
     connection._reading[0].join(60)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -183,3 +185,27 @@ def test_a_dead_peer_ends_a_collective_and_a_receive() -> None:
         errors = ranks.wait(60)[0].value
     assert all(isinstance(error, PeerLostError) for error in errors), errors
     assert all("rank 1 " in str(error) for error in errors), errors
+
+
+def test_a_message_for_which_there_is_no_memory_is_named(two_ranks: RankPool) -> None:
+    """Not as a wait for a sender that is fine, which ends at the time-out."""
+
+    @in_group
+    def check(rank: int) -> None:
+        count = 256 << 20
+        if rank == 0:
+            with pytest.raises(PeerLostError, match="lost rank 1"):
+                dist.send(torch.zeros(count, dtype=torch.uint8), 1, tag=1)
+            dist.barrier()
+            return
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + count // 2, limits[1]))
+        try:
+            with pytest.raises(PeerLostError, match=rf"rank 1 has no memory for its message of {count} bytes \(uint8 "):
+                dist.recv(torch.zeros(1), 0, tag=2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+        dist.barrier()
+
+    two_ranks.run(check)

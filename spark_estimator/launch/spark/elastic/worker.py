@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.errors import ResultError
@@ -24,6 +23,8 @@ from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.results import verified_value
 from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask
 from spark_estimator.observe.driver_log import printable
+from spark_estimator.peer_json import parse_object
+from spark_estimator.reader_thread import ReaderThread
 
 # How long a task may take to return its rows to Spark after it has reported its worker's end.
 _ROWS = timedelta(seconds=30)
@@ -116,7 +117,7 @@ class SparkWorkerHandle:
         if self._there is None or not isinstance(event, Connected):
             self._task.give_up()
             return self._failed(failures.STOPPED, f"was stopped {self._stopped}")
-        threading.Thread(target=self._read, args=(event.link, talk, self._there), daemon=True).start()
+        self._read_on(event.link, talk, self._there)
         started = self._there.start()
         if isinstance(started, PeerFacts):
             self._jobs.started(self._rank, started)
@@ -150,28 +151,33 @@ class SparkWorkerHandle:
             self._there.discard()
         self._task.give_up()
 
-    def _read(self, link: AgentLink, talk: Iterator[tuple[bytes, bytes]], there: RemoteWorkerHandle) -> None:
-        """Handles the frames of the task's agent until the stream ends."""
-        why = "its Spark executor, or its host, has died or was cut off"
-        try:
+    def _read_on(self, link: AgentLink, talk: Iterator[tuple[bytes, bytes]], there: RemoteWorkerHandle) -> None:
+        """Has a thread handle the frames of the task's agent until the stream ends."""
+
+        def read() -> None:
             for letter, content in talk:
                 if letter == frames.RELAYED:
                     there.take_relayed(frames.of_process(content)[1])
                 else:
-                    there.take(letter, json.loads(content))
-        except SilentError as error:
-            why = f"{error}: its host, or the network to it, is down"
-        except OSError:
-            pass
-        except (ValueError, TypeError, KeyError) as error:
+                    there.take(letter, parse_object(content))
+
+        def end(error: BaseException | None) -> None:
             why = f"its supervisor sent invalid data: {error!r}"
-        link.give_up()
-        if not there.over and not self._task.given_up:
-            over = self._task.wait(_SPARK_SAYS)
-            if over is not None:
-                self._jobs.ended_by_spark(over, connected=True)
-        there.lost(why)
-        self._task.hang_up()
+            if isinstance(error, SilentError):
+                why = f"{error}: its host, or the network to it, is down"
+            elif error is None or isinstance(error, OSError):
+                why = "its Spark executor, or its host, has died or was cut off"
+            elif isinstance(error, MemoryError):
+                why = "the driver has no memory for what its supervisor sent"
+            link.give_up()
+            if not there.over and not self._task.given_up:
+                over = self._task.wait(_SPARK_SAYS)
+                if over is not None:
+                    self._jobs.ended_by_spark(over, connected=True)
+            there.lost(why)
+            self._task.hang_up()
+
+        ReaderThread(read, end, name=f"task of process {self._number}").start()
 
     def _ended(self, outcome: Outcome) -> Outcome:
         """`outcome`, with the value that it has; nothing of the task is left."""
@@ -207,5 +213,5 @@ def _hello(talk: Iterator[tuple[bytes, bytes]]) -> str:
     letter, content = next(talk)
     if letter != frames.HELLO:
         raise ValueError(f"a frame before the hello: {letter!r}")
-    fields: dict[str, Any] = json.loads(content)
+    fields = parse_object(content)
     return str(fields["hostname"])
