@@ -21,6 +21,7 @@ from typing import Any
 
 from spark_estimator.checkpoint import folders, part_file
 from spark_estimator.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
+from spark_estimator.checkpoint.orphan_limit import GRACE, OrphanLimit
 from spark_estimator.checkpoint.shared_control import CopySlot, SharedControl, SlotState
 from spark_estimator.errors import without_links
 from spark_estimator.mapping import map_file
@@ -31,8 +32,6 @@ from spark_estimator.store.replacement import make_folders
 # Pauses between attempts if a store is unavailable: half a minute in all.
 _PAUSES = (0.5, 1, 2, 4, 8, 16)
 _SHORTEST_POLL, _LONGEST_POLL = 0.02, 1.0
-# How long to wait for other ranks' parts if this writer's rank has ended.
-_SHORTEST_GRACE = timedelta(seconds=60)
 
 
 class GivenUpError(Exception):
@@ -59,10 +58,15 @@ class WriterStart:
 
 
 class Writer:
-    """The process's work."""
+    """The process's work.
 
-    def __init__(self, start: WriterStart) -> None:
+    Args:
+        limit: ends this process if it hangs after the rank's end; None: nothing does.
+    """
+
+    def __init__(self, start: WriterStart, limit: OrphanLimit | None = None) -> None:
         self._start = start
+        self._limit = limit
         self._control = SharedControl(start.control)
         self._wake = start.wake
         self._report = start.report
@@ -110,6 +114,8 @@ class Writer:
             job = json.loads(bytes(view[slot.job[0] : slot.job[0] + slot.job[1]]))
             table = json.loads(bytes(view[job["table"][0] : sum(job["table"])]))
             path, size = job["path"], job["end"]
+            if self._limit is not None:
+                self._limit.postpone(size)
             act = _ACTIONS[job["kind"]]
             size = act(self, slot.ticket, job, table, view)
         except GivenUpError as given_up:
@@ -175,7 +181,7 @@ class Writer:
     def _complete_with_all(self, ticket: int, job: dict[str, Any], grace: timedelta) -> None:
         path = job["path"]
         names = [folders.note_name(rank) for rank in range(job["size"])]
-        self._await(ticket, path, set(names), max(grace, _SHORTEST_GRACE))
+        self._await(ticket, path, set(names), max(grace, GRACE))
         notes = [Note.from_json(json.loads(self._store.read(posixpath.join(path, name)))) for name in names]
         self._store.write(posixpath.join(path, folders.METADATA), metadata_text(notes, path))
         # Nothing hangs on what follows: what cannot be removed stays.
@@ -225,7 +231,9 @@ class Writer:
         return len(content)
 
     def _check(self, ticket: int) -> None:
-        """Raises if another rank has failed to write this copy."""
+        """Raises if another rank has failed to write this copy. To be called as often as the copy advances."""
+        if self._limit is not None:
+            self._limit.postpone()
         if self._control.given_up >= ticket:
             raise GivenUpError("another rank has failed to write its part")
 
@@ -253,11 +261,12 @@ _ACTIONS: dict[str, Callable[[Writer, int, dict[str, Any], dict[str, Any], memor
 
 
 def main() -> None:
-    """Runs a writer with what it reads from its standard input."""
+    """Runs a writer with what it reads from its standard input; its argument is the descriptor `WriterStart.wake`."""
+    limit = OrphanLimit(int(sys.argv[1]))  # first: what is read may be a store that connects
     start: WriterStart = pickle.load(sys.stdin.buffer)  # noqa: S301  from the rank that has started this process
     with contextlib.suppress(OSError):
         os.nice(5)
-    Writer(start).run()
+    Writer(start, limit).run()
 
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from spark_estimator.checkpoint import orphan_limit
 from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.writer_link import Report, WriterLink
 from spark_estimator.store import Store
@@ -21,6 +24,10 @@ MOST = timedelta(seconds=60)
 def write(path: str, content: bytes) -> None:
     if Path(path).name == "deadly":
         os.kill(os.getpid(), signal.SIGKILL)
+    if Path(path).name == "hangs":
+        orphan_limit.GRACE = timedelta(seconds=0.2)  # in the writer
+        Path(path).touch()
+        threading.Event().wait()
     Path(path).write_bytes(content)
 
 
@@ -105,3 +112,15 @@ def test_a_writer_that_dies_without_work_is_noted(link: WriterLink) -> None:
     os.kill(link.pid, signal.SIGKILL)
     report = next_report(link)
     assert (report.ticket, report.error) == (-1, "") and "signal 9; another one was started" in report.note
+
+
+def test_a_writer_whose_store_hangs_ends_after_its_rank(tmp_path: Path) -> None:
+    """Else it, and the memory of its copies, would stay for as long as the machine runs."""
+    link = WriterLink(Store.create(str(tmp_path)), write)
+    writer = link._process
+    link.submit(0, 1, fill(link, 0, tmp_path / "hangs"), now=True)
+    while not (tmp_path / "hangs").exists():
+        time.sleep(0.01)
+    assert writer.poll() is None
+    link.close(None)
+    assert writer.wait(60) == -signal.SIGALRM
