@@ -31,14 +31,30 @@ def ends_with_its_reader(main: Callable[_Arguments, _Result]) -> Callable[_Argum
             try:
                 return main(*args, **kwargs)
             finally:
-                if sys.stdout is not None:
-                    sys.stdout.flush()  # here: at interpreter exit, a failed flush prints a traceback
+                for stream in (sys.stdout, sys.stderr):
+                    _flush(stream)
         except BrokenPipeError:
             if not discard_unread():
                 raise  # of another pipe
             sys.exit(UNREAD_STATUS)
 
     return run
+
+
+def _flush(stream: TextIO | None) -> None:
+    """Flushes a stream: at the interpreter's exit, a failed flush prints a traceback and changes the exit status.
+
+    Raises:
+        BrokenPipeError: its reader has exited.
+    """
+    if stream is None or stream.closed:
+        return
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:  # what is lost has been reported
+        _discard(stream)
 
 
 def discard_unread() -> bool:

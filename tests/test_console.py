@@ -51,3 +51,33 @@ def test_another_pipe_that_breaks_is_an_error() -> None:
 
     with pytest.raises(BrokenPipeError):
         main()
+
+
+@pytest.mark.parametrize("streams", ["stdout", "stderr", "stdout and stderr"])
+def test_a_full_disk_changes_no_status(streams: str) -> None:
+    program = """
+import sys
+from spark_estimator.console import ends_with_its_reader
+
+@ends_with_its_reader
+def main():
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.write("text")
+            stream.flush()
+        except OSError:
+            pass
+    sys.exit(7)
+
+main()
+"""
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=full if "stdout" in streams else subprocess.PIPE,
+            stderr=full if "stderr" in streams else subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert process.returncode == 7
+    assert process.stderr in (None, b"text") and process.stdout in (None, b"text")

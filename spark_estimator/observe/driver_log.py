@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 MAX_MESSAGE_CHARACTERS = 4000
@@ -18,6 +20,7 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]|[\ud800-\udfff]")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _PLAIN = "\x1b[0m"
 _sink: Callable[[str], bool] | None = None
+_lossy_streams: weakref.WeakSet[TextIO] = weakref.WeakSet()
 
 
 def log_to_driver(message: object) -> None:
@@ -83,32 +86,78 @@ def print_line(rank: int, stream: str, text: str) -> None:
     Nothing is flushed: a caller that prints many lines flushes when there is a pause.
     """
     file = sys.stderr if stream == "stderr" else sys.stdout
-    _print(f"[{rank}]<{stream}>:{shown_on(file, text)}", file)
+    print_text(f"[{rank}]<{stream}>:{shown_on(file, text)}", file)
 
 
-def announce(text: str) -> None:
-    """Prints a line about the job itself to the person who started it, on stderr."""
-    print(f"spark_estimator: {text}", file=sys.stderr, flush=True)
+def announce(text: str, program: str = "spark_estimator") -> None:
+    """Prints a line about the job itself to the person who started it: on stderr, or on stdout if stderr takes none.
+
+    Raises:
+        BrokenPipeError: the reader of the stream has exited.
+    """
+    for stream in (sys.stderr, sys.stdout):
+        try:
+            print(f"{program}: {text}", file=stream, flush=True)
+            return
+        except BrokenPipeError:
+            raise
+        except OSError:  # its disk is full, for one, which must not end a job
+            continue
+
+
+def report_loss(where: str, error: OSError) -> None:
+    """Reports that lines of a job are lost, as they can't be written. To be called once for each target."""
+    announce(f"{where} can't be written: {error.strerror or error}. Lines are lost from now on; the job continues.")
 
 
 def print_message(rank: int, text: str) -> None:
     """Prints what a rank gave to `log_to_driver`, as `printable` makes it; not flushed."""
-    _print(f"[{rank}] {printable(text)}", sys.stdout)
+    print_text(f"[{rank}] {printable(text)}", sys.stdout)
 
 
 def flush() -> None:
     """Flushes what was printed; a program may have closed its stdout, or have none."""
     if sys.stdout is not None and not sys.stdout.closed:
-        sys.stdout.flush()
+        with _losses_of(sys.stdout):
+            sys.stdout.flush()
 
 
-def _print(text: str, stream: TextIO | None) -> None:
-    """Writes a line; what the stream's encoding has no characters for is written as ``\\xNN``, as stderr does."""
+def print_text(text: str, stream: TextIO | None) -> None:
+    """Writes a line on a standard stream; not flushed.
+
+    What the stream's encoding has no characters for is written as ``\\xNN``, as stderr does. A line that can't be
+    written is lost, which is reported once.
+
+    Raises:
+        BrokenPipeError: the reader of the stream has exited.
+    """
     if stream is None:  # as in a program without a terminal
         return
     line = text + "\n"  # in one piece: to write to a notebook is dear
+    with _losses_of(stream):
+        try:
+            stream.write(line)
+        except UnicodeEncodeError:
+            encoding = getattr(stream, "encoding", None) or "ascii"
+            stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
+
+
+@contextlib.contextmanager
+def _losses_of(stream: TextIO) -> Iterator[None]:
+    """Reports once that a stream takes no lines."""
     try:
-        stream.write(line)
-    except UnicodeEncodeError:
-        encoding = getattr(stream, "encoding", None) or "ascii"
-        stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if stream not in _lossy_streams:
+            _lossy_streams.add(stream)
+            report_loss(_name_of(stream), error)
+
+
+def _name_of(stream: TextIO) -> str:
+    """A standard stream for messages, with the file that it is."""
+    name = "stderr" if stream is sys.stderr else "stdout"
+    with contextlib.suppress(OSError, ValueError):
+        return f"{name} ({os.readlink(f'/proc/self/fd/{stream.fileno()}')})"
+    return name

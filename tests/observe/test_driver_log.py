@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -98,3 +100,46 @@ def test_a_program_without_stdout_prints_nothing(monkeypatch: pytest.MonkeyPatch
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed)
     driver_log.flush()
+
+
+# --- output that can't be written -------------------------------------------------------------------------------------
+
+LOSS = "can't be written: No space left on device. Lines are lost from now on; the job continues."
+FULL = """
+import sys
+from spark_estimator.observe import driver_log
+for number in range(3):
+    driver_log.print_line(0, "stdout", "a line")
+    driver_log.print_line(0, "stderr", "another line")
+    driver_log.print_message(0, "a message")
+    driver_log.flush()
+    driver_log.announce("news")
+print("the end", file=sys.stderr)
+"""
+
+
+def printed(stdout: int | str, stderr: int | str) -> subprocess.CompletedProcess[str]:
+    with contextlib.ExitStack() as opened:
+        streams = [
+            opened.enter_context(open(stream, "w")) if isinstance(stream, str) else stream
+            for stream in (stdout, stderr)
+        ]
+        command = [sys.executable, "-c", FULL]
+        return subprocess.run(command, stdout=streams[0], stderr=streams[1], text=True, timeout=60, check=False)
+
+
+def test_a_full_disk_of_stdout_is_reported_once() -> None:
+    lines = printed("/dev/full", subprocess.PIPE).stderr.splitlines()
+    assert lines.count(f"spark_estimator: stdout (/dev/full) {LOSS}") == 1
+    assert lines.count("[0]<stderr>:another line") == lines.count("spark_estimator: news") == 3
+    assert lines.index("the end") == 7
+
+
+def test_a_full_disk_of_stderr_is_reported_on_stdout() -> None:
+    lines = printed(subprocess.PIPE, "/dev/full").stdout.splitlines()
+    assert [line for line in lines if "can't be written" in line] == [f"spark_estimator: stderr (/dev/full) {LOSS}"]
+    assert lines.count("spark_estimator: news") == lines.count("[0]<stdout>:a line") == 3
+
+
+def test_both_streams_on_a_full_disk() -> None:
+    printed("/dev/full", "/dev/full")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from spark_estimator.estimators.train_spec import TrainSpec
+from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.store import FilesystemStore
 
 #: Parts of a history's entry, and what Horovod calls them.
@@ -20,7 +21,8 @@ def epoch_log(spec: TrainSpec, rank: Callable[[], int]) -> Iterator[Callable[[Ma
     """Gives a function that logs an entry of the history: ``train/loss``, ``val/loss``, ``train/group_0_y:0``, ...
 
     It does nothing except on rank 0, with a store that keeps runs, where TensorBoard is installed. Files are in the
-    store after each epoch.
+    store after each epoch. If they can't be written, this is reported on the driver, once, and the function does
+    nothing more.
 
     Args:
         rank: the rank, which may change during the training.
@@ -31,13 +33,21 @@ def epoch_log(spec: TrainSpec, rank: Callable[[], int]) -> Iterator[Callable[[Ma
         return
     with contextlib.ExitStack() as until_closed:
         log: Callable[[Mapping[str, Any]], None] | None = None
+        is_lost = False
 
         def of_first_rank(entry: Mapping[str, Any]) -> None:
-            nonlocal log
-            if rank() != 0 or importlib.util.find_spec("tensorboard") is None:
+            nonlocal log, is_lost
+            if is_lost or rank() != 0 or importlib.util.find_spec("tensorboard") is None:
                 return
-            log = log or until_closed.enter_context(_written(spec, store))
-            log(entry)
+            try:
+                log = log or until_closed.enter_context(_written(spec, store))
+                log(entry)
+            except Exception as error:  # each kind of store has its own
+                is_lost = True
+                log_to_driver(
+                    f"TensorBoard's events of epoch {entry['epoch']} and later can't be written to "
+                    f"{store.get_logs_path(spec.run_id)}: {type(error).__name__}: {error}. The training continues."
+                )
 
         yield of_first_rank
 
@@ -64,4 +74,5 @@ def _written(spec: TrainSpec, store: FilesystemStore) -> Iterator[Callable[[Mapp
         try:
             yield log
         finally:
-            writer.close()
+            with contextlib.suppress(Exception):  # what it has not written is lost, as `log` has raised
+                writer.close()

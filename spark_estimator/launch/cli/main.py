@@ -42,6 +42,7 @@ from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.job import run_elastic_on_hosts, run_on_hosts
 from spark_estimator.launch.ssh.where import Where, find_hosts
 from spark_estimator.launch.worker.child_process import keep_standard_descriptors
+from spark_estimator.observe.driver_log import announce
 from spark_estimator.observe.status_line import screen
 
 # A command may save its state on SIGTERM; then it is killed.
@@ -234,7 +235,7 @@ def _with_own_python(environment: dict[str, str]) -> dict[str, str]:
 
 
 def _report(text: str) -> None:
-    print(f"horovodrun: {text}", file=sys.stderr, flush=True)
+    announce(text, "horovodrun")
 
 
 @contextlib.contextmanager

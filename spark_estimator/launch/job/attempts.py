@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from spark_estimator.errors import (
     StartTimeoutError,
 )
 from spark_estimator.launch.job.failures import NOT_LOADED
+from spark_estimator.observe.driver_log import announce
 
 _FINAL = (ResultError, StartTimeoutError, JobTimeoutError, JobCancelledError)
 _MAX_STORY_CHARACTERS = 500
@@ -176,11 +176,7 @@ def run_attempts(
             if number >= attempts or isinstance(error, _FINAL) or error.kind == NOT_LOADED:
                 error.args = (f"{error}{_history(number, attempts, earlier)}",)
                 raise
-            print(
-                f"spark_estimator: attempt {number} of {attempts} failed: {_story(error)}; restarting all ranks",
-                file=sys.stderr,
-                flush=True,
-            )
+            announce(f"attempt {number} of {attempts} failed: {_story(error)}; restarting all ranks")
             earlier.append(error)
         except KeyboardInterrupt:
             # A new exception without a cause: the stack of this process, usually inside Java's gateway, does not help

@@ -6,7 +6,6 @@ import collections
 import functools
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +18,10 @@ from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, Settings
 from spark_estimator.errors import JobTimeoutError, StartTimeoutError
 from spark_estimator.launch.job.failures import STOPPED, FailureReport, first_failure
 from spark_estimator.launch.job.hosts import Host
-from spark_estimator.launch.job.interruption import raise_lost_interruption, remembered_interruption
+from spark_estimator.launch.job.interruption import is_interruption, raise_lost_interruption, remembered_interruption
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.log import logger
-from spark_estimator.observe.driver_log import flush, print_line, print_message
+from spark_estimator.observe.driver_log import announce, flush, print_line, print_message
 from spark_estimator.observe.progress import Progress
 from spark_estimator.observe.status_line import StatusLine
 from spark_estimator.observe.training_records import TakeRecord
@@ -255,8 +254,7 @@ class JobMonitor:
                     self.clock()
         except BaseException as error:
             if not finished:
-                late = isinstance(error, (StartTimeoutError, JobTimeoutError))
-                self.stop("because it timed out" if late else "because the launcher was interrupted")
+                self.stop(_reason_to_stop(error))
                 self.wait_for_the_end()
             raise
         finally:
@@ -267,7 +265,7 @@ class JobMonitor:
         """Prints a line of the launcher's own on stderr."""
         if self.status is not None:
             self.status.hide()
-        print(f"spark_estimator: {text}", file=sys.stderr, flush=True)
+        announce(text)
 
     def _decision_time(self, before: float | None) -> float:
         """When to stop the job, now that one more report is here: soon when the cause is known, else later."""
@@ -359,6 +357,14 @@ def _warn_of_copies() -> None:
             job.process,
             switch,
         )
+
+
+def _reason_to_stop(error: BaseException) -> str:
+    if isinstance(error, (StartTimeoutError, JobTimeoutError)):
+        return "because it timed out"
+    if is_interruption(error) or not isinstance(error, Exception):
+        return "because the launcher was interrupted"
+    return f"because the launcher failed: {error!r}"
 
 
 class EventRelay:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from spark_estimator.errors import PreflightError
-from spark_estimator.observe.driver_log import ShowLine, print_line, shown_on
+from spark_estimator.observe.driver_log import ShowLine, print_line, print_text, report_loss, shown_on
 from spark_estimator.security import file_modes
 
 
@@ -40,12 +40,23 @@ def lines_to(
     if stdout is None and stderr is None and not with_time:
         return print_line
 
+    lossy: set[str] = set()
+
     def show(rank: int, name: str, text: str) -> None:
-        stream = streams[name] or (sys.stderr if name == "stderr" else sys.stdout)
-        when = time.asctime() if with_time else ""
-        stream.write(f"{when}[{rank}]<{name}>:{shown_on(stream, text)}\n")
-        if streams[name] is not None and hasattr(stream, "flush"):  # so that a file can be followed
-            stream.flush()
+        stream = streams[name]
+        head = f"{time.asctime() if with_time else ''}[{rank}]<{name}>:"
+        if stream is None:
+            standard = sys.stderr if name == "stderr" else sys.stdout
+            print_text(f"{head}{shown_on(standard, text)}", standard)
+            return
+        try:
+            stream.write(f"{head}{shown_on(stream, text)}\n")
+            if hasattr(stream, "flush"):  # so that a file can be followed
+                stream.flush()
+        except OSError as error:
+            if name not in lossy:
+                lossy.add(name)
+                report_loss(str(getattr(stream, "name", "") or f"the stream for the ranks' {name}"), error)
 
     return show
 
@@ -65,6 +76,7 @@ class OutputFiles:
         self._show = show
         self._stack = contextlib.ExitStack()
         self._files: dict[tuple[int, str], TextIO] = {}
+        self._is_lossy = False
         try:
             for rank in range(size):
                 self._open(rank)
@@ -79,16 +91,27 @@ class OutputFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        try:
+            self._stack.close()
+        except OSError as error:  # the rest of a file that was not written
+            self._report(error)
 
     def show(self, rank: int, stream: str, text: str) -> None:
         """Shows a line and writes it to its file."""
         self._show(rank, stream, text)
         if rank < 0:  # a process that joins an elastic job has no rank at first
             return
-        if (rank, stream) not in self._files:  # such a job may grow
-            self._open(rank)
-        self._files[rank, stream].write(text + "\n")
+        try:
+            if (rank, stream) not in self._files:  # such a job may grow
+                self._open(rank)
+            self._files[rank, stream].write(text + "\n")
+        except OSError as error:
+            self._report(error)
+
+    def _report(self, error: OSError) -> None:
+        if not self._is_lossy:
+            self._is_lossy = True
+            report_loss(f"the ranks' output in {self._folder}", error)
 
     def _open(self, rank: int) -> None:
         folder = self._folder / f"rank.{rank:0{self._width}d}"

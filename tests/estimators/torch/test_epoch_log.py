@@ -45,3 +45,16 @@ def test_events_have_horovods_names(tmp_path: Path, scheme: str) -> None:
         for value in event.summary.value
     }
     assert values == {"train/loss": (1, 0.5), "val/loss": (1, 0.75), "train/group_0_y:0": (1, 0.25)}
+
+
+def test_a_store_that_takes_no_events_ends_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorboard")
+    store: Any = Store.create(str(tmp_path / "store"))
+    logs = Path(store.get_logs_path("mine"))
+    logs.parent.mkdir(parents=True)
+    logs.write_text("a file in the folder's place")
+    with epoch_log(spec_of(store=store, run_id="mine"), lambda: 0) as log:
+        log(ENTRY)
+        log({**ENTRY, "epoch": 2})
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"TensorBoard's events of epoch 1 and later can't be written to {logs}: ")

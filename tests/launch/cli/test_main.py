@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,19 @@ def horovodrun(*arguments: str, folder: Path | None = None, **env: str | None) -
         text=True,
         timeout=100,
     )
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no disk of our own without the right to mount: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def python(code: str) -> list[str]:
@@ -98,6 +112,41 @@ def test_a_signal_is_named() -> None:
     done = horovodrun("-np", "2", "bash", "-c", "kill -11 $$")
     assert done.returncode == 128 + 11
     assert "was killed by signal 11 (SIGSEGV)" in done.stderr
+
+
+FULL_DISK = "can't be written: No space left on device. Lines are lost from now on; the job continues."
+TALKS = (
+    "import os; [print('x' * 1000, flush=True) for _ in range(100)]; open('ended' + os.environ['HOROVOD_RANK'], 'w')"
+)
+
+
+@pytest.mark.parametrize("flags", [[], ["--prefix-output-with-timestamp"], ["--min-np", "2", "--max-np", "2"]])
+def test_a_full_disk_under_stdout_ends_no_job(tmp_path: Path, flags: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "spark_estimator.launch.cli.main", "-np", "2", *flags, *python(TALKS)],
+            env=clusters.environment(),
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    losses = [line for line in done.stderr.splitlines() if FULL_DISK in line]
+    assert len(losses) == 1 and "stdout" in losses[0], done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ended0", "ended1"]
+
+
+def test_a_full_disk_under_the_output_files_ends_no_job(tmp_path: Path, small_disk: Path) -> None:
+    done = horovodrun("-np", "2", "--output-filename", str(small_disk / "logs"), *python(TALKS), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (loss,) = [line for line in done.stderr.splitlines() if FULL_DISK in line]
+    assert loss.startswith(f"spark_estimator: the ranks' output in {small_disk}/logs ")
+    assert done.stdout.count("]<stdout>:x") == 200, "lines are shown all the same"
+    assert (tmp_path / "ended0").exists() and (tmp_path / "ended1").exists()
 
 
 def test_a_command_that_does_not_exist() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import pty
 import re
 from pathlib import Path
@@ -53,3 +55,25 @@ def test_each_rank_has_files_also_when_the_job_grows(tmp_path: Path) -> None:
     assert (tmp_path / "logs/rank.03/stderr").read_text(encoding="utf-8") == "é\n"
     assert (tmp_path / "logs/rank.11/stdout").read_text() == "of a new rank\n"
     assert len(list((tmp_path / "logs").iterdir())) == 12 and [line[0] for line in shown] == [3, 11, -1]
+
+
+class Full(io.StringIO):
+    """Takes nothing."""
+
+    name = "/full/log.txt"
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_stream_that_takes_nothing_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = io.StringIO()
+    show = lines_to(Full(), errors)
+    for number in range(2):
+        show(number, "stdout", "lost")
+        show(number, "stderr", "shown")
+    assert errors.getvalue() == "[0]<stderr>:shown\n[1]<stderr>:shown\n"
+    assert capsys.readouterr().err == (
+        "spark_estimator: /full/log.txt can't be written: No space left on device. Lines are lost from now on; the job "
+        "continues.\n"
+    )

@@ -20,7 +20,6 @@ import collections
 import contextlib
 import itertools
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -264,11 +263,9 @@ class _Jobs:
             )
         if seconds >= SAY_WAITING_AFTER.total_seconds() and not self._waiting_announced:
             self._waiting_announced = True
-            print(
-                f"spark_estimator: Spark has started {function} on {self._started} of {size} ranks after {seconds:.0f} "
-                f"seconds; {self._reports.holders()}.",
-                file=sys.stderr,
-                flush=True,
+            announce(
+                f"Spark has started {function} on {self._started} of {size} ranks after {seconds:.0f} seconds; "
+                f"{self._reports.holders()}."
             )
 
     def report(self, text: str) -> None:
