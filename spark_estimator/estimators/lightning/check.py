@@ -1,4 +1,7 @@
-"""Tries a LightningModule on the first rows, on the driver: runs training_step of a copy on one batch."""
+"""Tries a LightningModule on the first rows, on the driver: runs training_step of a copy on one batch.
+
+Its hooks do not run there, as nothing is trained: they may save, register or send what they believe to be the result.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import inspect
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +25,11 @@ from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, not_finite, 
 from spark_estimator.estimators.torch.check import ModuleTrial, first_tensors
 from spark_estimator.estimators.torch.losses import Tensors, outputs_of
 from spark_estimator.lightning.epoch_outputs import hidden
+
+#: The hooks before a step, which may make what `training_step` uses.
+_STARTS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start")
+#: Hooks that are part of a step: they change its batch.
+_OF_BATCHES = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
 class LightningTrial(ModuleTrial):
@@ -46,21 +54,24 @@ class LightningTrial(ModuleTrial):
                 if rows.num_rows == 1:
                     module.eval()  # batch norm raises an error for a single row
                 if self._parts.data_module is None:
-                    self._check_loss(self._loss(module, batch), rows, fields)
+                    module, loss = self._stepped(module, batch)
+                    self._check_loss(loss, rows, fields)
                 if not fields.labels or self.positional()[1] == 0:
                     return ()  # forward() takes what is available at prediction
                 return self._widths(module, tensors[: len(fields.inputs)], fields)
         finally:
             torch.set_rng_state(state)
 
-    def _loss(self, module: Any, batch: Named) -> Any:
-        """The result of training_step for a batch, after a backward pass; None: it optimizes by hand, and has."""
+    def _stepped(self, module: Any, batch: Named) -> tuple[Any, Any]:
+        """The module, or a copy with what its hooks have made; and the result of training_step for a batch, after a
+        backward pass. The result is None if the module optimizes by hand, and has.
+        """
         try:
             if module.automatic_optimization:
                 try:
-                    return _without_trainer(copy.deepcopy(module), batch)
+                    return module, _without_trainer(copy.deepcopy(module), batch)
                 except Exception:  # it may have used the Trainer, in any way
-                    return _with_trainer(self._parts.flavour, module, batch)
+                    pass
             return _with_trainer(self._parts.flavour, module, batch)
         except KeyError as error:
             if error.args and isinstance(error.args[0], str) and error.args[0] not in batch:
@@ -127,8 +138,24 @@ def _without_trainer(module: Any, batch: Named) -> Any:
     return loss
 
 
-def _with_trainer(flavour: str, module: Any, batch: Named) -> Any:
-    """One step of a Trainer of this process."""
+def _with_trainer(flavour: str, module: Any, batch: Named) -> tuple[Any, Any]:
+    """One step of a Trainer of this process: see `LightningTrial._stepped`."""
+    base: Any = importlib.import_module(flavour).LightningModule
+    copied = copy.deepcopy(module)
+    try:
+        return copied, _fitted(flavour, copied, batch)
+    except Exception:
+        if all(getattr(type(module), name) is getattr(base, name) for name in _STARTS):
+            raise
+        return module, _fitted(flavour, module, batch, _STARTS)
+
+
+def _fitted(flavour: str, module: Any, batch: Named, hooks: Sequence[str] = ()) -> Any:
+    """The result of a step of a Trainer.
+
+    Args:
+        hooks: of the module, that are called.
+    """
     package: Any = importlib.import_module(flavour)
     losses: list[Any] = []
 
@@ -147,9 +174,18 @@ def _with_trainer(flavour: str, module: Any, batch: Named) -> Any:
         use_distributed_sampler=False,
         **{f"enable_{name}": False for name in off},
     )
+    for name in dir(package.LightningModule):
+        if name.startswith("on_") and name not in (*hooks, *_OF_BATCHES):
+            module.__dict__[name] = _do_nothing
+    for name in ("configure_callbacks", "prepare_data", "teardown"):
+        module.__dict__[name] = _do_nothing
     with hidden(module):
         trainer.fit(module, _One(batch))
     return losses[0] if losses and module.automatic_optimization else None
+
+
+def _do_nothing(*args: Any, **keywords: Any) -> None:
+    """Replaces a hook."""
 
 
 class _One:

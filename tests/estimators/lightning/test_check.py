@@ -57,3 +57,82 @@ def test_what_would_fail_on_the_ranks_fails_here() -> None:
         run(Module("label"))
     with pytest.raises(DataError, match="the loss of the first 4 rows is inf"):
         run(Module(factor=0.0))
+
+
+CALLED: list[str] = []
+_HOOKS = [name for name in dir(pl.LightningModule) if name.startswith("on_") and name != "on_gpu"]
+_HOOKS += ["teardown", "prepare_data", "configure_callbacks"]
+
+
+def noted(name: str) -> Any:
+    """A hook of a module that notes its call."""
+
+    def hook(self: Any, *args: Any, **keywords: Any) -> Any:
+        CALLED.append(name)
+        if name.endswith("batch_transfer"):
+            return args[0]
+        self.__dict__[f"made_{name}"] = True
+        return [Callbacks()] if name == "configure_callbacks" else None
+
+    return hook
+
+
+class Callbacks(pl.Callback):  # type: ignore[misc]
+    def on_train_end(self, *args: Any) -> None:
+        CALLED.append("a callback's on_train_end")
+
+
+class WithHooks(Module):
+    """Its step needs a Trainer, and perhaps what a hook makes.
+
+    Args:
+        by_hand: it optimizes by hand.
+        needs: a hook that has to be called before a step.
+    """
+
+    def __init__(self, by_hand: bool, needs: str = "") -> None:
+        super().__init__()
+        self.automatic_optimization = not by_hand
+        self.needs = needs
+
+    def setup(self, stage: str) -> None:
+        self.net = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net(x)
+
+    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        assert not self.needs or getattr(self, f"made_{self.needs}")
+        optimizer = self.optimizers()
+        loss = super().training_step(batch)
+        if not self.automatic_optimization:
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+
+for _name in _HOOKS:
+    setattr(WithHooks, _name, noted(_name))
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(
+    "needs", ["", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"]
+)
+def test_hooks_do_not_run_on_the_driver(by_hand: bool, needs: str) -> None:
+    """Hooks before the step do where the step fails without them."""
+    CALLED.clear()
+    assert run(WithHooks(by_hand, needs)) == (1,)
+    assert "on_after_batch_transfer" in CALLED
+    allowed = {"on_before_batch_transfer", "on_after_batch_transfer"}
+    if needs:
+        allowed |= {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}
+    assert set(CALLED) <= allowed
+
+
+def test_what_fails_with_hooks_fails_here() -> None:
+    module = WithHooks(by_hand=False)
+    module.column = "label"
+    with pytest.raises(DataError, match="asked its batch for 'label': it is a dict of 'x', 'y'"):
+        run(module)
