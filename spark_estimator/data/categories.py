@@ -161,6 +161,10 @@ class Vocabulary(CategoryEncoder):
     def _id(self, value: bytes | int) -> int:
         return self._known.get(value, 0)
 
+    def common_ids(self, other: Vocabulary) -> list[tuple[int, int]]:
+        """The ids of each value that another vocabulary has, too: here, and there."""
+        return [(number, other._known[value]) for value, number in self._known.items() if value in other._known]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.values)
 
@@ -193,6 +197,36 @@ class Hashing(CategoryEncoder):
         return 1 + zlib.crc32(value if isinstance(value, bytes) else b"%d" % value) % (self.size - 1)
 
 
+@dataclass(frozen=True)
+class Shared(CategoryEncoder):
+    """Has the ids of another column, so that one embedding is for both.
+
+    Attributes:
+        of: the other column's encoder.
+    """
+
+    of: CategoryEncoder
+
+    @property
+    def size(self) -> int:
+        return self.of.size
+
+    @property
+    def entry(self) -> str:
+        return self.of.name
+
+    @property
+    def holds_texts(self) -> bool | None:
+        return self.of.holds_texts
+
+    def check(self, name: str, kind: str) -> None:
+        """See `CategoryEncoder.check`."""
+        self.of.check(name, kind)
+
+    def _id(self, value: bytes | int) -> int:
+        return self.of._id(value)
+
+
 class Uncounted(Hashing):
     """A vocabulary before its values are counted: its ids have the same range, to try a model with."""
 
@@ -203,11 +237,13 @@ class Uncounted(Hashing):
 
 def encoders_of(categories: Mapping[str, Any] | None) -> dict[str, CategoryEncoder]:
     """By column, of the parameter `categories` as `checks.categories` returns it."""
-    return {name: encoder_of(name, entry) for name, entry in (categories or {}).items()}
+    entries = categories or {}
+    alone = {name: encoder_of(name, entry) for name, entry in entries.items() if not isinstance(entry, str)}
+    return {name: alone[name] if name in alone else Shared(name, alone[entry]) for name, entry in entries.items()}
 
 
 def encoder_of(name: str, entry: Any) -> CategoryEncoder:
-    """The encoder of an entry of the parameter `categories`.
+    """The encoder of an entry of the parameter `categories` that does not name another column.
 
     Args:
         name: of the column, for messages.

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy
 
 from spark_estimator.data.categories import LONGEST_TEXT, MOST_HASHED_IDS, MOST_IDS
+from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.nulls import STATISTICS
 from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.launch.spark.slots import is_stopped
@@ -209,12 +210,23 @@ def functions(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def categories(name: str, value: Any) -> dict[str, Any] | None:
-    """A dict from columns to a number of ids, a list of values, or ``{"hash": number of ids}``; or None."""
+    """A dict from columns to a number of ids, a list of values, ``{"hash": number of ids}``, or one of the other
+    columns; or None.
+    """
     if value is None:
         return None
     if not isinstance(value, Mapping) or not all(isinstance(column, str) for column in value):
         raise TypeError(f"{name} must be a dict from columns to categories; got {described(value)}.")
-    return {column: _categories_of(f"{name}[{column!r}]", entry) for column, entry in value.items()} or None
+    result = {column: _categories_of(f"{name}[{column!r}]", entry) for column, entry in value.items()}
+    for column, entry in result.items():
+        if isinstance(entry, str) and isinstance(result.get(entry, entry), str):
+            others = [other for other, of_other in result.items() if not isinstance(of_other, str)]
+            hint = did_you_mean(entry, others) if entry not in result else ""
+            raise ValueError(
+                f"{name}[{column!r}] is {entry!r}, which has no vocabulary of its own: it must be one of those columns "
+                f"that have a number of ids, a list of values, or a hash: {described(others)}.{hint}"
+            )
+    return result or None
 
 
 def known_categories(name: str, value: Any) -> dict[str, Any] | None:
@@ -232,7 +244,9 @@ def _categories_of(name: str, entry: Any) -> Any:
         return {"hash": _id_count(f"{name}['hash']", entry["hash"], MOST_HASHED_IDS)}
     if isinstance(entry, numbers.Number):
         return _id_count(name, entry, MOST_IDS)
-    kind = "the number of ids, a list of values, or {'hash': the number of ids}"
+    if isinstance(entry, str):
+        return str(entry)
+    kind = "the number of ids, a list of values, {'hash': the number of ids}, or the column whose ids it shares"
     if isinstance(entry, (Mapping, Set)):  # a set has no order, and the order makes the ids
         raise TypeError(f"{name} must be {kind}; got {described(entry)}.")
     values = _items(name, entry, kind)

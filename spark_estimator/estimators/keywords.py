@@ -502,19 +502,21 @@ class SharedKeywords(TableParams):
         """
         return self._get(self.decoders)
 
-    def setCategories(self, value: Mapping[str, int | Sequence[Any] | Mapping[str, int]] | None) -> Self:
+    def setCategories(self, value: Mapping[str, int | str | Sequence[Any] | Mapping[str, int]] | None) -> Self:
         """Sets categories: a dict from feature columns of strings, integers or booleans to what turns their values
         into ids: a number of ids, such as {'city': 1000}, for the most frequent values of the training's rows; a
-        list of values, whose ids start at 1; or {'hash': 100000}, for a hash; id 0 is null, and a value that is
-        not in the vocabulary. Returns self.
+        list of values, whose ids start at 1; {'hash': 100000}, for a hash; or another of these columns, such as
+        {'history': 'item'}, whose ids it shares, with one vocabulary of the values of both; id 0 is null, and a
+        value that is not in the vocabulary. Returns self.
         """
         return self._set(categories=value)
 
     def getCategories(self) -> dict[str, Any] | None:
         """categories: a dict from feature columns of strings, integers or booleans to what turns their values into
         ids: a number of ids, such as {'city': 1000}, for the most frequent values of the training's rows; a list
-        of values, whose ids start at 1; or {'hash': 100000}, for a hash; id 0 is null, and a value that is not in
-        the vocabulary.
+        of values, whose ids start at 1; {'hash': 100000}, for a hash; or another of these columns, such as
+        {'history': 'item'}, whose ids it shares, with one vocabulary of the values of both; id 0 is null, and a
+        value that is not in the vocabulary.
         """
         return self._get(self.categories)
 
@@ -704,15 +706,15 @@ class ModelKeywords(PredictingKeywords):
         """
         return self._get(self.decoders)
 
-    def setCategories(self, value: Mapping[str, Sequence[Any] | Mapping[str, int]] | None) -> Self:
-        """Sets categories: a dict from feature columns to the values with ids 1, 2 and so on, or to {'hash': the
-        number of ids}. Returns self.
+    def setCategories(self, value: Mapping[str, str | Sequence[Any] | Mapping[str, int]] | None) -> Self:
+        """Sets categories: a dict from feature columns to the values with ids 1, 2 and so on, to {'hash': the number
+        of ids}, or to another of these columns, whose ids it shares. Returns self.
         """
         return self._set(categories=value)
 
     def getCategories(self) -> dict[str, Any] | None:
-        """categories: a dict from feature columns to the values with ids 1, 2 and so on, or to {'hash': the number
-        of ids}.
+        """categories: a dict from feature columns to the values with ids 1, 2 and so on, to {'hash': the number of
+        ids}, or to another of these columns, whose ids it shares.
         """
         return self._get(self.categories)
 

@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.compute
 from pyspark.ml.util import MLReadable, MLWritable
 
-from spark_estimator.data.categories import CategoryEncoder, encoder_of, encoders_of
+from spark_estimator.data.categories import CategoryEncoder, encoders_of
 from spark_estimator.data.columns import category, check_names, raw, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
@@ -355,14 +355,14 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         Args:
             inputs: those of the training, under the names of the columns to predict from.
         """
-        categories = self._value("categories") or {}
+        encoders = encoders_of(self._value("categories"))
         trained = self._value("_metadata")
         trained_inputs = trained.inputs if isinstance(trained, ModelMetadata) and trained.inputs else inputs
         return {
-            column: encoder_of(name, categories[trained_name])
+            column: encoders[trained_name] if name == trained_name else replace(encoders[trained_name], name=name)
             for field, trained_field in zip(inputs, trained_inputs, strict=True)
             for name, trained_name, column in zip(field.names, trained_field.names, field.columns, strict=True)
-            if trained_name in categories
+            if trained_name in encoders
         }
 
     def _null_values(self, inputs: Sequence[Field]) -> dict[str, float]:

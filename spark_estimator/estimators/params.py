@@ -341,8 +341,9 @@ SHARED = (
         categories,
         "a dict from feature columns of strings, integers or booleans to what turns their values into ids: a number of "
         "ids, such as {'city': 1000}, for the most frequent values of the training's rows; a list of values, whose ids "
-        "start at 1; or {'hash': 100000}, for a hash; id 0 is null, and a value that is not in the vocabulary",
-        "Mapping[str, int | Sequence[Any] | Mapping[str, int]] | None",
+        "start at 1; {'hash': 100000}, for a hash; or another of these columns, such as {'history': 'item'}, whose ids "
+        "it shares, with one vocabulary of the values of both; id 0 is null, and a value that is not in the vocabulary",
+        "Mapping[str, int | str | Sequence[Any] | Mapping[str, int]] | None",
         "dict[str, Any] | None",
     ),
     Row(
@@ -471,8 +472,9 @@ MODEL = (
         "categories",
         None,
         known_categories,
-        "a dict from feature columns to the values with ids 1, 2 and so on, or to {'hash': the number of ids}",
-        "Mapping[str, Sequence[Any] | Mapping[str, int]] | None",
+        "a dict from feature columns to the values with ids 1, 2 and so on, to {'hash': the number of ids}, or to "
+        "another of these columns, whose ids it shares",
+        "Mapping[str, str | Sequence[Any] | Mapping[str, int]] | None",
         "dict[str, Any] | None",
     ),
     Row(

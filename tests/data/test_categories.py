@@ -145,3 +145,22 @@ def test_a_batch_with_ids() -> None:
     largest = with_largest_ids(ids, [4, 0, 9])
     assert largest.to_pydict() == {"c0": [3, 0], "c1": [1.5, 2.5], "c2": [[8], [1]]}
     assert with_largest_ids(ids[:0], [4, 0, 9]).num_rows == 0
+
+
+@pytest.mark.parametrize("entry", [["Rome", "Örebro"], {"hash": 9}])
+def test_a_column_with_the_ids_of_another(entry: Any) -> None:
+    encoders = encoders_of({"before": "city", "city": entry, "code": [7]})
+    assert list(encoders) == ["before", "city", "code"]
+    city, before = encoders["city"], pickle.loads(pickle.dumps(encoders))["before"]
+    assert (before.name, before.size, before.entry) == ("before", city.size, "city")
+    visits = pyarrow.array([["Rome", None], None, ["Örebro", "Rome", "Oslo"]])
+    assert before.ids(visits).to_pylist() == city.ids(visits).to_pylist() != [[0, 0], None, [0, 0, 0]]
+
+
+def test_a_column_with_the_ids_of_another_is_of_its_type() -> None:
+    before = encoders_of({"before": "city", "city": ["Rome"]})["before"]
+    before.check("before", "array<string>")
+    with pytest.raises(DataError, match=r"of column 'before' are texts, such as 'Rome', but its type is array<int>"):
+        before.check("before", "array<int>")
+    with pytest.raises(DataError, match="column 'before' is of type int64; its categories are texts"):
+        before.ids(pyarrow.array([1]))

@@ -32,9 +32,18 @@ from spark_estimator.estimators import checks
         ({"categories": {"x": True}}, TypeError, r"categories\['x'\] must be an integer, the number of ids; got True"),
         ({"categories": {"x": 2.5}}, TypeError, r"must be an integer, the number of ids; got 2\.5"),
         ({"categories": {"x": {"hash": 2**31}}}, ValueError, r"categories\['x'\]\['hash'\] must be .* to 2147483647"),
-        ({"categories": {"x": {"size": 9}}}, TypeError, "must be the number of ids, a list of values, or {'hash'"),
-        ({"categories": {"x": {"a", "b"}}}, TypeError, "must be the number of ids, a list of values, or .*; got {'a"),
-        ({"categories": {"x": "ab"}}, TypeError, "must be the number of ids, a list of values, or .*; got 'ab'"),
+        ({"categories": {"x": {"size": 9}}}, TypeError, "must be the number of ids, a list of values, {'hash'"),
+        ({"categories": {"x": {"a", "b"}}}, TypeError, "must be the number of ids, a list of values, .*; got {'a"),
+        ({"categories": {"x": b"ab"}}, TypeError, "a list of values, .*, or the column whose ids it shares; got b'ab'"),
+        ({"categories": {"x": "ab"}}, ValueError, r"categories\['x'\] is 'ab', which has no vocabulary of its own"),
+        (
+            {"categories": {"x": "x"}},
+            ValueError,
+            "is 'x', which has no vocabulary of its own: it must be one of those",
+        ),
+        ({"categories": {"x": "y", "y": "x"}}, ValueError, r"categories\['x'\] is 'y', which has no vocabulary"),
+        ({"categories": {"x": "y", "y": "z", "z": 9}}, ValueError, r"\['x'\] is 'y', which has .* hash: \['z'\]\.$"),
+        ({"categories": {"x": "itm", "item": 9}}, ValueError, r": \['item'\]\. Did you mean 'item'\?"),
         ({"categories": {"x": []}}, ValueError, "is an empty list"),
         ({"categories": {"x": ["a", None]}}, TypeError, r"list of strings, or of integers; .*None\]\. Null has id 0"),
         ({"categories": {"x": ["a", 1]}}, TypeError, "must be a list of strings, or of integers"),
@@ -81,9 +90,10 @@ def test_categories_become_what_json_has() -> None:
         "c": numpy.array(["x", "y"]),
         "d": {"hash": numpy.int32(5)},
         "e": [True, numpy.bool_(False)],
+        "f": numpy.str_("a"),
     }
     categories = TorchEstimator(categories=values).getCategories()
-    assert categories == {"a": 9, "b": [3, 1], "c": ["x", "y"], "d": {"hash": 5}, "e": [1, 0]}
+    assert categories == {"a": 9, "b": [3, 1], "c": ["x", "y"], "d": {"hash": 5}, "e": [1, 0], "f": "a"}
     assert json.loads(json.dumps(categories)) == categories
     assert TorchEstimator(categories={}).getCategories() is None
 

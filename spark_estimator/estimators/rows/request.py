@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_estimator.data.categories import CategoryEncoder, encoders_of
+from spark_estimator.data.categories import CategoryEncoder, Shared, encoders_of, is_text
 from spark_estimator.data.columns import Readable, did_you_mean
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.nulls import STATISTICS, Nulls, has_statistics, policy_of
@@ -102,6 +102,25 @@ class RowRequest:
                     f"categories refers to {name!r}, which isn't a feature: {', '.join(features)}."
                     + did_you_mean(name, features)
                 )
+
+    def check_shared(self, columns: Sequence[Readable]) -> None:
+        """Refuses columns of texts and of numbers that share their ids.
+
+        Args:
+            columns: that become tensors.
+
+        Raises:
+            DataError: the text names the columns.
+        """
+        kinds = {column.name: column.kind for column in columns}
+        for name, encoder in self.encoders.items():
+            if isinstance(encoder, Shared):
+                kind, other = kinds[name], kinds[encoder.of.name]
+                if is_text(kind.removeprefix("array<")) != is_text(other.removeprefix("array<")):
+                    raise DataError(
+                        f"categories[{name!r}] is {encoder.of.name!r}, but {name!r} has the type {kind} and "
+                        f"{encoder.of.name!r} {other}: texts and numbers share no ids. Cast one of the columns."
+                    )
 
     def check_nulls(self, columns: Sequence[Readable]) -> None:
         """Refuses a policy of a column that is not read, and a replacement that an integer column cannot hold.

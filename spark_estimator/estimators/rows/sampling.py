@@ -422,6 +422,7 @@ def _sample(source: _Untransformed, request: RowRequest) -> RowSample:
         request = replace(request, labels=(), weight=None, ragged=Ragged())
     fed = [_column(prepared, name, by_default=name in by_default) for name in names]
     marker = _marker(prepared, request.marker)
+    request.check_shared(fed)
     request.check_nulls(fed)
     statistics = request.statistics(fed[: len(fed) - len(request.labels) - (request.weight is not None)])
     preparation = replace(preparation, nulls=with_numbers(request.nulls, dict.fromkeys(statistics, 0.0)))

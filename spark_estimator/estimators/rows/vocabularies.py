@@ -1,12 +1,15 @@
 """Counts the values of categories before a training: the most frequent ones of its rows are the vocabulary.
 
 Equally frequent values are in their own order, so that ids do not depend on how the rows are partitioned. All columns
-are counted together: by one query, which reads the rows once; of files by this process, which reads them once.
+are counted together: by one query, which reads the rows once; of files by this process, which reads them once. Columns
+that share a vocabulary are counted as one.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data.categories import LONGEST_TEXT, CategoryEncoder, Uncounted, Vocabulary, is_text
+from spark_estimator.data.categories import LONGEST_TEXT, CategoryEncoder, Shared, Uncounted, Vocabulary, is_text
 from spark_estimator.data.columns import Readable, cast_columns
 from spark_estimator.data.fields import is_list
 from spark_estimator.data.nulls import policy_of
@@ -30,21 +33,27 @@ if TYPE_CHECKING:
 
 # Rows of files that are counted at a time.
 _ROWS_TO_COUNT = 1 << 16
+# Two columns with as many numbers in common are hardly alike by chance.
+_COMMON_NUMBERS = 100
 
 
 @dataclass(frozen=True)
 class _Counted:
-    """A column whose values are counted.
+    """A vocabulary whose values are counted.
 
     Attributes:
-        number: its place among these columns.
-        column: of the training.
+        number: its place among these vocabularies.
+        columns: of the training, that share it.
         encoder: has the number of ids.
     """
 
     number: int
-    column: Readable
+    columns: tuple[Readable, ...]
     encoder: Uncounted
+
+    @property
+    def holds_texts(self) -> bool:
+        return is_text(self.columns[0].kind.removeprefix("array<"))
 
     def vocabulary(self, values: Sequence[str | int]) -> Vocabulary:
         """Of its most frequent values.
@@ -80,8 +89,13 @@ def counted_in_frame(frame: DataFrame, columns: Columns) -> Columns:
     from pyspark.sql import Window, functions
 
     open_columns = _open(columns)
-    entries = functions.concat(*map(_entries, open_columns))
-    counted_columns = [counted.column.cast("int64").alias(f"v{counted.number}") for counted in open_columns]
+    values_of = {
+        f"v{counted.number}_{place}": (counted, column)
+        for counted in open_columns
+        for place, column in enumerate(counted.columns)
+    }
+    entries = functions.concat(*(_entries(name, *of_column) for name, of_column in values_of.items()))
+    counted_columns = [column.cast("int64").alias(name) for name, (_, column) in values_of.items()]
     rows = training_rows(frame, columns, counted_columns).select(functions.explode(entries).alias("entry"))
     rows = rows.select("entry.*").where("text is not null or number is not null")
     order = Window.partitionBy("column").orderBy(functions.desc("count"), "text", "number")
@@ -98,7 +112,7 @@ def counted_in_frame(frame: DataFrame, columns: Columns) -> Columns:
     return _with_vocabularies(
         columns,
         (
-            counted.vocabulary(of_column if _holds_texts(counted.column) else list(map(int, of_column)))
+            counted.vocabulary(of_column if counted.holds_texts else list(map(int, of_column)))
             for counted, of_column in zip(open_columns, values, strict=True)
         ),
     )
@@ -112,31 +126,58 @@ def counted_in_files(files: DataFiles, columns: Columns) -> Columns:
     """
     open_columns = _open(columns)
     counters: list[Counter[Any]] = [Counter() for _ in open_columns]
-    for batch in training_batches(files, columns, [counted.encoder.name for counted in open_columns]):
+    for batch in training_batches(files, columns, [column.name for each in open_columns for column in each.columns]):
         for counted, counter in zip(open_columns, counters, strict=True):
-            array = batch.column(counted.encoder.name)
-            keys = counted.encoder.keys(array.flatten() if is_list(array.type) else array)
-            for entry in pyarrow.compute.value_counts(keys.drop_null()).to_pylist():
-                counter[entry["values"]] += entry["counts"]
+            for column in counted.columns:
+                array = batch.column(column.name)
+                keys = counted.encoder.keys(array.flatten() if is_list(array.type) else array)
+                for entry in pyarrow.compute.value_counts(keys.drop_null()).to_pylist():
+                    counter[entry["values"]] += entry["counts"]
     return _with_vocabularies(columns, map(_most_frequent, open_columns, counters))
 
 
 def _open(columns: Columns) -> list[_Counted]:
-    """The columns whose values are to be counted."""
+    """The vocabularies whose values are to be counted."""
     features = {column.name: column for column in columns.read}
+    sharing: dict[str, list[str]] = {}
+    for name, encoder in columns.encoders.items():
+        sharing.setdefault(encoder.of.name if isinstance(encoder, Shared) else name, []).append(name)
     return [
-        _Counted(number, replace(features[encoder.name], ids=encoder.size), encoder)
+        _Counted(number, tuple(replace(features[name], ids=encoder.size) for name in sharing[encoder.name]), encoder)
         for number, encoder in enumerate(columns.uncounted)
     ]
 
 
 def _with_vocabularies(columns: Columns, vocabularies: Iterable[Vocabulary]) -> Columns:
     counted: dict[str, CategoryEncoder] = {vocabulary.name: vocabulary for vocabulary in vocabularies}
-    return columns.with_encoders({**columns.encoders, **counted})
+    encoders = {
+        name: replace(encoder, of=counted.get(encoder.of.name, encoder.of))
+        if isinstance(encoder, Shared)
+        else counted.get(name, encoder)
+        for name, encoder in columns.encoders.items()
+    }
+    _warn_of_overlaps([encoder for encoder in encoders.values() if isinstance(encoder, Vocabulary)], columns)
+    return columns.with_encoders(encoders)
 
 
-def _holds_texts(column: Readable) -> bool:
-    return is_text(column.kind.removeprefix("array<"))
+def _warn_of_overlaps(vocabularies: Sequence[Vocabulary], columns: Columns) -> None:
+    """Warns of columns that seem to mean the same values and have other ids for them: an embedding can't be shared."""
+    features = {column.name: column for column in columns.read}
+    for first, second in itertools.combinations(vocabularies, 2):
+        if first.holds_texts != second.holds_texts:
+            continue
+        smaller, larger = sorted((first, second), key=lambda each: each.size)
+        common = smaller.common_ids(larger)
+        is_array = features[first.name].is_array or features[second.name].is_array
+        # Months, hours and counts have numbers in common, too.
+        least = 1 if first.holds_texts or is_array else _COMMON_NUMBERS
+        if len(common) >= max(least, len(smaller.values) / 2) and any(here != there for here, there in common):
+            warnings.warn(
+                f"the columns {first.name!r} and {second.name!r} have {len(common)} values in common, and each has ids "
+                "of its own for them. If these mean the same, and share an embedding, set "
+                f"categories={{{smaller.name!r}: {larger.name!r}, ...}}.",
+                stacklevel=2,
+            )
 
 
 def _texts(array: pyarrow.Array) -> list[str]:
@@ -166,13 +207,17 @@ def training_rows(frame: DataFrame, columns: Columns, wanted: Sequence[Column]) 
     return rows if marker is None else rows.where(~functions.coalesce("marker", functions.lit(False)))
 
 
-def _entries(counted: _Counted) -> Column:
-    """The values of a row's column: an array of structs of the column's number, its most values, and the value."""
+def _entries(name: str, counted: _Counted, column: Readable) -> Column:
+    """The values of a row's column: an array of structs of its vocabulary's number and most values, and the value.
+
+    Args:
+        name: of the column in the rows.
+    """
     from pyspark.sql import functions
 
     def entry(value: Column) -> Column:
         missing = functions.lit(None)
-        text, number = (value, missing) if _holds_texts(counted.column) else (missing, value)
+        text, number = (value, missing) if counted.holds_texts else (missing, value)
         return functions.struct(
             functions.lit(counted.number).alias("column"),
             functions.lit(counted.encoder.size - 1).alias("most"),
@@ -180,10 +225,10 @@ def _entries(counted: _Counted) -> Column:
             number.cast("bigint").alias("number"),
         )
 
-    column = functions.col(f"v{counted.number}")
-    if not counted.column.is_array:
-        return functions.array(entry(column))
-    return functions.coalesce(functions.transform(column, entry), functions.array(entry(functions.lit(None))))
+    values = functions.col(name)
+    if not column.is_array:
+        return functions.array(entry(values))
+    return functions.coalesce(functions.transform(values, entry), functions.array(entry(functions.lit(None))))
 
 
 def training_batches(files: DataFiles, columns: Columns, names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:

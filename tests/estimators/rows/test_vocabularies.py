@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy
+import pyarrow
 import pytest
 import torch
 from torch import nn
@@ -140,6 +142,76 @@ def test_spark_reads_each_row_once_for_all_columns(spark: SparkSession) -> None:
     before = reads.value
     assert values_of(counted_in_frame(frame, columns)) == {"city": ["a0", "a1", "a2", "a3"], "code": [0, 1, 2]}
     assert reads.value - before == 500
+
+
+SHARED = {"item": 4, "history": "item", "code": 3, "before": "code"}
+
+
+def visits(spark: SparkSession) -> DataFrame:
+    """In `item` alone, z and b are the most frequent ones; in both columns, c and a."""
+    rows = [("z", ["c", "a"], 1, 7), ("z", ["c", "c", None], 2, 7), ("b", ["a", "b"], 1, 9), (None, None, None, None)]
+    return spark.createDataFrame(
+        [(*row, 0.5) for row in rows], "item string, history array<string>, code int, before bigint, y float"
+    )
+
+
+def test_columns_that_share_a_vocabulary(spark: SparkSession, tmp_path: Path) -> None:
+    """The values of both columns count, and their number is that of the column that has it."""
+    request = request_of(feature_cols=list(SHARED), categories=SHARED)
+    values = both(visits(spark), tmp_path, request)
+    assert values == {"item": ["c", "a", "b"], "history": "item", "code": [1, 7], "before": "code"}
+    columns = counted_in_frame(visits(spark), sample_frame(visits(spark), request).columns)
+    assert [column.ids for column in columns.features] == [4, 4, 3, 3]
+    history = pyarrow.array([["c", "b", "z"]])
+    assert columns.encoders["history"].ids(history).to_pylist() == [[1, 3, 0]]
+
+
+def test_columns_of_texts_and_numbers_share_no_vocabulary(frame: DataFrame) -> None:
+    for entry in (9, {"hash": 9}):
+        request = request_of(feature_cols=["code", "city"], categories={"code": entry, "city": "code"})
+        with pytest.raises(DataError, match=r"is 'code', but 'city' has the type string and 'code' int: texts and"):
+            sample_frame(frame, request)
+    request = request_of(feature_cols=["city"], categories={"code": 9, "city": "code"})
+    with pytest.raises(DataError, match="categories refers to 'code', which isn't a feature: city"):
+        sample_frame(frame, request)
+
+
+OVERLAPS = {
+    "texts": ("city string, home string", [(f"c{n % 5}", f"c{max(n % 7, n % 3)}") for n in range(40)]),
+    "numbers and arrays of them": ("item int, history array<int>", [(n % 5, [max(n % 7, n % 3)]) for n in range(40)]),
+    "many numbers": ("item int, user int", [(n, n * n % 331) for n in range(300)]),
+}
+
+
+@pytest.mark.parametrize("case", OVERLAPS)
+def test_columns_with_values_in_common_and_other_ids(spark: SparkSession, case: str, tmp_path: Path) -> None:
+    kinds, made = OVERLAPS[case]
+    frame = spark.createDataFrame([(*row, 0.5) for row in made], f"{kinds}, y float")
+    first, second = frame.columns[:2]
+    request = request_of(feature_cols=[first, second], categories={first: 400, second: 400})
+    with pytest.warns(UserWarning, match=f"columns '{first}' and '{second}' have .* share an embedding, set cat"):
+        both(frame, tmp_path, request)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "made"),
+    [
+        ("month int, hour int", [(n % 12, n % 24) for n in range(48)]),
+        ("smokes string, drinks string", [("no", "no"), ("yes", "yes"), ("no", "no")]),  # and the same ids
+        ("city string, plan string", [("none", "none"), ("a", "pro"), ("b", "free"), ("b", "free")]),
+        ("city string, code int", [("1", 1), ("2", 2), ("2", 2)]),
+    ],
+)
+def test_columns_without_a_warning(spark: SparkSession, kinds: str, made: list[Row]) -> None:
+    frame = spark.createDataFrame([(*row, 0.5) for row in made], f"{kinds}, y float")
+    first, second = frame.columns[:2]
+    for entry in (400, first):
+        if entry == first and kinds == "city string, code int":
+            continue
+        request = request_of(feature_cols=[first, second], categories={first: 400, second: entry})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            counted_in_frame(frame, sample_frame(frame, request).columns)
 
 
 @pytest.mark.parametrize(

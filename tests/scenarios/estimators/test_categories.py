@@ -339,3 +339,154 @@ def test_lightning(frame: DataFrame) -> None:
     refused = LightningEstimator(model=Table(), data_module=pl.LightningDataModule(), **common)
     with pytest.raises(ValueError, match="categories and data_module can't be combined"):
         refused.fit(frame)
+
+
+VISITS: list[tuple[Any, ...]] = [("a", ["b", "c"], 1.0), ("a", ["c", None, "c"], 2.0), ("b", ["c", "c"], 3.0)] * 20
+VISITS += [(None, ["x"], 4.0), ("z", None, 5.0)]
+VISIT_SCHEMA = "item string, history array<string>, y float"
+#: By hand: the most frequent values of both columns.
+VISIT_IDS = {"c": 1, "a": 2, "b": 3}
+
+
+class SharedTable(nn.Module):
+    """An item's number in a table, and the sum of those of earlier items."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.table = nn.Embedding(4, 1, padding_idx=0)
+
+    def forward(self, item: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.table(item) + self.table(history).sum(1)
+        return output
+
+
+def shared_by_hand(table: Any, rows: list[Any]) -> list[float]:
+    numbers = table.detach().reshape(-1).tolist()
+    return [sum(numbers[VISIT_IDS.get(value, 0)] for value in [item, *history]) for item, history, *_ in rows]
+
+
+@pytest.fixture(scope="module")
+def visits(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(VISITS, VISIT_SCHEMA).where("history is not null").repartition(2)
+
+
+def test_a_shared_vocabulary(spark: SparkSession, visits: DataFrame, estimator: Make, tmp_path: Path) -> None:
+    """Every way of predicting returns the same bits, which are those of one table for both columns."""
+    net = SharedTable()
+    shared = {"history": "item", "item": 4}
+    model = still(estimator, net, feature_cols=["item", "history"], categories=shared, num_proc=1).fit(visits)
+    assert model.getCategories() == {"history": "item", "item": ["c", "a", "b"]}
+    right = shared_by_hand(net.table.weight, VISITS[:-1])
+    loss = numpy.mean([(output - row[2]) ** 2 for output, row in zip(right, VISITS, strict=False)])
+    assert model.getHistory()[0]["train"]["loss"] == pytest.approx(loss, rel=1e-5)
+    rows: list[tuple[Any, ...]] = [("c", ["a", "b", "z"], 0.0), ("b", [None, "c", "c"], 0.0), (None, ["b"] * 3, 0.0)]
+    frame = spark.createDataFrame(rows, VISIT_SCHEMA).coalesce(1)
+    transformed = [row.y__output for row in model.transform(frame).collect()]
+    assert transformed == pytest.approx(shared_by_hand(net.table.weight, rows), abs=1e-6)
+    model.save(f"{tmp_path}/model")
+    loaded = TorchModel.load(f"{tmp_path}/model", model=SharedTable())  # without trust
+    assert loaded.getCategories() == model.getCategories()
+    in_pandas = frame.toPandas()
+    renamed = in_pandas.rename(columns={"item": "bought", "history": "seen"})
+    for each in (model, loaded):
+        assert each.predict(in_pandas).reshape(-1).tolist() == transformed
+        assert each.predict([in_pandas["item"], in_pandas["history"]]).reshape(-1).tolist() == transformed
+        assert each._frame_predictor().frame(in_pandas)["y__output"].tolist() == transformed  # MLflow's
+        other = each.copy().setFeatureColumns(["bought", "seen"])
+        assert other.predict(renamed).reshape(-1).tolist() == transformed
+    by_hand = TorchModel(
+        model=net.eval(),
+        feature_columns=["item", "history"],
+        label_columns=["y"],
+        categories=model.getCategories(),
+    )
+    assert [row.y__output for row in by_hand.transform(frame).collect()] == transformed
+
+
+@pytest.mark.slow
+def test_a_shared_vocabulary_of_each_source_of_rows(
+    spark: SparkSession, visits: DataFrame, estimator: Make, tmp_path: Path
+) -> None:
+    visits.write.parquet(f"{tmp_path}/rows")
+    files = spark.read.parquet(f"{tmp_path}/rows")
+    net = SharedTable()
+    right = shared_by_hand(net.table.weight, VISITS[:-1])
+    loss = numpy.mean([(output - row[2]) ** 2 for output, row in zip(right, VISITS, strict=False)])
+    shared = {"history": "item", "item": 4}
+    made = still(estimator, net, feature_cols=["item", "history"], categories=shared)
+    store = Store.create(f"{tmp_path}/store")
+    first = made.fit(files)
+    for model in (
+        first,
+        made.copy().setCategories(first.getCategories()).fit(visits),
+        made.copy().setParams(store=store, materialize=True).fit(visits),
+        made.copy().setStore(store).fit_on_parquet(),
+        made.copy().setParams(cache_bytes=2000, buffer_bytes=2000).fit(files),
+    ):
+        assert model.getHistory()[0]["train"]["loss"] == pytest.approx(loss, rel=1e-5)
+        assert model.getCategories() == {"history": "item", "item": ["c", "a", "b"]}
+
+
+@pytest.mark.slow
+def test_a_shared_vocabulary_in_keras(visits: DataFrame, tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    from spark_estimator import KerasEstimator, KerasModel
+
+    item, history = (keras.Input((n,), dtype="int64", name=name) for n, name in ((1, "item"), (3, "history")))
+    table = keras.layers.Embedding(4, 1)
+    net = keras.Model([item, history], keras.ops.sum(table(item), 1) + keras.ops.sum(table(history), 1))
+    model = KerasEstimator(
+        num_proc=1,
+        model=net,
+        optimizer=keras.optimizers.SGD(0.01),
+        loss="mse",
+        feature_cols=["item", "history"],
+        label_cols=["y"],
+        categories={"item": 4, "history": "item"},
+        padding=0,
+        epochs=1,
+        verbose=0,
+    ).fit(visits)
+    model.save(f"{tmp_path}/model")
+    numbers = torch.tensor(model.getModel().get_weights()[0])
+    right = [sum(numbers[VISIT_IDS.get(value, 0)].item() for value in ["a", "b", "c", "z"])]
+    for each in (model, KerasModel.load(f"{tmp_path}/model")):
+        assert each.getCategories() == {"item": ["c", "a", "b"], "history": "item"}
+        predicted = each.predict({"item": ["a"], "history": [["b", "c", "z"]]})
+        assert predicted.reshape(-1).tolist() == pytest.approx(right, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_shared_vocabulary_in_lightning(visits: DataFrame) -> None:
+    pl = pytest.importorskip("lightning.pytorch", reason="the extra 'lightning' is not installed")
+    from spark_estimator.lightning import TorchEstimator as LightningEstimator
+
+    class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = SharedTable()
+
+        def forward(self, item: torch.Tensor, history: torch.Tensor) -> Any:
+            return self.net(item, history)
+
+        def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+            return (self(batch["item"], batch["history"]).reshape(-1) - batch["y"]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = LightningEstimator(
+        model=Module(),
+        feature_cols=["item", "history"],
+        label_cols=["y"],
+        categories={"item": 4, "history": "item"},
+        padding=0,
+        num_proc=1,
+        verbose=0,
+    ).fit(visits)
+    assert model.getCategories() == {"item": ["c", "a", "b"], "history": "item"}
+    rows = [("c", ["a", "b", "z"])]
+    predicted = model.predict({"item": ["c"], "history": [["a", "b", "z"]]}).reshape(-1).tolist()
+    table = model.getModel().net.table.weight  # type: ignore[union-attr, operator]
+    assert predicted == pytest.approx(shared_by_hand(table, rows), abs=1e-6)
