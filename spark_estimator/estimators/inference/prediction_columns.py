@@ -233,7 +233,7 @@ def _sent(kind: str) -> str:
 def _timestamp(micros: Column) -> Column:
     from pyspark.sql import functions
 
-    return functions.timestamp_seconds(micros.cast("decimal(20,6)") / 1_000_000)
+    return functions.timestamp_seconds(micros.cast("decimal(19,0)") / 1_000_000)
 
 
 def _in_kind(values: Array, kind: str, output_kind: OutputKind) -> pyarrow.Array:
