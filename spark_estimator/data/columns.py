@@ -72,6 +72,11 @@ class Readable:
         return bool(self.ids) and not self.is_array
 
     @property
+    def is_of_dates(self) -> bool:
+        """Whether its numbers are days."""
+        return self.kind in ("date", "array<date>")
+
+    @property
     def marks(self) -> Column:
         """True and false, under the name ``marker``; null where there is another number than 0 and 1."""
         from pyspark.sql import functions

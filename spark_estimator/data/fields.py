@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -35,6 +35,7 @@ class Field:
         padding: [columns] what a row's array that is shorter than its width is filled up with, at its end; None: all
             rows have arrays of just that width. Empty: None for all.
         stored: the type of the values in the spool, where that is a smaller one: ``uint8``; empty: `dtype`.
+        dates: [columns] whether it holds dates, whose numbers are days; empty: none does.
     """
 
     names: tuple[str, ...]
@@ -44,6 +45,7 @@ class Field:
     shape: tuple[int, ...] = ()
     padding: tuple[float | None, ...] = ()
     stored: str = ""
+    dates: tuple[bool, ...] = field(default=(), repr=False)  # a checkpoint knows the fields of its training by repr
 
     def __post_init__(self) -> None:
         if sum(self.widths) != math.prod(self.shape):
@@ -55,6 +57,11 @@ class Field:
     def name(self) -> str:
         """For messages."""
         return ", ".join(self.names)
+
+    @property
+    def holds_dates(self) -> tuple[bool, ...]:
+        """[columns] as `dates`."""
+        return self.dates or (False,) * len(self.columns)
 
     @property
     def width(self) -> int:

@@ -92,16 +92,26 @@ class TrainingMetadata(ModelMetadata):
         size: the number of ranks, or what chooses it.
         plan: of the rows.
         features: the columns that the model predicts from, for MLflow; None: nothing is logged.
+
+    Args:
+        zone: the session's time zone; files are read without a session.
     """
 
-    def __init__(self, training: FrameworkTraining, size: Any, plan: RowPlan, features: Features | None = None) -> None:
+    def __init__(
+        self,
+        training: FrameworkTraining,
+        size: Any,
+        plan: RowPlan,
+        features: Features | None = None,
+        zone: str = "UTC",
+    ) -> None:
         columns, fields = plan.columns, plan.fields
         widths = {name: width for field in fields.all for name, width in zip(field.names, field.widths, strict=True)}
         label_types = ["array<float>" if column.kind == "binary" else column.kind for column in columns.labels]
         facts = column_facts(columns.fed, widths)
         # Without labels the batches are what a function returned, and the columns of `transform` are others.
         inputs = fields.inputs if fields.labels else ()
-        super().__init__(facts, inputs, fields.outputs, label_types, training.output_kinds)
+        super().__init__(facts, inputs, fields.outputs, label_types, training.output_kinds, zone)
         self.training = training
         self.size = size
         self.plan = plan
@@ -109,7 +119,7 @@ class TrainingMetadata(ModelMetadata):
 
     def of_model(self) -> ModelMetadata:
         """The model's copy of this metadata."""
-        return ModelMetadata(self, self.inputs, self.outputs, self.label_types, self.output_kinds)
+        return ModelMetadata(self, self.inputs, self.outputs, self.label_types, self.output_kinds, self.zone)
 
 
 class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEstimator[Any]"]):
@@ -262,7 +272,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                 "nothing but Parquet files."
             )
         features = self._features(dataset, plan) if value("mlflow") else None
-        metadata = TrainingMetadata(training, size, plan, features)
+        zone = dataset.sparkSession.conf.get("spark.sql.session.timeZone")
+        metadata = TrainingMetadata(training, size, plan, features, str(zone))
         result: _Model = self._fit_on_prepared_data(backend, None, None, metadata, None)
         return result
 

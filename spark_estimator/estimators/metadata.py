@@ -20,6 +20,7 @@ class ModelMetadata(dict[str, dict[str, Any]]):
         outputs: [labels] values per row that the model returns; empty: not known before `transform`.
         label_types: [labels] Spark types, in the form of ``simpleString``.
         output_kinds: [labels] what each output is (see `prediction_columns`).
+        zone: the time zone of the training's session.
     """
 
     def __init__(
@@ -29,15 +30,17 @@ class ModelMetadata(dict[str, dict[str, Any]]):
         outputs: Sequence[int],
         label_types: Sequence[str],
         output_kinds: Sequence[OutputKind] | None = None,
+        zone: str = "UTC",
     ) -> None:
         super().__init__(columns)
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.label_types = tuple(label_types)
         self.output_kinds = tuple(output_kinds or [None] * len(self.label_types))
+        self.zone = zone
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (dict(self), self.inputs, self.outputs, self.label_types, self.output_kinds)
+        return type(self), (dict(self), self.inputs, self.outputs, self.label_types, self.output_kinds, self.zone)
 
 
 def column_facts(columns: Sequence[Readable], widths: Mapping[str, int]) -> dict[str, dict[str, Any]]:

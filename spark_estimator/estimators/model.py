@@ -21,6 +21,7 @@ from spark_estimator.data.fields import Field
 from spark_estimator.estimators import checks, params
 from spark_estimator.estimators.history import History, table
 from spark_estimator.estimators.inference.columnar import rows_for_python
+from spark_estimator.estimators.inference.features import matrices_of
 from spark_estimator.estimators.inference.prediction_columns import (
     OutputKind,
     PredictionColumn,
@@ -29,11 +30,12 @@ from spark_estimator.estimators.inference.prediction_columns import (
     label_kind,
     struct_type,
 )
-from spark_estimator.estimators.inference.predictor import Predictor, matrices_of
+from spark_estimator.estimators.inference.predictor import Predictor
 from spark_estimator.estimators.inference.row_function import RowFunction, row_udf
 from spark_estimator.estimators.metadata import ModelMetadata, label_type_of
 from spark_estimator.estimators.persistence.spark_ml import FolderReader, FolderWriter
 from spark_estimator.estimators.protocol import HorovodModel
+from spark_estimator.estimators.rows.shapes import dates_of
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
@@ -288,7 +290,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             if shapes is not None:
                 shape = tuple(shapes[number][1:])
             dtype = "int64" if column.dtype == "int64" else self._floating
-            fields.append(Field((name,), (f"c{number}",), (width,), dtype, shape))
+            fields.append(Field((name,), (f"c{number}",), (width,), dtype, shape, dates=dates_of([column])))
         return fields
 
     @property
@@ -301,17 +303,20 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
         Args:
             features: a numpy array [rows, ...] for a model of one input, a list of such for several; or a pandas
-                DataFrame, or a mapping, with the feature columns. Timestamps without a zone are taken as UTC;
-                ``df.toPandas()`` gives them in the session's zone: attach it with ``column.dt.tz_localize(zone)``.
+                DataFrame, a pyarrow Table, or a mapping, with the feature columns. Timestamps without a zone are in
+                that of the Spark session, as ``df.toPandas()`` gives them; where there is no session, in that of the
+                training's.
 
         Returns:
             [rows, values] an array; a list of them where the model has several outputs.
 
         Raises:
+            TypeError: it is a single value, or another thing that is no table and no array.
             DataError: the features do not fit.
         """
         inputs = self._renamed_inputs()
-        matrices = matrices_of(features, inputs, self._decoders(), self._encoders(inputs), self._null_values(inputs))
+        decoders, encoders = self._decoders(), self._encoders(inputs)
+        matrices = matrices_of(features, inputs, decoders, encoders, self._null_values(inputs), self._known.zone)
         results = self._predictor(inputs).outputs_for(matrices)
         return results[0] if len(results) == 1 else results
 
@@ -418,8 +423,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             return replace(function, predictor=replace(function.predictor, columns=columns))
         inputs = self._renamed_inputs()
         predictor = self._predictor(inputs, self._decoders())
-        null_values = self._null_values(inputs)
-        return replace(predictor, columns=columns, encoders=self._encoders(inputs), null_values=null_values)
+        null_values, zone = self._null_values(inputs), self._known.zone
+        return replace(predictor, columns=columns, encoders=self._encoders(inputs), null_values=null_values, zone=zone)
 
 
 def udf_of(predictor: Predictor, columns: int) -> Any:

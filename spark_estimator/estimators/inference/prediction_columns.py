@@ -18,6 +18,7 @@ import pyarrow
 
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.inference.times import times_of, zone_in_force
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -134,12 +135,16 @@ class PredictionColumn:
             column = _timestamp(column)
         return column if self.sent == self.kind else column.cast(self.kind)
 
-    def in_pandas(self, values: pyarrow.Array) -> Any:
-        """The same as a pandas series."""
+    def in_pandas(self, values: pyarrow.Array, zone: str) -> Any:
+        """The same as a pandas series.
+
+        Args:
+            zone: as of `times.zone_in_force`; timestamps are in it, as Spark's ``toPandas`` has them.
+        """
         import pandas
 
         if self.kind.startswith(_TIMESTAMP):
-            values = values.cast(pyarrow.timestamp("us"))
+            values = times_of(values, zone_in_force(zone))
         if pyarrow.types.is_list(values.type):
             return pandas.Series(values.to_pylist(), dtype=object)
         return values.to_pandas()

@@ -17,13 +17,11 @@ import pyarrow.compute
 
 from spark_estimator.compat.importer import install, installed
 from spark_estimator.data.categories import CategoryEncoder, encoded
-from spark_estimator.data.columns import did_you_mean, remedy
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Array, Field, is_list, matrix_of
-from spark_estimator.data.numbers import kind_of, numbers_of, without_nulls
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.fields import Array, Field, matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference import model_file
+from spark_estimator.estimators.inference.features import arrow_columns, decoded, matrices_of, without_nulls_in
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, struct_of
 
 if TYPE_CHECKING:
@@ -55,6 +53,7 @@ class Predictor(ABC):
         precision: "bf16" or "fp16" for mixed precision; None: none.
         null_values: the numbers that replace null and NaN, by the names of `inputs`' columns.
         file: the name of the file with the payload (`model_file`), and no payload; empty: none was sent.
+        zone: of times in frames that have none, where there is no session: that of the training's session.
     """
 
     payload: bytes = field(repr=False)
@@ -69,6 +68,7 @@ class Predictor(ABC):
     precision: str | None = None
     null_values: Mapping[str, float] = field(default_factory=dict)
     file: str = ""
+    zone: str = "UTC"
 
     @abstractmethod
     def loaded(self) -> Any:
@@ -197,7 +197,7 @@ class Predictor(ABC):
             row: of Spark's, or a mapping, with the columns of `inputs`.
         """
         columns = {name: [row[name]] for field in self.inputs for name in field.names}
-        converted = matrices_of(columns, self.inputs, {}, self.encoders, self.null_values)
+        converted = matrices_of(columns, self.inputs, {}, self.encoders, self.null_values, self.zone)
         matrices = [numpy.require(matrix, requirements="W") for matrix in converted]
         return [int(output.size) for output in self.called(self.model(), matrices)]
 
@@ -227,10 +227,7 @@ class Predictor(ABC):
         Raises:
             DataError: a column is missing, or cannot be used.
         """
-        arrays = [
-            _arrow_column(column_of(features, name), name, nulls=True, categories=column in self.encoders)
-            for name, column in zip(self._names, self._columns, strict=True)
-        ]
+        arrays = arrow_columns(features, self.inputs, self.decoders, self.encoders, self.zone, nulls=True)
         return self.as_frame(self.predictions(arrays), getattr(features, "index", None))
 
     def as_frame(self, struct: pyarrow.StructArray, index: Any) -> Any:
@@ -242,181 +239,15 @@ class Predictor(ABC):
         import pandas
 
         series = {
-            column.name: column.in_pandas(values) for column, values in zip(self.columns, struct.flatten(), strict=True)
+            column.name: column.in_pandas(values, self.zone)
+            for column, values in zip(self.columns, struct.flatten(), strict=True)
         }
         frame = pandas.DataFrame(series, columns=list(series))
         return frame if index is None else frame.set_axis(index, axis=0)
 
     @property
-    def _names(self) -> list[str]:
-        """[columns] as the user calls them."""
-        return [name for field in self.inputs for name in field.names]
-
-    @property
     def _columns(self) -> list[str]:
         return [column for field in self.inputs for column in field.columns]
-
-
-def decoded(batch: pyarrow.RecordBatch, decoders: Mapping[str, Decoder]) -> pyarrow.RecordBatch:
-    """With arrays in place of bytes.
-
-    Raises:
-        DataError: a decoder failed.
-    """
-    names = batch.schema.names
-    needed = {name: value for name, value in decoders.items() if pyarrow.types.is_binary(batch.column(name).type)}
-    if not needed or not batch.num_rows:
-        return batch
-    _, columns = Preparation(tuple(names), decoders=needed).passed(batch)
-    return pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)
-
-
-def without_nulls_in(
-    batch: pyarrow.RecordBatch, null_values: Mapping[str, float], inputs: Sequence[Field]
-) -> pyarrow.RecordBatch:
-    """With a number in place of each null and NaN, in the columns that have one.
-
-    Args:
-        null_values: the numbers, by the column's name in the batch.
-    """
-    dtypes = {column: field.dtype for field in inputs for column in field.columns}
-    names = batch.schema.names
-    policies = [null_values.get(name, "error") for name in names]
-    return without_nulls(batch, policies, [dtypes[name] for name in names]) if null_values else batch
-
-
-def matrices_of(
-    features: Any,
-    inputs: Sequence[Field],
-    decoders: Mapping[str, Decoder],
-    encoders: Mapping[str, CategoryEncoder],
-    null_values: Mapping[str, float],
-) -> list[Array]:
-    """[inputs] matrices of [rows, width], of what a model's ``predict`` takes.
-
-    Args:
-        decoders, encoders, null_values: by the names of the inputs' columns.
-
-    Raises:
-        DataError: it does not fit; the text names the column, or the input.
-    """
-    if hasattr(features, "sparkSession"):
-        raise DataError("predict() works without Spark; of a DataFrame of Spark's, transform(df) predicts.")
-    if hasattr(features, "columns") or isinstance(features, Mapping):
-        names = [name for field in inputs for name in field.names]
-        columns = [column for field in inputs for column in field.columns]
-        arrays = [
-            _arrow_column(column_of(features, name), name, categories=column in encoders)
-            for name, column in zip(names, columns, strict=True)
-        ]
-        batch = encoded(decoded(pyarrow.RecordBatch.from_arrays(arrays, names=columns), decoders), encoders)
-        for column, name in zip(batch.columns, names, strict=True):
-            kind = column.type.value_type if is_list(column.type) else column.type
-            if _is_text(kind):
-                raise DataError(f"column {name!r} is of type {kind_of(kind)}, {remedy(kind_of(kind))}")
-        batch = without_nulls_in(batch, null_values, inputs)
-        return [matrix_of(batch, field, source="a batch of rows") for field in inputs]
-    array_likes = list(features) if isinstance(features, (list, tuple)) and len(inputs) > 1 else [features]
-    if len(array_likes) != len(inputs):
-        raise DataError(f"{len(array_likes)} arrays were given for {len(inputs)} inputs.")
-    if any(item is None for item in array_likes):
-        raise DataError("predict() was given None: it takes an array for each input, or a frame with their columns.")
-    matrices = []
-    for array, wanted in zip(array_likes, inputs, strict=True):
-        if not encoders.keys().isdisjoint(wanted.columns):
-            matrices.append(_ids_of(array, wanted, encoders))
-            continue
-        result = numpy.asarray(array)
-        values = result.flat if result.dtype.kind in "OUS" else ()
-        text = next((value for value in values if isinstance(value, (str, bytes))), None)
-        if text is not None:  # numpy would read numbers out of it
-            raise DataError(f"the array that is given for {wanted.name} holds {str(text)!r}: a model reads numbers.")
-        if result.dtype.kind == "c":
-            raise DataError(
-                f"the array that is given for {wanted.name} is of {result.dtype}: a model reads real numbers."
-            )
-        result = _without_nan(result, wanted, null_values)
-        matrix = numpy.ascontiguousarray(result, wanted.dtype)
-        if matrix.dtype.kind == "i" and result.dtype.kind == "f" and (matrix != result).any():
-            raise DataError(f"{wanted.name} was trained with whole numbers; the array that is given has others.")
-        if matrix.size != len(matrix) * wanted.width:
-            raise DataError(
-                f"an array of shape {list(matrix.shape)} was given for {wanted.name}: [-1, {wanted.width}]."
-            )
-        matrices.append(matrix.reshape(len(matrix), wanted.width))
-    return matrices
-
-
-def _without_nan(values: Array, wanted: Field, null_values: Mapping[str, float]) -> Array:
-    """With a number in place of each NaN, in the columns of the input that have one; other shapes stay as they are."""
-    if values.dtype.kind != "f" or null_values.keys().isdisjoint(wanted.columns) or values.size % wanted.width:
-        return values
-    numbers = [
-        null_values.get(column, numpy.nan)
-        for column, width in zip(wanted.columns, wanted.widths, strict=True)
-        for _ in range(width)
-    ]
-    rows = values.reshape(-1, wanted.width)
-    result: Array = numpy.where(numpy.isnan(rows), numpy.asarray(numbers, values.dtype), rows).reshape(values.shape)
-    return result
-
-
-def _ids_of(values: Any, wanted: Field, encoders: Mapping[str, CategoryEncoder]) -> Array:
-    """[rows, width] ids of an array of categories.
-
-    Raises:
-        DataError: the input has other columns, too.
-    """
-    if len(wanted.columns) > 1:
-        raise DataError(
-            f"the input of {wanted.name} contains categories beside other columns: give predict() a frame, or a dict, "
-            "with these columns."
-        )
-    column = pyarrow.RecordBatch.from_arrays(
-        [_arrow_column(values, wanted.name, categories=True)], names=list(wanted.columns)
-    )
-    return matrix_of(encoded(column, encoders), wanted, source="a batch of rows")
-
-
-def _is_text(kind: pyarrow.DataType) -> bool:
-    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_binary(kind))
-
-
-def column_of(features: Any, name: str) -> Any:
-    """A column of a pandas frame, or of a mapping.
-
-    Raises:
-        DataError: it is not there, or there several times.
-    """
-    if name not in features:
-        raise DataError(f"there is no column {name!r} among {list(features)}." + did_you_mean(name, features))
-    values = features[name]
-    if hasattr(values, "columns"):  # pandas returns a frame for duplicates
-        raise DataError(f"there are {len(values.columns)} columns named {name!r}: rename all but one of them.")
-    return values
-
-
-def _arrow_column(values: Any, name: str, *, nulls: bool = False, categories: bool = False) -> pyarrow.Array:
-    """A column of pandas, or a list, as numbers or arrays of them, or as bytes.
-
-    Args:
-        nulls: NaN in a column of numbers means null.
-        categories: it is a column of categories, in which NaN always means null.
-    """
-    try:
-        if getattr(values, "dtype", numpy.dtype(object)) == numpy.dtype(object) or getattr(values, "ndim", 1) > 1:
-            items = [value.toArray() if hasattr(value, "toArray") else value for value in values]
-            array = pyarrow.array(items, from_pandas=categories)
-        else:
-            array = pyarrow.array(values, from_pandas=nulls or categories)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
-        wanted = "categories of one type" if categories else "numbers"
-        raise DataError(f"column {name!r} is not one of {wanted}: {error}") from error
-    if isinstance(array, pyarrow.ChunkedArray):
-        array = array.combine_chunks()
-    if pyarrow.types.is_dictionary(array.type):  # pandas' categories
-        array = array.dictionary_decode()
-    return numbers_of(array)
 
 
 def spread(struct: pyarrow.StructArray, mask: Array) -> pyarrow.StructArray:

@@ -19,6 +19,7 @@ import numpy
 from spark_estimator.data.fields import Array
 from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.inference.features import check_values
 from spark_estimator.estimators.inference.prediction_columns import Role, struct_of, struct_type
 from spark_estimator.estimators.inference.predictor import Predictor
 
@@ -78,11 +79,16 @@ class RowFunction:
         struct = struct_of(columns, [output.reshape(1, -1) for output in outputs])
         return tuple(struct[0].as_py().values())
 
-    def frame(self, frame: Any) -> Any:
-        """The columns of predictions for the rows of a pandas frame, as a pandas frame."""
+    def frame(self, features: Any) -> Any:
+        """The columns of predictions for the rows of a pandas frame, or of a mapping, as a pandas frame."""
+        import pandas
+
+        for name in features:
+            check_values(features[name], name)
+        frame = pandas.DataFrame(features)
         rows = [self.predictions(row) for row in frame.to_dict("records")]
         names = [column.name for column in self.predictor.columns]
-        return type(frame)(rows, columns=names, index=frame.index)
+        return pandas.DataFrame(rows, columns=names, index=frame.index)
 
 
 def row_udf(row_function: RowFunction, dataset: DataFrame) -> Any:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,8 @@ from spark_estimator.estimators.persistence.manifest import Manifest, is_text
 from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
 
 _Model = TypeVar("_Model", bound=TableModel)
+#: Names and offsets as Spark has them; pandas would take the path of a file, too.
+_ZONE = re.compile(r"[A-Z+-][A-Za-z0-9_+:/-]*")
 
 
 def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
@@ -60,6 +63,7 @@ def _columns_of(model: TableModel) -> dict[str, Any]:
         "outputs": list(metadata.outputs),
         "label_types": list(metadata.label_types),
         "meanings": list(metadata.output_kinds),
+        "time_zone": metadata.zone,
     }
 
 
@@ -97,7 +101,10 @@ def _metadata(manifest: Manifest) -> ModelMetadata:
     label_types = manifest.value("label_types", _listed(is_text, count, least=0), f"a list of Spark types, {alike}")
     meant = f"{', '.join(sorted(set(OUTPUT_KINDS.values())))} or null"
     kinds = manifest.value("meanings", _listed(_is_output_kind, count, least=0), f"a list of {meant}, {alike}")
-    return ModelMetadata({}, inputs, outputs, label_types, kinds)
+    zone = manifest.optional("time_zone", "UTC")
+    if not _ZONE.fullmatch(zone):
+        raise manifest.broken("time_zone", f"must be a time zone, such as Europe/Berlin; it is {zone!r:.80}")
+    return ModelMetadata({}, inputs, outputs, label_types, kinds, zone)
 
 
 def _listed(right: Callable[[Any], bool], count: int | None = None, least: int = 1) -> Callable[[Any], bool]:
@@ -134,8 +141,8 @@ def _inputs(manifest: Manifest, least: int) -> list[Field]:
         }
         try:
             field = Field(**attributes)
-            if not (len(field.names) == len(field.columns) == len(field.widths)):
-                raise ValueError("names, columns and widths are not as many")
+            if not (len(field.names) == len(field.columns) == len(field.widths) == len(field.holds_dates)):
+                raise ValueError("names, columns, widths and dates are not as many")
             if not all(map(is_text, field.names + field.columns)) or not all(
                 map(_is_count, field.widths + field.shape)
             ):

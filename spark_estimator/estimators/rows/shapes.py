@@ -287,7 +287,14 @@ def _field(
         padding if any(number is not None for number in padding) else (),
         # Padding may be numbers that are no bytes.
         readables[0].kept if len(readables) == 1 and padding == (None,) else "",
+        dates_of(readables),
     )
+
+
+def dates_of(columns: Sequence[Readable]) -> tuple[bool, ...]:
+    """`Field.dates` of some columns."""
+    dates = tuple(column.is_of_dates for column in columns)
+    return dates if any(dates) else ()
 
 
 #: The remedy for shapes that do not fit.

@@ -13,8 +13,8 @@ from torch import nn
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import model
+from spark_estimator.estimators.inference.features import matrices_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
-from spark_estimator.estimators.inference.predictor import matrices_of
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
 from spark_estimator.estimators.torch import files as torch_files
@@ -103,12 +103,12 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         function for each row, with all columns of the DataFrame.
         """
         inputs, widths, decoders = self._renamed_inputs(), self._outputs, self._decoders()
-        encoders, null_values = self._encoders(inputs), self._null_values(inputs)
+        encoders, null_values, zone = self._encoders(inputs), self._null_values(inputs), self._known.zone
 
         def predict(module: nn.Module, row: Any) -> Any:
             columns = {name: [row[name]] for field in inputs for name in field.names}
             predictor = TorchPredictor(b"", inputs, widths, 1, decoders)
-            converted = matrices_of(columns, inputs, decoders, encoders, null_values)
+            converted = matrices_of(columns, inputs, decoders, encoders, null_values, zone)
             matrices = [numpy.require(matrix, requirements="W") for matrix in converted]
             outputs = [output.reshape(-1) for output in predictor.called(module.eval(), matrices)]
             predictor.finish(module)

@@ -10,11 +10,12 @@ import importlib.metadata
 import inspect
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator import __version__
+from spark_estimator.estimators.inference.features import columns_of
 from spark_estimator.estimators.persistence.folders import MLFLOW_FOLDER, trust_files
 from spark_estimator.estimators.tracking.signature import Features, signature_of
 
@@ -47,10 +48,11 @@ class PyfuncModel:
         Raises:
             TypeError: it is no frame.
         """
-        if not hasattr(model_input, "columns") and not isinstance(model_input, Mapping):
+        table = columns_of(model_input)
+        if table is None:
             kind = type(model_input).__name__
             raise TypeError(f"predict() takes a pandas.DataFrame with the columns of the model's features; got {kind}.")
-        return _with_null_texts(self._predictor.frame(model_input))
+        return _with_null_texts(self._predictor.frame(table))
 
     def get_raw_model(self) -> TableModel:
         """The `TorchModel`, `KerasModel` or `TransformersModel` itself."""

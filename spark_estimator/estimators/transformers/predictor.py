@@ -15,8 +15,9 @@ import torch
 
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.fields import Array
+from spark_estimator.estimators.inference.features import column_of
 from spark_estimator.estimators.inference.prediction_columns import arrow_type, struct_of
-from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, column_of, spread
+from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, spread
 from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
 from spark_estimator.estimators.torch.predictor import dumped, opened
 from spark_estimator.estimators.transformers.padding import filling_of, padding_changes_scores

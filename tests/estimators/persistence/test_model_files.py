@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchModel
+from spark_estimator.data.fields import Field
+from spark_estimator.estimators.metadata import ModelMetadata
 from tests.estimators.conftest import linear, rewritten, saved_by_torch
 from tests.estimators.torch_models import model_of
 
@@ -58,6 +60,7 @@ def test_a_broken_spark_estimator_json_names_the_key(tmp_path: Path) -> None:
         ("inputs", [{**field, "widths": [5]}], "has an invalid field .*5 values a row"),
         ("inputs", [{**field, "names": [3]}], "has an invalid field .*names and columns are texts"),
         ("inputs", [{**field, "columns": []}], "has an invalid field .*are not as many"),
+        ("inputs", [{**field, "dates": [True, True]}], "has an invalid field .*are not as many"),
         ("inputs", [{**field, "dtype": "float99"}], "has an invalid field .*float99"),
         ("inputs", [{**field, "shape": 3}], "has an invalid field "),
         ("outputs", None, "must be a list of numbers of values"),
@@ -66,6 +69,8 @@ def test_a_broken_spark_estimator_json_names_the_key(tmp_path: Path) -> None:
         ("meanings", [], "must be a list of .*logit.* or null, 1, as many as outputs"),
         ("meanings", ["logkt"], "must be a list of .*logit.* or null, 1, as many as outputs; it is .*logkt"),
         ("decoders", "x", "must be a list of columns; it is 'x'"),
+        ("time_zone", 3, "'time_zone' must be of type str"),
+        ("time_zone", "dateutil//etc/localtime", "'time_zone' must be a time zone, such as Europe/Berlin; it is 'date"),
         ("sha256", {"weights.pt": 3}, "must be an object from names of files to texts"),
         ("sha256", {}, r"has no entry for weights\.pt|contains no architecture"),
     ):
@@ -93,11 +98,29 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_categories_are_json(tmp_path: Path) -> None:
     """They need no trust. A folder that was written before there were any is read, too."""
     path = tmp_path / "model"
-    model_of(linear(), categories={"a": ["x", "Ö"], "b": {"hash": 5}}).save(str(path))
+    categories = {"a": ["x", "Ö"], "b": {"hash": 5}, "c": "a"}
+    model_of(linear(), categories=categories).save(str(path))
     file = path / "spark_estimator.json"
     manifest = json.loads(file.read_text())
-    assert manifest["params"]["categories"] == {"a": ["x", "Ö"], "b": {"hash": 5}}
-    assert TorchModel.load(str(path)).getCategories() == {"a": ["x", "Ö"], "b": {"hash": 5}}
+    assert manifest["params"]["categories"] == categories
+    assert TorchModel.load(str(path)).getCategories() == categories
     del manifest["params"]["categories"]
     file.write_text(json.dumps(manifest))
     assert TorchModel.load(str(path)).getCategories() is None
+
+
+def test_dates_and_the_time_zone_are_json(tmp_path: Path) -> None:
+    """A folder that was written before there were any is read, too."""
+    path = tmp_path / "model"
+    field = Field(("day", "x"), ("c0", "c1"), (1, 1), "float32", (2,), dates=(True, False))
+    metadata = ModelMetadata({}, [field], [1], ["float"], zone="Asia/Kolkata")
+    names = {"feature_columns": ["day", "x"], "label_columns": ["y"]}
+    TorchModel(model=nn.Linear(2, 1), _metadata=metadata, **names).save(str(path))
+    loaded = TorchModel.load(str(path))
+    assert loaded._known.zone == "Asia/Kolkata" and loaded._inputs == (field,)
+    file = path / "spark_estimator.json"
+    manifest = json.loads(file.read_text())
+    del manifest["time_zone"], manifest["inputs"][0]["dates"]
+    file.write_text(json.dumps(manifest))
+    loaded = TorchModel.load(str(path))
+    assert loaded._known.zone == "UTC" and loaded._inputs[0].holds_dates == (False, False)

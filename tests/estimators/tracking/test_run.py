@@ -9,15 +9,18 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+import torch
 from torch import nn
 
 from spark_estimator import PreflightError, TorchEstimator, TorchModel, TransformersModel, WorkerFailedError
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators.history import History
+from spark_estimator.estimators.metadata import ModelMetadata
 from spark_estimator.estimators.tracking import flavour
 from spark_estimator.estimators.tracking import run as run_module
 from spark_estimator.estimators.tracking.options import MlflowOptions
@@ -308,6 +311,47 @@ def test_null_in_texts_and_categories_by_spark_udf(tracking: Any, spark: SparkSe
         rows = model.transform(frame).withColumn("of udf", predict(name)).collect()
         assert [row["of udf"] for row in rows] == [row[column] for row in rows]
         assert (rows[1]["of udf"] is None) == (name == "text") and rows[0]["of udf"] is not None
+
+
+class Total(nn.Module):
+    """The sum of its columns."""
+
+    def forward(self, when: torch.Tensor, wall: torch.Tensor, day: torch.Tensor) -> torch.Tensor:
+        return when.reshape(-1, 1) / 7 + wall.reshape(-1, 1) / 11 + day.reshape(-1, 1) * 1e6
+
+
+@needs_mlflow
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_times_and_days_by_spark_udf(tracking: Any, spark: SparkSession) -> None:
+    """MLflow takes times without a zone, and makes times of days."""
+    kinds = {"when": "float64", "wall": "float64", "day": "int64"}
+    fields = [
+        Field((name,), (f"c{place}",), (1,), dtype, (1,), dates=(name == "day",))
+        for place, (name, dtype) in enumerate(kinds.items())
+    ]
+    zone, setting = "America/Los_Angeles", "spark.sql.session.timeZone"
+    metadata = ModelMetadata({}, fields, [1], ["double"], zone=zone)
+    names = {"feature_columns": list(kinds), "label_columns": ["y"]}
+    model = TorchModel(model=Total().eval(), _metadata=metadata, **names)
+    options = MlflowOptions.of({"input_example": False})
+    assert options is not None
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, zone)
+    try:
+        times = [datetime(2020, month, 8, 2, 30) for month in (3, 7)]
+        rows = [(time, time, time.date()) for time in times]
+        frame = spark.createDataFrame(rows, "when timestamp, wall timestamp_ntz, day date").coalesce(1)
+        features = Features(dict(frame.dtypes))
+        with tracking.start_run() as run:
+            flavour.log_model(model, features, options)
+        uri = f"runs:/{run.info.run_id}/model"
+        right = [row.y__output for row in model.transform(frame).collect()]
+        predict = tracking.pyfunc.spark_udf(spark, uri, result_type="double", env_manager="local")
+        assert [row.p for row in frame.select(predict(*kinds).alias("p")).collect()] == right
+        assert tracking.pyfunc.load_model(uri).predict(frame.toPandas())["y__output"].tolist() == right
+    finally:
+        spark.conf.set(setting, before)
 
 
 class Failing:
