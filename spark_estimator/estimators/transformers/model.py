@@ -13,6 +13,7 @@ from spark_estimator.data.fields import Field
 from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
 from spark_estimator.estimators import checks, model, params
+from spark_estimator.estimators.inference.features import columns_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, PredictionColumn, Role
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.transformers import files
@@ -21,6 +22,7 @@ from spark_estimator.estimators.transformers.params import MODEL
 from spark_estimator.estimators.transformers.predictor import TextPredictor, check_generation
 from spark_estimator.estimators.transformers.pretrained import length_of
 from spark_estimator.estimators.transformers.special_tokens import most_tokens, settle_padding
+from spark_estimator.estimators.transformers.texts import rows_of
 from spark_estimator.estimators.transformers.tokens import is_missing
 
 if TYPE_CHECKING:
@@ -55,15 +57,19 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
         Args:
             features: texts, lists of words, or chats (lists of dicts of role and content), as a list or a pandas
-                column; or a pandas DataFrame with the text column. The result is None for None, for one with None
-                inside, and for a chat without messages.
+                column; or a pandas DataFrame, a pyarrow Table, or a mapping with the text column. One text, or one
+                chat, is one row. The result is None for None, for one with None inside, and for a chat without
+                messages.
 
         Returns:
             [texts] a class, a list of classes, or a text; None instead of a class whose scores are NaN.
+
+        Raises:
+            TypeError: it is another thing, or a row is: a text for a model of words, for example.
+            DataError: the column is missing.
         """
-        if hasattr(features, "columns"):
-            features = features[self._text]
-        texts = [text.tolist() if hasattr(text, "tolist") else text for text in features]
+        column = "" if columns_of(features) is None else self._text
+        texts = rows_of(features, column, self._value("task"))
         missing = [is_missing(text, self._value("task")) for text in texts]
         known = [text for text, is_none in zip(texts, missing, strict=True) if not is_none]
         results = iter(self._results(self._text_predictor(as_json=False).outputs_of_texts(known)))

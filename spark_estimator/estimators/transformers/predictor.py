@@ -15,13 +15,13 @@ import torch
 
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.fields import Array
-from spark_estimator.estimators.inference.features import column_of
 from spark_estimator.estimators.inference.prediction_columns import arrow_type, struct_of
 from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, spread
 from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
 from spark_estimator.estimators.torch.predictor import dumped, opened
 from spark_estimator.estimators.transformers.padding import filling_of, padding_changes_scores
 from spark_estimator.estimators.transformers.special_tokens import suffix_length
+from spark_estimator.estimators.transformers.texts import rows_of
 from spark_estimator.estimators.transformers.tokens import is_missing, tokenizer_from
 
 # A row is as many tokens long as a multiple of it: other lengths of the padding could round a row's numbers otherwise.
@@ -109,10 +109,7 @@ class TextPredictor(Predictor):
 
     def frame(self, features: Any) -> Any:
         """See `Predictor.frame`. NaN and pandas.NA in the column of texts are read as null."""
-        import pandas
-
-        values = [value.tolist() if hasattr(value, "tolist") else value for value in column_of(features, self.text)]
-        texts = [None if isinstance(value, float) or value is pandas.NA else value for value in values]
+        texts = rows_of(features, self.text, self.task)
         return self.as_frame(self._struct(texts), getattr(features, "index", None))
 
     def _struct(self, texts: Sequence[Any]) -> pyarrow.StructArray:
