@@ -111,7 +111,9 @@ def test_a_failed_call_raises_the_engines_sentence() -> None:
 
 
 def test_the_library_is_hardened() -> None:
-    """Its relocations are read-only and bound at once, its stack is not executable, and it shows its ABI only."""
+    """Its relocations are read-only and bound at once, its stack is not executable, it shows its ABI only, it checks
+    the sizes of buffers, and it needs no library but the system's.
+    """
     if shutil.which("readelf") is None:
         pytest.skip("there is no readelf here (binutils)")
     library = Path(_native.__file__).with_name(_native.LIBRARY_NAME)
@@ -126,4 +128,8 @@ def test_the_library_is_hardened() -> None:
     assert "RWE" not in stack
     shown = re.findall(r"(?:FUNC|OBJECT) +(?:GLOBAL|WEAK) +DEFAULT +\d+ (\w+)", symbols)
     assert shown and all(name.startswith("se_") for name in shown), shown
-    assert "__stack_chk_fail" in symbols
+    assert "__stack_chk_fail" in symbols and "__snprintf_chk" in symbols
+    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
+    assert needed and not [name for name in needed if not re.match(r"(lib(c|m|dl|pthread|rt)|ld-linux)\b", name)], (
+        needed
+    )

@@ -173,3 +173,8 @@ def test_an_installed_wheel_runs_two_ranks(wheel: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
         assert f"[{rank}]<stdout>:{site}/spark_estimator/__init__.py 3.0\n" in output
         assert f"[{rank}]<stdout>:gloo 2.0\n" in output
+
+
+def test_the_package_itself_needs_two_others() -> None:
+    (needed,) = re.findall(r"(?m)^dependencies = \[(.*)\]$", (ROOT / "pyproject.toml").read_text())
+    assert sorted(Requirement(entry).name for entry in re.findall(r'"([^"]+)"', needed)) == ["cloudpickle", "numpy"]

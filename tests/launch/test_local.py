@@ -19,6 +19,7 @@ import pytest
 
 from spark_estimator.compat.importer import autoload_path
 from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedError, without_links
+from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
 from spark_estimator.launch.worker import child_process
@@ -99,16 +100,37 @@ def test_files_in_the_current_folder_shadow_nothing(monkeypatch: pytest.MonkeyPa
 
 
 def test_secrets_show_neither_in_arguments_nor_in_the_environment() -> None:
-    def look() -> tuple[str, bytes, bytes]:
+    def look() -> tuple[str, bytes, bytes, bytes]:
         from spark_estimator.collectives.rendezvous import current
 
         rendezvous = current()
         assert rendezvous is not None
-        return rendezvous.key.hex(), *(Path(f"/proc/self/{name}").read_bytes() for name in ("environ", "cmdline"))
+        environ, cmdline = (Path(f"/proc/self/{name}").read_bytes() for name in ("environ", "cmdline"))
+        inherited = subprocess.check_output(["env"])  # by a program that the rank starts
+        return rendezvous.key.hex(), environ, cmdline, inherited
 
-    [(key, environ, cmdline)] = run_local(look, 2)
+    [(key, *shown)] = run_local(look, 2)
     assert len(key) == 64
-    assert key.encode() not in environ + cmdline
+    assert key.encode() not in b"".join(shown)
+
+
+def test_each_attempt_has_a_key_of_its_own(tmp_path: Path) -> None:
+    def work() -> None:
+        from spark_estimator.collectives.rendezvous import current
+
+        rendezvous = current()
+        assert rendezvous is not None
+        attempt = int(os.environ["SPARK_ESTIMATOR_ATTEMPT"])
+        (tmp_path / f"attempt {attempt}, rank {rank()}").write_bytes(rendezvous.key)
+        if attempt == 1:
+            while len(os.listdir(tmp_path)) < 2:
+                time.sleep(0.01)
+            raise ValueError("again")
+
+    run_local(work, 2, JobOptions(limits=Limits(max_restarts=1)))
+    first, second = ({path.read_bytes() for path in tmp_path.glob(f"attempt {number},*")} for number in (1, 2))
+    assert [len(key) for key in (*first, *second)] == [32, 32], "all ranks of an attempt have one"
+    assert first != second
 
 
 def test_stdin_is_empty() -> None:
@@ -326,8 +348,12 @@ def test_jobs_do_not_meet() -> None:
     """Two jobs of one process at the same time."""
 
     def work(number: int) -> int:
-        time.sleep(0.2)
-        return number
+        import numpy
+
+        from spark_estimator.collectives import arrays, context
+
+        context.init()
+        return int(arrays.allreduce(numpy.array([number]), arrays.ReduceOp.SUM)[0])
 
     values = {}
     threads = [
@@ -338,7 +364,7 @@ def test_jobs_do_not_meet() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert values == {0: [0], 1: [1]}
+    assert values == {0: [0], 1: [2]}
 
 
 def test_no_descriptor_is_left_open() -> None:

@@ -25,6 +25,7 @@ from spark_estimator.observe.channel import DriverServer, SupervisorChannel
 from spark_estimator.security import authentication
 
 JOB = "0123456789abcdef"
+CONTEXT = channel.context_of(JOB, 0)
 
 
 class Side:
@@ -202,6 +203,16 @@ def test_when_the_driver_is_gone_its_supervisors_notice(side: Side) -> None:
 def test_who_does_not_belong_to_the_job_is_refused(side: Side, wrong: dict[str, Any]) -> None:
     with pytest.raises(AuthenticationError):
         side.connect(**wrong)
+    assert side.server.connected == 0
+
+
+def test_who_lacks_the_token_is_not_answered(side: Side) -> None:
+    """One that asks for no proof of the server's own, either."""
+    with socket.create_connection((side.server.address, side.server.port), timeout=20) as stranger:
+        stranger.sendall(authentication._HELLO.pack(authentication._MAGIC, b"connect", 0, 20, CONTEXT, bytes(32)))
+        assert len(stranger.recv(authentication._CHALLENGE.size, socket.MSG_WAITALL)) == authentication._CHALLENGE.size
+        stranger.sendall(bytes(32))
+        assert stranger.recv(100) == b""
     assert side.server.connected == 0
 
 

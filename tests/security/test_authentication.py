@@ -11,7 +11,14 @@ import pytest
 
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.security import authentication
-from spark_estimator.security.authentication import Acceptor, NotReadyError, RefusedError, accept, connect
+from spark_estimator.security.authentication import (
+    HANDSHAKE_TIMEOUT,
+    Acceptor,
+    NotReadyError,
+    RefusedError,
+    accept,
+    connect,
+)
 from spark_estimator.security.encryption import Session
 
 KEY = bytes(range(32))
@@ -244,7 +251,8 @@ def test_an_acceptor_computes_nothing_for_a_stranger(pair: tuple[socket.socket, 
 
 def test_messages_before_authentication_are_small() -> None:
     sizes = [authentication._HELLO.size, authentication._CHALLENGE.size, authentication._PROOF_BYTES]
-    assert max(sizes) <= 128
+    assert max(sizes) < 128
+    assert HANDSHAKE_TIMEOUT.total_seconds() == 5
 
 
 def handshake(pair: tuple[socket.socket, socket.socket], connector: bool, acceptor: bool) -> list[Session | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import hmac
 import os
@@ -43,9 +44,10 @@ def test_secrets_depend_on_all_that_was_agreed_on() -> None:
 
 
 def test_the_library_is_that_of_pythons_ssl_module() -> None:
-    import _ssl  # noqa: F401
+    import ssl
 
     assert os.path.isabs(libcrypto_path())
+    assert ctypes.CDLL(libcrypto_path()).OpenSSL_version_num() == ssl.OPENSSL_VERSION_NUMBER
     with open("/proc/self/maps") as maps:
         assert libcrypto_path() in maps.read()
 
@@ -85,3 +87,38 @@ def test_a_library_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(EncryptionUnavailableError, match="Install OpenSSL's library"):
         encryption.check_encryption()
     encryption._libcrypto.cache_clear()
+
+
+CONSTRUCTOR = """
+#include <fcntl.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void loaded(void) { open(getenv("LOADED"), O_CREAT, 0600); }
+"""
+
+
+def test_no_library_is_looked_for_in_the_paths_of_the_environment(tmp_path: Path) -> None:
+    """Where Python brings none: a library of this name would run its constructor, and get the keys."""
+    if (compiler := shutil.which("gcc") or shutil.which("g++")) is None:
+        pytest.skip("there is no C compiler here")
+    source, loaded = tmp_path / "loaded.c", tmp_path / "loaded"
+    source.write_text(CONSTRUCTOR)
+    for name in ("libcrypto.so", "libcrypto.so.3", "libcrypto.so.1.1"):
+        command = [compiler, "-x", "c", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(tmp_path / name)]
+        subprocess.run([*command, str(source)], check=True)
+    program = """
+import sys
+sys.modules["_ssl"] = sys.modules["_hashlib"] = None  # as of a Python that is built without OpenSSL
+from spark_estimator.errors import EncryptionUnavailableError
+from spark_estimator.security import encryption
+try:
+    encryption.KeyPair()
+    print(encryption.libcrypto_path())
+except EncryptionUnavailableError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "LOADED": str(loaded)},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert not loaded.exists()
+    assert done.stdout.startswith((*encryption._PLACES, "connections can't be encrypted on host")), done.stdout

@@ -182,7 +182,7 @@ void ADeathIsReportedOnAllRanks() {
           while (past_the_first < kSize - 1) std::this_thread::yield();
           if (me.rank == killer) kill(child, SIGKILL);
           CHECK_EQ(me.Wait(pending), SE_PEER_LOST);
-          CHECK_CONTAINS(se_last_error(), "rank " + std::to_string(victim) + " on testhost is lost");
+          CHECK_CONTAINS(se_last_error(), "rank " + std::to_string(victim) + " on testhost is lost: its connection");
         });
   }
 }

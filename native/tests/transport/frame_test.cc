@@ -115,6 +115,7 @@ void GarbageClosesTheLink() {
     std::deque<Frame> inbox;
     receiver.Receive(&inbox);
     CHECK(inbox.empty() && !receiver.open());
+    if (bytes.size() >= 20) CHECK_CONTAINS(receiver.closed_reason(), "no control frame");  // a header, and no end
   }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -60,6 +61,8 @@ def wait_for_a_dead_rank(rank: int, dies: int) -> list[str]:
 @both_channels
 @pytest.mark.parametrize(("n", "dies"), [(2, 1), (2, 0), (3, 1), (4, 0)])
 def test_every_op_that_waits_for_a_killed_rank_names_it(n: int, dies: int, environ: dict[str, str]) -> None:
+    # No silence is noticed during this test: the death is, by the end of a connection.
+    environ = {**environ, "SPARK_ESTIMATOR_SILENCE_SECONDS": "3600"}
     with start_ranks(n, wait_for_a_dead_rank, args=(dies,), environ=environ) as ranks:
         outcomes = ranks.wait(timeout=60)
     assert outcomes[dies].exit_code == -signal.SIGKILL
@@ -69,6 +72,7 @@ def test_every_op_that_waits_for_a_killed_rank_names_it(n: int, dies: int, envir
             assert len(outcome.value) == 24
             for message in outcome.value:
                 assert f"rank {dies}" in message
+                assert re.search(r"its connection (ended, as its process has died|broke \(its process died\))", message)
 
 
 def allreduce_for_ever(rank: int) -> str:
@@ -91,7 +95,8 @@ def allreduce_for_ever(rank: int) -> str:
 @both_channels
 def test_a_rank_killed_while_bytes_flow(environ: dict[str, str]) -> None:
     for n, dies in ((2, 0), (3, 1)):
-        with start_ranks(n, allreduce_for_ever, environ=environ) as ranks:
+        patient = {**environ, "SPARK_ESTIMATOR_SILENCE_SECONDS": "3600"}  # the death itself is noticed
+        with start_ranks(n, allreduce_for_ever, environ=patient) as ranks:
             for rank in range(n):
                 ranks.await_output(rank, "begins")
             ranks.kill(dies)
@@ -100,6 +105,55 @@ def test_a_rank_killed_while_bytes_flow(environ: dict[str, str]) -> None:
             if outcome.rank != dies:
                 assert outcome.returned, outcome
                 assert f"rank {dies}" in outcome.value
+
+
+@both_channels
+def test_a_death_is_reported_at_once(environ: dict[str, str]) -> None:
+    """Within a number of naps of the rank itself, which on a slow machine take longer, as all that it does."""
+
+    def nap_until_the_report(rank: int) -> tuple[int, str]:
+        import os
+        import select
+        import threading
+        import time
+
+        import numpy
+
+        from spark_estimator.collectives import arrays, context, objects
+        from spark_estimator.errors import PeerLostError
+
+        context.init()
+        victim = os.pidfd_open(objects.allgather_object(os.getpid())[1])
+        if rank == 1:
+            time.sleep(1000)
+        naps, reported = 0, threading.Event()
+
+        def nap() -> None:
+            nonlocal naps
+            select.select([victim], [], [])  # its end; the kernel has closed its connections by then
+            while not reported.is_set():
+                time.sleep(0.1)
+                naps += 1
+
+        thread = threading.Thread(target=nap)
+        thread.start()
+        print("waits", flush=True)
+        try:
+            arrays.allreduce(numpy.ones(1000))
+        except PeerLostError as error:
+            return naps, str(error)
+        finally:
+            reported.set()
+            thread.join()
+        return naps, "went on"
+
+    with start_ranks(2, nap_until_the_report, environ=environ) as ranks:
+        ranks.await_output(0, "waits")
+        ranks.kill(1, signal.SIGKILL)
+        outcome = ranks.wait(timeout=60)[0]
+    assert outcome.returned, outcome
+    naps, message = outcome.value
+    assert "rank 1" in message and naps < 20, (naps, message)
 
 
 @both_channels

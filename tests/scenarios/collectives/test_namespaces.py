@@ -22,9 +22,8 @@ from spark_estimator.collectives.rendezvous import local_rendezvous
 from tests.ranks import Outcome, Ranks
 from tests.scenarios.collectives.programs import Step
 
-# The guarantees in seconds: until a silent peer is named, until a dead one is; and the pause that is harmless.
+# The guarantees in seconds: until a silent peer is named; and the pause that is harmless.
 SILENCE_NAMED_WITHIN = 8
-DEATH_NAMED_WITHIN = 1
 HARMLESS_PAUSE = 3
 
 pytestmark = pytest.mark.timeout(150)
@@ -351,17 +350,14 @@ def test_a_rank_that_is_stopped_for_good_is_named(layout: Layout, elements: int)
 
 
 @layouts((0, 2), (2, 1), (4, 1))
-def test_a_killed_rank_is_named_at_once(layout: Layout) -> None:
+def test_a_killed_rank_is_named_by_its_end_and_not_by_its_silence(layout: Layout) -> None:
     with started(layout, work_until_a_peer_is_lost, 1000) as job:
         job.await_all("working")
         job.ranks.kill(layout.size - 1, signal.SIGKILL)
-        time.sleep(DEATH_NAMED_WITHIN)
-        known = time.monotonic()
         outcomes = job.ranks.wait(timeout=60)
     for outcome in outcomes[:-1]:
-        when, message = returned([outcome])[0]
-        assert when < known
-        assert f"rank {layout.size - 1} on " in message
+        _, message = returned([outcome])[0]
+        assert f"rank {layout.size - 1} on " in message and "is lost: its connection " in message, message
 
 
 @pytest.mark.slow
