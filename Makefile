@@ -8,6 +8,8 @@ DIAGRAMS ?= 1
 JOBS ?= $(shell [ "$$(nproc 2>/dev/null || echo 1)" -ge 2 ] && echo 3 || echo 1)
 # When set, in seconds since 1970: tests that have not begun by then are skipped, with a message.
 BEGIN_UNTIL ?=
+# Of the tables of faults and security demands, for `make mutations`: rotating is another row each day.
+ROWS ?=
 # What the sanitizers watch: all C++ tests, or those of some folders of native/tests.
 SANITIZERS ?= address thread
 AREAS ?=
@@ -35,7 +37,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo cluster cluster-demo cluster-down test test-all test-slow test-faults matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all test-slow test-faults mutations matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -47,6 +49,7 @@ help:
 	@echo 'make test-all               all tests'
 	@echo 'make test-slow              the tests that make test leaves out; PART=2/24 runs the files of one of 24 parts'
 	@echo 'make test-faults            the tests that the tables of faults and of security demands name'
+	@echo 'make mutations              breaks the code on purpose: the tests of these tables must fail; ROWS="1 S14" selects, ROWS=rotating one a day'
 	@echo 'make lint                   ruff, mypy, clang-format: what CI refuses'
 	@echo 'make notebooks              runs the notebooks, and stores their outputs in them; NAMES="torch keras" selects'
 	@echo 'make docs                   the documentation site in build/docs; DIAGRAMS=0 where Graphviz is not installed'
@@ -94,6 +97,9 @@ test-slow: build
 # The tests that the tables of faults and of security demands name, and all native ones.
 test-faults: test-native
 	$(call pytest,$(shell grep -ohE '\btests/[a-z0-9_/]+\.py::\w+' docs/explanation/fault-matrix.md docs/explanation/security.md | sort -u))
+
+mutations: build
+	$(BIN)/python -m tests.mutations $(ROWS)
 
 chaos: build
 	$(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed '$(SEED)') $(if $(RUN),--run $(RUN))

@@ -40,8 +40,11 @@ inline void CheckContains(const std::string& text, const std::string& part, cons
 
 using TestCase = std::pair<const char*, std::function<void()>>;
 
+// Runs them all, or the one that SPARK_ESTIMATOR_TEST_CASE names.
 inline int RunTests(const std::vector<TestCase>& cases) {
+  const char* only = std::getenv("SPARK_ESTIMATOR_TEST_CASE");
   for (const auto& [name, run] : cases) {
+    if (only != nullptr && std::string(name) != only) continue;
     std::cout << "[ run ] " << name << std::endl;
     run();
   }
