@@ -282,18 +282,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "S10",
         "PyTorch's files may name anything",
-        "spark_estimator/estimators/torch/reading.py",
-        "return torch.load(file, weights_only=not trust)",
-        "return torch.load(file, weights_only=False)",
+        "spark_estimator/checkpoint/restricted.py",
+        "weights_only=True, **options)",
+        "weights_only=False, **options)",
         ("tests/estimators/torch/test_files.py::test_a_poisoned_file_runs_nothing",),
     ),
     Mutation(
         "S10",
         "Keras' files may name anything, and its safe mode is off",
         "spark_estimator/estimators/keras/files.py",
-        "        if strange:\n",
-        "        if False:\n",
-        ("tests/estimators/keras/test_files.py::test_other_classes_are_passed_or_trusted",),
+        "        _check(content, file, objects)\n",
+        "        pass\n",
+        (
+            "tests/estimators/keras/test_files.py::test_a_lambda_is_not_run",
+            "tests/estimators/keras/test_files.py::test_a_file_cannot_choose_keras_2",
+        ),
         also=("safe_mode=not trust)", "safe_mode=False)"),
     ),
     Mutation(
@@ -396,8 +399,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "S14",
         "any library that Python has loaded is libcrypto",
         "spark_estimator/security/encryption.py",
-        'if Path(path).name.startswith("libcrypto") and Path(path).exists():',
-        'if Path(path).name.startswith("lib") and Path(path).exists():',
+        "ctypes.CDLL(getattr(module, \"__file__\", None)).OpenSSL_version_num",
+        "ctypes.CDLL(None).malloc",
         ("tests/security/test_encryption.py::test_the_library_is_that_of_pythons_ssl_module",),
     ),
     Mutation(
