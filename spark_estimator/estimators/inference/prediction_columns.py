@@ -288,7 +288,8 @@ def _probabilities(numbers: Array, output_kind: OutputKind) -> Array:
         return numpy.hstack([1 - numbers, numbers])
     if output_kind == "logit":
         with numpy.errstate(over="ignore"):
-            return 1 / (1 + numpy.exp(numpy.hstack([numbers, -numbers])))
+            sigmoids: Array = 1 / (1 + numpy.exp(numpy.hstack([numbers, -numbers])))
+            return sigmoids
     if output_kind == "probabilities":  # which Keras' losses divide by their sum, without those below 0
         shares = numpy.maximum(numbers, numpy.finfo(numpy.float64).tiny)
     else:

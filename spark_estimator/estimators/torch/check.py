@@ -71,9 +71,9 @@ class TorchTrial(ModuleTrial):
                 if isinstance(error, RuntimeError):
                     _check_types(model, error)
                     _check_width(model, fields, error)
-                label = _failing_label(self._parts, model, tensors[:count], labels)
-                if label is not None:
-                    raise LabelError(label) from error
+                failing = _failing_label(self._parts, model, tensors[:count], labels)
+                if failing is not None:
+                    raise LabelError(failing) from error
                 raise
             if loss.numel() != 1:
                 raise DataError(
