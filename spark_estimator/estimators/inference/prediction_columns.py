@@ -173,7 +173,21 @@ def output_kind_of(loss: Any) -> OutputKind:
     if isinstance(loss, functools.partial):
         loss = loss.func
     named = loss if hasattr(loss, "__name__") else type(loss)
+    if isinstance(named, type):
+        named = class_that_computes("forward", named, ("torch",))
     return OUTPUT_KINDS.get(named.__name__) if named.__module__.startswith("torch.nn.") else None
+
+
+def class_that_computes(method: str, kind: type, packages: Sequence[str]) -> type:
+    """The framework's class whose computation a subclass keeps, as one that only sets arguments does; or itself.
+
+    Args:
+        method: that computes.
+        packages: the framework's.
+    """
+    if getattr(getattr(kind, method, None), "__module__", "").partition(".")[0] not in packages:
+        return kind
+    return next(base for base in kind.__mro__ if base.__module__.partition(".")[0] in packages)
 
 
 def label_kind(width: int, kind: str, wanted: str, output_kind: OutputKind) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_estimator.estimators.averaged_metrics import warn_of_averages
 from spark_estimator.estimators.checks import described, labels_of
-from spark_estimator.estimators.inference.prediction_columns import OutputKind
+from spark_estimator.estimators.inference.prediction_columns import OutputKind, class_that_computes
 from spark_estimator.estimators.keras.compiled import arguments_of
 from spark_estimator.estimators.keras.objects import Recipe, custom_objects_of, dumped, packed, values_of
 from spark_estimator.estimators.keras.spec import KerasParts
@@ -19,6 +19,8 @@ from spark_estimator.keras.optimizers import innermost, is_built, is_optimizer, 
 from spark_estimator.keras.optimizers import name_of as optimizer_name
 from spark_estimator.keras.variables import lines_of
 from spark_estimator.keras.wrapping import exchange_of
+
+_OF_KERAS = ("keras", "tf_keras")
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[OutputKind], dict[str, Any]]:
@@ -174,7 +176,9 @@ def output_kind_of(loss: Any) -> OutputKind:
     if isinstance(loss, functools.partial):
         loss, logits = loss.func, bool(loss.keywords.get("from_logits"))
     named = loss if hasattr(loss, "__name__") else type(loss)
-    if not isinstance(loss, str) and named.__module__.partition(".")[0] not in ("keras", "tf_keras"):
+    if isinstance(named, type):
+        named = class_that_computes("call", named, _OF_KERAS)
+    if not isinstance(loss, str) and named.__module__.partition(".")[0] not in _OF_KERAS:
         return None  # of the user's, perhaps by the same name
     plain = re.sub(r"[^a-z]", "", (loss if isinstance(loss, str) else named.__name__).lower())
     if plain in ("binarycrossentropy", "bce", "binaryfocalcrossentropy"):

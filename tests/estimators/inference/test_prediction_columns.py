@@ -267,6 +267,18 @@ def test_a_partial_of_a_loss_is_one_of_its_kind() -> None:
     assert output_kind_of(functools.partial(nn.functional.mse_loss)) is None
 
 
+def test_a_subclass_of_a_loss_is_of_its_kind_unless_it_computes_another() -> None:
+    class Weighted(nn.BCEWithLogitsLoss):
+        def __init__(self) -> None:
+            super().__init__(pos_weight=torch.tensor(3.0))
+
+    class Own(Weighted):
+        def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return (input - target).square().mean()
+
+    assert [output_kind_of(loss) for loss in (Weighted(), Own(), nn.Identity())] == ["logit", None, None]
+
+
 def test_evaluators(spark: SparkSession) -> None:
     from pyspark.ml.evaluation import (
         BinaryClassificationEvaluator,

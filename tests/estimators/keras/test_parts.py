@@ -98,6 +98,18 @@ def test_a_loss_decides_what_an_output_means() -> None:
     assert output_kind_of(binary_crossentropy) is None, "the user's own may take anything"
 
 
+def test_a_subclass_of_a_loss_is_of_its_kind_unless_it_computes_another() -> None:
+    class OfLogits(keras.losses.BinaryCrossentropy):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(from_logits=True)
+
+    class Own(OfLogits):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return y_true - y_pred
+
+    assert [output_kind_of(loss) for loss in (OfLogits(), Own())] == ["logit", None]
+
+
 def test_losses_for_several_outputs() -> None:
     inputs = keras.layers.Input((2,))
     outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("price", "sold")]
