@@ -6,8 +6,10 @@ values. Its configuration stays the user's, so that a saved model loads where th
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from spark_estimator.keras.importing import backend, is_keras_2
@@ -24,8 +26,7 @@ def rescale_rate(optimizer: Any, old: int, new: int) -> None:
     Args:
         optimizer: is built.
     """
-    inner = innermost(optimizer)
-    rate = inner._hyper["learning_rate"] if is_legacy(inner) else inner._learning_rate
+    inner, rate = innermost(optimizer), _rate(optimizer)
     if hasattr(rate, "assign"):
         if old != new:
             set_rate(optimizer, rate_of(optimizer) * new / old)
@@ -40,12 +41,27 @@ def rescale_rate(optimizer: Any, old: int, new: int) -> None:
         inner._compute_current_learning_rate()
 
 
+@contextlib.contextmanager
+def keeping_rate(optimizer: Any) -> Iterator[None]:
+    """Sets a rate that is a number again at the end: files have that of the ranks which they were written by."""
+    rate = rate_of(optimizer) if hasattr(_rate(optimizer), "assign") else None
+    yield
+    if rate is not None:
+        set_rate(optimizer, rate)
+
+
 def variables_with_rate(optimizer: Any) -> list[Any]:
     """The optimizer's variables and, last, its learning rate, which is none of them in Keras 2."""
     variables = variables_of(optimizer)
     if is_keras_2(optimizer) and schedule_of(optimizer) is None:
         variables.append(innermost(optimizer).learning_rate)
     return variables
+
+
+def _rate(optimizer: Any) -> Any:
+    """The rate as it is kept: a variable, a schedule or a function."""
+    inner = innermost(optimizer)
+    return inner._hyper["learning_rate"] if is_legacy(inner) else inner._learning_rate
 
 
 def _multiplied(rate: Any, factor: float, optimizer: Any) -> Any:

@@ -25,6 +25,7 @@ from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.keras.callbacks import HorovodCallback, LearningRateScheduleCallback
 from spark_estimator.keras.importing import keras_of
 from spark_estimator.keras.optimizers import rate_of
+from spark_estimator.keras.rates import keeping_rate
 
 _COPIED_BYTES = 1 << 20
 _SIMPLE = (bool, int, float, complex, str, bytes, date, timedelta, numpy.generic, numpy.ufunc)
@@ -177,9 +178,10 @@ class KerasCallbacks:
         self._model.stop_training = False
 
     def give_back(self) -> None:
-        """On rank 0: gives the model the weights that `checkpoint_callback` has kept, if there are any."""
+        """On rank 0: gives the model what `checkpoint_callback` has kept, if there is anything, but the learning rate."""
         if self._saves is not None and Path(self._saves.filepath).exists():
-            self._model.load_weights(self._saves.filepath)
+            with keeping_rate(self._model.optimizer):  # the file has the optimizer, too
+                self._model.load_weights(self._saves.filepath)
 
 
 def _copied(value: Any) -> Any:

@@ -75,8 +75,11 @@ def test_the_model_that_was_saved_last_comes_back() -> None:
     other = network()
     resumed = callbacks_of(other, checkpoint_callback=saves)
     resumed.take(state)
+    other.optimizer.learning_rate = 0.25  # of another number of ranks than the file's
     for model, kept in ((net, callbacks), (other, resumed)):
+        rate = float(model.optimizer.learning_rate)
         kept.give_back()
+        assert float(model.optimizer.learning_rate) == rate
         assert all(numpy.allclose(value, weight) for value, weight in zip(model.get_weights(), best, strict=True))
 
 
