@@ -41,6 +41,8 @@ def warned(name: str, metric: Callable[..., Any]) -> list[warnings.WarningMessag
     ("name", "metric"),
     [
         ("auc", lambda output, label: 0.5),
+        ("auc2", lambda output, label: 0.5),
+        ("meanIoU", lambda output, label: 0.5),
         ("val_F1Score", lambda output, label: 0.5),
         ("metric_1", lambda output, label: sklearn.metrics.r2_score(label, output)),
         ("quality", scored),
