@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # Rows of files that are counted at a time.
 _ROWS_TO_COUNT = 1 << 16
-# Two columns with as many numbers in common are hardly alike by chance.
-_COMMON_NUMBERS = 100
+# Two columns with as many values in common are hardly alike by chance. Fewer texts may be answers or grades.
+_COMMON_TEXTS, _COMMON_NUMBERS = 5, 100
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _warn_of_overlaps(vocabularies: Sequence[Vocabulary], columns: Columns) -> N
         common = smaller.common_ids(larger)
         is_array = features[first.name].is_array or features[second.name].is_array
         # Months, hours and counts have numbers in common, too.
-        least = 1 if first.holds_texts or is_array else _COMMON_NUMBERS
+        least = _COMMON_TEXTS if first.holds_texts or is_array else _COMMON_NUMBERS
         if len(common) >= max(least, len(smaller.values) / 2) and any(here != there for here, there in common):
             warnings.warn(
                 f"the columns {first.name!r} and {second.name!r} have {len(common)} values in common, and each has ids "

@@ -198,6 +198,7 @@ def test_columns_with_values_in_common_and_other_ids(spark: SparkSession, case: 
     [
         ("month int, hour int", [(n % 12, n % 24) for n in range(48)]),
         ("smokes string, drinks string", [("no", "no"), ("yes", "yes"), ("no", "no")]),  # and the same ids
+        ("smokes string, drinks string", [("no", "no"), ("yes", "yes"), ("no", "yes"), ("no", "yes")]),
         ("city string, plan string", [("none", "none"), ("a", "pro"), ("b", "free"), ("b", "free")]),
         ("city string, code int", [("1", 1), ("2", 2), ("2", 2)]),
     ],
