@@ -2,7 +2,8 @@
 
 In a folder where all users can make files, as ``/tmp``, a link may be one that another user has put there, to have a
 file of this user overwritten; and a file may be one of another user, who then reads what is written. The kernel refuses
-the same where ``fs.protected_symlinks``, ``protected_regular`` and ``protected_hardlinks`` are set.
+the same where ``fs.protected_symlinks``, ``protected_regular`` and ``protected_hardlinks`` are set. It does not refuse
+links in a folder that another user has made in a shared one, under the name that this process was going to take.
 """
 
 from __future__ import annotations
@@ -18,11 +19,23 @@ def refuse_foreign(path: str) -> None:
     """To be called right before a file or folder is made or opened for writing. What is not there yet is no problem.
 
     Raises:
-        PermissionError: the path leads through a link that another user has made in a shared folder, or to a file
-            there that is another user's or has a second name.
+        PermissionError: the path leads through a link that another user has made in a shared folder, or in a folder of
+            their own there; or to a file in a shared folder that is another user's or has a second name.
         OSError: the path cannot be followed.
     """
-    folder, remaining, links = os.sep, _parts(os.path.abspath(path)), 0
+    # The kernel goes up from where a link leads; abspath(), by which folders are made, from the link itself.
+    for way in {os.path.join(os.getcwd(), path), os.path.abspath(path)}:
+        _refuse_on(way, path)
+
+
+def _refuse_on(way: str, path: str) -> None:
+    """Follows an absolute path.
+
+    Args:
+        path: as the caller has named it.
+    """
+    folder, remaining, links = os.sep, _parts(way), 0
+    strangers: set[int] = set()  # who have made a folder on the path in a shared one
     while remaining:
         name = remaining.pop(0)
         if name == os.pardir:
@@ -33,11 +46,11 @@ def refuse_foreign(path: str) -> None:
             status, around = os.lstat(here), os.stat(folder)
         except (FileNotFoundError, NotADirectoryError):
             return
+        is_strangers = status.st_uid not in (0, os.geteuid(), around.st_uid) and _is_shared(around)
         if stat.S_ISLNK(status.st_mode):
-            if _is_shared(around) and status.st_uid not in (0, os.geteuid(), around.st_uid):
-                raise _refusal(
-                    path, f"{here} is a link of user {status.st_uid} in a folder that all users can write to"
-                )
+            if is_strangers or status.st_uid in strangers:
+                place = "a folder that all users can write to" if is_strangers else "a folder of theirs"
+                raise _refusal(path, f"{here} is a link of user {status.st_uid} in {place}")
             links += 1
             if links > _MOST_LINKS:
                 return  # opening it fails
@@ -52,6 +65,8 @@ def refuse_foreign(path: str) -> None:
                 )
             if status.st_nlink > 1:
                 raise _refusal(path, f"{here} has a second name (a hard link), which another user may have made")
+        if is_strangers:
+            strangers.add(status.st_uid)
         folder = here
 
 

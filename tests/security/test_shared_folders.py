@@ -51,6 +51,30 @@ def test_own_links_and_those_of_root_are_followed(shared_folder: Path, precious:
     refuse_foreign(str(shared_folder / "theirs" / "file"))
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o1777])
+def test_a_link_in_a_folder_that_another_user_has_made_there_is_refused(
+    mode: int, shared_folder: Path, precious: Path
+) -> None:
+    def occupy() -> None:
+        (shared_folder / "out").mkdir()
+        (shared_folder / "out" / "rank.0").symlink_to(precious)
+        (shared_folder / "out").chmod(mode)
+
+    as_another_user(occupy)
+    with pytest.raises(PermissionError, match=r"out/rank.0 is a link of user 65534 in a folder of theirs"):
+        refuse_foreign(str(shared_folder / "out" / "rank.0" / "file"))
+    with pytest.raises(PreflightError, match="is a link of user 65534"):
+        OutputFiles(shared_folder / "out", 1)
+    assert untouched(precious)
+    refuse_foreign(str(shared_folder / "out" / "rank.1" / "file"))
+
+
+def test_what_is_above_a_link_is_above_its_target(shared_folder: Path, precious: Path) -> None:
+    as_another_user(lambda: (shared_folder / "out").symlink_to(precious))
+    with pytest.raises(PermissionError, match="out is a link of user 65534"):
+        refuse_foreign(f"{shared_folder}/out/../new")
+
+
 def test_links_that_lead_nowhere_end(shared_folder: Path) -> None:
     (shared_folder / "round").symlink_to("round")
     refuse_foreign(str(shared_folder / "round"))
