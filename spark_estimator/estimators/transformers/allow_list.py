@@ -28,13 +28,16 @@ _TEMPLATES = "additional_chat_templates"
 #: Settings of a model's config by which transformers loads what is not in the folder.
 _LOADING = (
     *("attn_implementation", "experts_implementation", "quantization_config", "transformers_weights"),
-    "trust_remote_code",
+    *("trust_remote_code", "use_pretrained_backbone"),
 )
+#: Names of timm's models: before a colon it is where timm loads another one from.
+_OF_TIMM = ("architecture", "backbone")
 #: Implementations that transformers has itself.
 _BUILT_IN = (None, "eager", "sdpa")
 #: Settings of a LoRA adapter that hold names of modules of the base, and numbers; others must be peft's defaults.
 _OF_LORA = {
-    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "fan_in_fan_out"),
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "exclude_modules"),
+    "fan_in_fan_out",
     *("inference_mode", "init_lora_weights", "layer_replication", "layers_pattern", "layers_to_transform"),
     *("lora_alpha", "lora_bias", "lora_dropout", "modules_to_save", "peft_type", "peft_version", "r"),
     *("rank_pattern", "revision", "target_modules", "target_parameters", "task_type", "trainable_token_indices"),
@@ -110,6 +113,9 @@ def _flaws(config: dict[str, Any], manifest: Manifest) -> Iterator[str]:
             for key, value in item.items():
                 setting = str(key).removeprefix("_").removesuffix("_internal")
                 if setting in _LOADING and value not in (_BUILT_IN if "implementation" in setting else (None, False)):
+                    yield f"{key} is {str(value)[:100]!r}"
+                # timm takes any argument from there, also the path of a pickled file (checkpoint_path).
+                if (setting == "model_args" and value) or (setting in _OF_TIMM and ":" in str(value)):
                     yield f"{key} is {str(value)[:100]!r}"
             rest.extend(item.values())
         elif isinstance(item, list):

@@ -85,6 +85,10 @@ def test_python_files_are_not_run_and_nobody_is_asked(
         ("config.json", {"layers": [{"trust_remote_code": True}]}),
         ("config.json", {"quantization_config": {"quant_method": "quark"}}),
         ("config.json", {"transformers_weights": "adapter_model.bin"}),
+        ("config.json", {"model_args": {"checkpoint_path": "/evil.pth"}}),
+        ("config.json", {"architecture": "hf-hub:evil/model"}),
+        ("config.json", {"backbone": "local-dir:/evil"}),
+        ("config.json", {"use_pretrained_backbone": True}),
         ("config.json", {"tokenizer_class": "AutoModelForCausalLM"}),
         ("tokenizer_config.json", {"tokenizer_class": "AutoModelForCausalLMFast"}),
         ("tokenizer_config.json", {"tokenizer_class": "RagRetriever"}),
@@ -99,6 +103,8 @@ def test_settings_that_load_something_else(whole: Path, name: str, values: dict[
 
 def test_settings_of_transformers_own(whole: Path) -> None:
     TransformersModel.load(changed(whole, "config.json", attn_implementation="eager", quantization_config=None))
+    vision = {"architecture": "mobilenetv5_300m_enc", "model_args": None, "use_pretrained_backbone": False}
+    TransformersModel.load(changed(whole, "config.json", vision_config=vision))
 
 
 @pytest.mark.parametrize("file", ["../numbers.safetensors", "/numbers.safetensors", "pytorch_model.bin", ["x"]])
@@ -160,6 +166,11 @@ def test_an_adapter_imports_no_module(adapter: Path, marker: Path, hostile_modul
 def test_other_settings_of_adapters(adapter: Path, values: dict[str, Any], flaw: str, classifier_folder: str) -> None:
     with pytest.raises(DataError, match=flaw):
         TransformersModel.load(changed(adapter, "adapter_config.json", **values), base=classifier_folder)
+
+
+def test_an_adapter_may_tie_weights(adapter: Path, classifier_folder: str) -> None:
+    path = changed(adapter, "adapter_config.json", ensure_weight_tying=True)
+    TransformersModel.load(path, base=classifier_folder)
 
 
 def test_an_adapter_s_pickled_numbers_are_not_read(adapter: Path, marker: Path, classifier_folder: str) -> None:
