@@ -20,6 +20,7 @@ from typing import Protocol
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.observe.trace_merge import TraceError, merge
 from spark_estimator.security import file_modes
+from spark_estimator.security.shared_folders import refuse_foreign
 
 # The value of HOROVOD_TIMELINE with which a job begins without a timeline, to be started by start_timeline().
 DYNAMIC = "DYNAMIC"
@@ -75,8 +76,10 @@ def start(
         raise ValueError("The timeline needs a path; got ''.")
     file = os.path.abspath(file_of(path, rank, process_set))
     try:
-        with open(file, "ab", opener=file_modes.opener):
-            pass
+        refuse_foreign(file)
+        if not os.path.exists(file) or os.path.isfile(file):  # the reader of a pipe takes the first end for the last
+            with open(file, "ab", opener=file_modes.opener):
+                pass
     except OSError as error:
         raise HorovodInternalError(f"the timeline {file} cannot be created: {error.strerror}") from error
     engine.timeline_start(file, mark_cycles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,17 @@ def test_a_timeline_is_begun_and_ended(tmp_path: Path, monkeypatch: pytest.Monke
     assert engine.calls == [(str(tmp_path / "t.rank1.json"), True), ("stop",)]
     with pytest.raises(ValueError, match="needs a path"):
         timeline.start(engine, "", 0)
+
+
+def test_a_pipe_is_opened_by_the_engine_alone(tmp_path: Path) -> None:
+    """Its reader takes the end of the first writer for the end of the timeline."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    poll = select.poll()
+    poll.register(reader, 0)
+    timeline.start(Engine(), tmp_path / "pipe", 0)
+    assert not poll.poll(0), "a writer was there, and has ended"
+    os.close(reader)
 
 
 def test_what_the_variable_asks_init_for() -> None:
