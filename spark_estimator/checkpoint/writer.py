@@ -182,11 +182,16 @@ class Writer:
         path = job["path"]
         names = [folders.note_name(rank) for rank in range(job["size"])]
         self._await(ticket, path, set(names), max(grace, GRACE))
-        notes = [Note.from_json(json.loads(self._store.read(posixpath.join(path, name)))) for name in names]
+        notes = []
+        for name in names:
+            self._check(ticket)
+            notes.append(Note.from_json(json.loads(self._store.read(posixpath.join(path, name)))))
+        self._check(ticket)
         self._store.write(posixpath.join(path, folders.METADATA), metadata_text(notes, path))
         # Nothing hangs on what follows: what cannot be removed stays.
         try:
             for name in names:
+                self._advance()
                 self._store.remove(posixpath.join(path, name))
             self._clean(job)
         except Exception as error:
@@ -211,13 +216,13 @@ class Writer:
         root = posixpath.dirname(job["path"])
         present = folders.folders_in(self._store, root)
         self._complete &= set(present)
-        self._complete |= {
-            folder
-            for folder in present
-            if folder not in self._complete and folders.is_complete(self._store, root, folder)
-        }
+        for folder in present:
+            self._advance()
+            if folder not in self._complete and folders.is_complete(self._store, root, folder):
+                self._complete.add(folder)
         every = None if job["keep_every"] is None else timedelta(seconds=job["keep_every"])
         for folder in folders.expendable(present, self._complete, job["keep"], every):
+            self._advance()
             path = posixpath.join(root, folder.name)
             if folder in self._complete:  # first what makes it a checkpoint
                 self._store.remove(posixpath.join(path, folders.METADATA))
@@ -232,10 +237,14 @@ class Writer:
 
     def _check(self, ticket: int) -> None:
         """Raises if another rank has failed to write this copy. To be called as often as the copy advances."""
-        if self._limit is not None:
-            self._limit.postpone()
+        self._advance()
         if self._control.given_up >= ticket:
             raise GivenUpError("another rank has failed to write its part")
+
+    def _advance(self) -> None:
+        """The store has answered: the next call may take as long again."""
+        if self._limit is not None:
+            self._limit.postpone()
 
     def _pause(self, seconds: float | None) -> None:
         """Returns when the rank calls or has ended, or the time is over."""
