@@ -75,14 +75,20 @@ def start(
     if not os.fspath(path):
         raise ValueError("The timeline needs a path; got ''.")
     file = os.path.abspath(file_of(path, rank, process_set))
+    is_new = not os.path.exists(file)
     try:
         refuse_foreign(file)
-        if not os.path.exists(file) or os.path.isfile(file):  # the reader of a pipe takes the first end for the last
+        if is_new or os.path.isfile(file):  # the reader of a pipe takes the first end for the last
             with open(file, "ab", opener=file_modes.opener):
                 pass
     except OSError as error:
         raise HorovodInternalError(f"the timeline {file} cannot be created: {error.strerror}") from error
-    engine.timeline_start(file, mark_cycles)
+    try:
+        engine.timeline_start(file, mark_cycles)
+    except Exception:
+        if is_new:  # one is being written already
+            os.unlink(file)
+        raise
     return file
 
 
