@@ -1,7 +1,7 @@
 """The `HorovodStrategy` of the package ``lightning_horovod``, under whose name it is served (`compat.aliases`).
 
 It multiplies the learning rate by the number of ranks. As scripts for that package may also write
-``Trainer(strategy="horovod")``, the name stands for this strategy from the import on.
+``Trainer(strategy="horovod")``, that name means this strategy from the import on.
 """
 
 from __future__ import annotations

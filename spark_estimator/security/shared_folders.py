@@ -49,7 +49,7 @@ def _refuse_on(way: str, path: str) -> None:
         is_strangers = status.st_uid not in (0, os.geteuid(), around.st_uid) and _is_shared(around)
         if stat.S_ISLNK(status.st_mode):
             if is_strangers or status.st_uid in strangers:
-                place = "a folder that all users can write to" if is_strangers else "a folder of theirs"
+                place = "a folder that all users can write to" if is_strangers else "a folder of that user"
                 raise _refusal(path, f"{here} is a link of user {status.st_uid} in {place}")
             links += 1
             if links > _MOST_LINKS:

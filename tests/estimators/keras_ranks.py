@@ -368,7 +368,7 @@ def schedules_begin_at_the_optimizer_s_rate(rank: int, folder: str) -> None:
 
 
 def resumes_with_its_ranks(rank: int, folder: str, epochs: int, expected: list[float]) -> None:
-    """A run that goes on, also on another number of ranks; a callback halves the rate after the second epoch.
+    """A run that resumes, also on another number of ranks; a callback halves the rate after the second epoch.
 
     Args:
         expected: the rates of its epochs here.

@@ -399,7 +399,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "S14",
         "any library that Python has loaded is libcrypto",
         "spark_estimator/security/encryption.py",
-        "ctypes.CDLL(getattr(module, \"__file__\", None)).OpenSSL_version_num",
+        'ctypes.CDLL(getattr(module, "__file__", None)).OpenSSL_version_num',
         "ctypes.CDLL(None).malloc",
         ("tests/security/test_encryption.py::test_the_library_is_that_of_pythons_ssl_module",),
     ),

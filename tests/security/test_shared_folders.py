@@ -61,7 +61,7 @@ def test_a_link_in_a_folder_that_another_user_has_made_there_is_refused(
         (shared_folder / "out").chmod(mode)
 
     as_another_user(occupy)
-    with pytest.raises(PermissionError, match=r"out/rank.0 is a link of user 65534 in a folder of theirs"):
+    with pytest.raises(PermissionError, match=r"out/rank.0 is a link of user 65534 in a folder of that user"):
         refuse_foreign(str(shared_folder / "out" / "rank.0" / "file"))
     with pytest.raises(PreflightError, match="is a link of user 65534"):
         OutputFiles(shared_folder / "out", 1)

@@ -78,5 +78,5 @@ def test_a_schedule_of_unknown_rates_is_returned() -> None:
     class Own:
         values = (0.1,)
 
-    own = Own()
-    assert multiply_schedules([own], 2) == [own] and own.values == (0.1,)
+    schedule = Own()
+    assert multiply_schedules([schedule], 2) == [schedule] and schedule.values == (0.1,)

@@ -178,7 +178,7 @@ class KerasCallbacks:
         self._model.stop_training = False
 
     def give_back(self) -> None:
-        """On rank 0: gives the model what `checkpoint_callback` has kept, if there is anything, but the learning rate."""
+        """On rank 0: gives the model what `checkpoint_callback` has kept, if anything, but the learning rate."""
         if self._saves is not None and Path(self._saves.filepath).exists():
             with keeping_rate(self._model.optimizer):  # the file has the optimizer, too
                 self._model.load_weights(self._saves.filepath)

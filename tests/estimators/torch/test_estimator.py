@@ -257,7 +257,7 @@ def test_what_is_no_frame_of_spark_s(line: DataFrame, estimator: Make) -> None:
         model.transform(line.toPandas())
     with pytest.raises(DataError, match=r"of a DataFrame of Spark's, transform\(df\) predicts"):
         model.predict(line)
-    with pytest.raises(DataError, match=r"predict\(\) was given None"):
+    with pytest.raises(TypeError, match=r"predict\(\) was given None"):
         model.predict(None)
 
 

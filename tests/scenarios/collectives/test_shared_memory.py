@@ -85,8 +85,7 @@ def segments(pid: int) -> set[int]:
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             _, permissions, _, _, inode, *path = line.split(maxsplit=5)
-            if permissions.endswith("s") and path and "spark_estimator" in path[0]:
-                assert path == ["/memfd:spark_estimator (deleted)"]
+            if permissions.endswith("s") and path == ["/memfd:spark_estimator (deleted)"]:
                 inodes.add(int(inode))
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
