@@ -300,10 +300,8 @@ def _raw(numbers: Array, output_kind: OutputKind) -> Array:
 def _probabilities(numbers: Array, output_kind: OutputKind) -> Array:
     if output_kind == "probability":
         return numpy.hstack([1 - numbers, numbers])
-    if output_kind == "logit":
-        with numpy.errstate(over="ignore"):
-            sigmoids: Array = 1 / (1 + numpy.exp(numpy.hstack([numbers, -numbers])))
-            return sigmoids
+    if output_kind == "logit":  # beside one that is always 0
+        numbers = numpy.hstack([numpy.zeros_like(numbers), numbers])
     if output_kind == "probabilities":  # which Keras' losses divide by their sum, without those below 0
         shares = numpy.maximum(numbers, numpy.finfo(numpy.float64).tiny)
     else:

@@ -60,6 +60,15 @@ def test_a_model_made_by_hand_finds_its_columns_in_the_dataframe(spark: Any) -> 
     assert model.getOutputCols() == ["y__output"]
 
 
+def test_a_model_made_by_hand_has_the_loss_that_it_was_compiled_with() -> None:
+    """So that a class is known where the label is a whole number."""
+    net = network()
+    model = KerasModel(model=net, feature_columns=["x"], label_columns=["y"])
+    assert model._output_kinds_by_loss() is None
+    net.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    assert model._output_kinds_by_loss() == ["logit"]
+
+
 class ByRow(KerasModel):
     def get_prediction_fn(self) -> Any:
         def predict(model: Any, row: Any) -> Any:
