@@ -147,7 +147,7 @@ def test_names_that_say_nothing_are_not_used() -> None:
 
 # Horovod's own names, which several of its modules have, too.
 PUBLIC_TWICE = {
-    "AddOnStrategy",  # of lightning and of pytorch_lightning
+    "AddOnStrategy",
     "BF16Compressor",
     "BestModelCheckpoint",  # of horovod.keras and of horovod.tensorflow.keras
     "Compression",

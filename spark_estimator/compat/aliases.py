@@ -157,8 +157,8 @@ PACKAGES: dict[str, dict[str, str]] = {
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",
     },
-    "lightning_horovod": {"HorovodStrategy": "spark_estimator.lightning.add_on:HorovodStrategy"},
-    "lightning_horovod.strategy": {"HorovodStrategy": "spark_estimator.lightning.add_on:HorovodStrategy"},
+    "lightning_horovod": {"HorovodStrategy": "spark_estimator.lightning:AddOnStrategy"},
+    "lightning_horovod.strategy": {"HorovodStrategy": "spark_estimator.lightning:AddOnStrategy"},
     "petastorm": {
         "NoDataAvailableError": "spark_estimator.errors:DataError",
         "TransformSpec": "spark_estimator.data.petastorm.transform:TransformSpec",

@@ -25,6 +25,7 @@ _MARK = "__spark_estimator_alias__"
 _SHIM_FILE = "_spark_estimator_shim.py"
 #: Imported by name: the module is in a higher layer, and few programs need it.
 _OLD_SPELLINGS = "spark_estimator.lightning.old_spellings"
+_FLAVOURS = "spark_estimator.lightning.flavours"
 #: A worker's environment has it where the driver has called `install` with ``lightning=True``.
 LIGHTNING_VARIABLE = "_SPARK_ESTIMATOR_COMPAT_LIGHTNING"
 
@@ -42,6 +43,8 @@ class AliasLoader:
             sys.modules[old] = importlib.import_module(MODULES[old])
         elif old == "horovod.spark.lightning":
             _restore_names_of_lightning()
+        elif old == "lightning_horovod":
+            _name_its_strategy()
 
 
 class AliasPackage(ModuleType):
@@ -153,6 +156,14 @@ def _restore_names_of_lightning() -> None:
         pass  # without Lightning: the estimator names what is missing
 
 
+def _name_its_strategy() -> None:
+    """Programs that import ``lightning_horovod`` expect its strategy of ``Trainer(strategy="horovod")``, too."""
+    try:
+        importlib.import_module(_FLAVOURS).name_class("AddOnStrategy")
+    except ModuleNotFoundError:
+        pass  # without Lightning: the strategy names what is missing
+
+
 def worker_variables() -> dict[str, str]:
     """The variables by which workers of this process's jobs know its switches; see `install_as_driver`."""
     old_spellings = sys.modules.get(_OLD_SPELLINGS)
@@ -176,6 +187,8 @@ def uninstall() -> None:
     """Reverts `install()`: the aliases can't be imported any more. Objects that were imported stay usable."""
     if _OLD_SPELLINGS in sys.modules:
         sys.modules[_OLD_SPELLINGS].uninstall()
+    if _FLAVOURS in sys.modules:
+        sys.modules[_FLAVOURS].name_class("HorovodStrategy")
     old_tensorflow.uninstall()
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AliasFinder)]
     for root in ROOTS:

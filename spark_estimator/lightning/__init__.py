@@ -49,6 +49,8 @@ for _flavour in FLAVOURS:
 def __getattr__(name: str) -> object:
     if name == "HorovodStrategy":
         return strategy_class(preferred())
+    if name == "AddOnStrategy":  # `lightning_horovod.HorovodStrategy`
+        return importlib.import_module(FLAVOURS[preferred()]).AddOnStrategy
     if name in _ABOVE:
         home, _, attribute = _ABOVE[name].partition(":")
         module = importlib.import_module(home)

@@ -19,6 +19,7 @@ FLAVOURS = {
 MIN_PL_VERSION = "2.4"
 #: The name by which a Trainer knows the strategy.
 STRATEGY = "horovod"
+_named = "HorovodStrategy"  # the class that it makes
 
 
 def installed() -> list[str]:
@@ -54,21 +55,24 @@ def strategy_class(flavour: str) -> Any:
     return importlib.import_module(FLAVOURS[flavour]).HorovodStrategy
 
 
-def register(flavour: str, kind: str = "HorovodStrategy") -> None:
+def name_class(kind: str) -> None:
+    """Sets the class that Trainers make for the name: ``HorovodStrategy``, or ``AddOnStrategy``."""
+    global _named
+    _named = kind
+
+
+def register(flavour: str) -> None:
     """Registers ``Trainer(strategy="horovod")`` with a package that has been imported.
 
-    Args:
-        kind: the class, of a module of `FLAVOURS`. The first one stays, except that another one than
-            ``HorovodStrategy`` replaces it.
+    A second call changes nothing.
     """
     registry = importlib.import_module(f"{flavour}.strategies").StrategyRegistry
-    if STRATEGY not in registry or kind != "HorovodStrategy":
+    if STRATEGY not in registry:
         # Not the class itself, whose module needs the package to its end; and not everybody will ask for it.
         registry.register(
             STRATEGY,
-            lambda **options: getattr(importlib.import_module(FLAVOURS[flavour]), kind)(**options),
+            lambda **options: getattr(importlib.import_module(FLAVOURS[flavour]), _named)(**options),
             description="averages gradients as Horovod does",
-            override=True,
         )
 
 

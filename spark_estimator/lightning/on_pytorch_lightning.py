@@ -16,6 +16,6 @@ class HorovodStrategy(HorovodMethods, ParallelStrategy):
 
 
 class AddOnStrategy(HorovodStrategy):
-    """As `HorovodStrategy`; see `add_on`."""
+    """The one of the package ``lightning_horovod``, which multiplies learning rates by the number of ranks."""
 
     scales_if_unset = True

@@ -66,7 +66,7 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     Args:
         scale_lr: whether learning rates are multiplied by the number of ranks. None: no, unless the Trainer is made
-            with an old spelling (`old_spellings`), or the class is that of ``lightning_horovod`` (`add_on`).
+            with an old spelling (`old_spellings`), or the class is that of ``lightning_horovod``.
         compression: what gradients are sent as; `hvd.Compression`.
         gradient_predivide_factor, groups, sparse_as_dense, shard_state: as for `hvd.DistributedOptimizer`.
         sync: "allreduce": gradients are averaged in each step; "local_sgd" or "diloco": each rank steps alone, see

@@ -16,8 +16,6 @@ from spark_estimator.compat.aliases import INSTEAD, MODULES, PACKAGES, ROOTS, ad
 #: Old name -> the name of its target, where that has another one.
 RENAMED = {
     "horovod.runner.launch.run_commandline": "main",
-    "lightning_horovod.HorovodStrategy": "AddOnStrategy",
-    "lightning_horovod.strategy.HorovodStrategy": "AddOnStrategy",
     "petastorm.NoDataAvailableError": "DataError",
     "petastorm.errors.NoDataAvailableError": "DataError",
     "petastorm.etl.dataset_metadata.PetastormMetadataError": "DataError",
