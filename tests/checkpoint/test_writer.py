@@ -35,7 +35,7 @@ WEIGHT = torch.arange(8.0).reshape(4, 2)
 class Rank:
     """A rank's end of the memory and the pipes, without its link."""
 
-    def __init__(self, folder: Path, write: Any = None, store: Store | None = None) -> None:
+    def __init__(self, folder: Path, write: Any = None, store: Store | None = None, limit: Any = None) -> None:
         self._open = ExitStack()
         self.root = folder
         control = self._descriptor(new_descriptor("control", BYTES))
@@ -47,7 +47,8 @@ class Rank:
             self._descriptor(descriptor)
         os.set_blocking(self.reports_end, False)
         slots = tuple(slot.descriptor for slot in self.slots)
-        self.writer = Writer(WriterStart(store or Store.create(str(folder)), write, control, wake, report, slots))
+        start = WriterStart(store or Store.create(str(folder)), write, control, wake, report, slots)
+        self.writer = Writer(start, limit)
 
     def _descriptor(self, descriptor: int) -> int:
         self._open.callback(os.close, descriptor)
@@ -130,6 +131,30 @@ def test_the_older_copy_is_written_first(rank: Rank, tmp_path: Path) -> None:
         rank.control.set_slot(0, CopySlot(SlotState.FREE))
     assert [report["ticket"] for report in rank.run()] == [4]
     assert reading.complete_steps(str(tmp_path)) == [2]
+
+
+def test_a_writer_that_advances_counts_its_limit_anew_for_each_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Limit:
+        def postpone(self, size: int | None = None) -> None:
+            events.append("postponed")
+
+    store = Store.create(str(tmp_path))
+    for name in ("read", "remove"):
+        call = getattr(store, name)
+        monkeypatch.setattr(store, name, lambda path, name=name, call=call: (events.append(name), call(path))[1])
+    ranks = [Rank(tmp_path, store=store, limit=Limit()), *(Rank(tmp_path) for _ in range(3))]
+    for number, each in enumerate(ranks):
+        each.part(step(3), number, len(ranks))
+    for each in reversed(ranks):
+        each.run()
+        each.close()
+    calls = [place for place, event in enumerate(events) if event != "postponed"]
+    assert [events[place] for place in calls] == ["read"] * 4 + ["remove"] * 4, "of the notes of all ranks"
+    assert all(events[place - 1] == "postponed" for place in calls)
 
 
 def test_rank_0_waits_for_the_parts_of_all(tmp_path: Path) -> None:
