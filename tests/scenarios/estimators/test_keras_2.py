@@ -55,7 +55,7 @@ def test_fit_transform_and_load(spark: SparkSession, tmp_path: Path) -> None:
     history = fitted.getHistory()
     assert list(history) == ["loss", "mae", "val_loss", "val_mae", "lr"]
     assert history["loss"][-1] < 0.5 * history["loss"][0]
-    assert history["lr"][1:] == pytest.approx([0.05] * 5)  # the user's rate, not that of all ranks
+    assert history["lr"][1:] == pytest.approx([0.1] * 5)  # that of both ranks, as in Horovod
     model = fitted.getModel()
     assert isinstance(model, tf_keras.Model) and type(model.optimizer) is tf_keras.optimizers.legacy.Adam
     path = str(tmp_path / "model")
