@@ -84,7 +84,7 @@ def test_labels_of_which_none_counts() -> None:
 
 
 class Distance(nn.CrossEntropyLoss):
-    """A loss of its own in the clothes of torch's."""
+    """A subclass of a torch loss that computes another loss."""
 
     def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         probabilities = torch.softmax(output, 1)
