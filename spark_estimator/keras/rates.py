@@ -42,11 +42,16 @@ def rescale_rate(optimizer: Any, old: int, new: int) -> None:
 
 
 @contextlib.contextmanager
-def keeping_rate(optimizer: Any) -> Iterator[None]:
-    """Sets a rate that is a number again at the end: files have that of the ranks which they were written by."""
+def use_rate_of_one_process(optimizer: Any, ranks: int) -> Iterator[None]:
+    """Divide a rate that is a number by the number of ranks while this context lasts, for a file that others read."""
     rate = rate_of(optimizer) if hasattr(_rate(optimizer), "assign") else None
-    yield
-    if rate is not None:
+    if rate is None or ranks == 1:
+        yield
+        return
+    set_rate(optimizer, rate / ranks)
+    try:
+        yield
+    finally:
         set_rate(optimizer, rate)
 
 

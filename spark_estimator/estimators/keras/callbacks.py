@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from types import FunctionType
@@ -25,7 +26,7 @@ from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.keras.callbacks import HorovodCallback, LearningRateScheduleCallback
 from spark_estimator.keras.importing import keras_of
 from spark_estimator.keras.optimizers import rate_of
-from spark_estimator.keras.rates import keeping_rate
+from spark_estimator.keras.rates import use_rate_of_one_process
 
 _COPIED_BYTES = 1 << 20
 _SIMPLE = (bool, int, float, complex, str, bytes, date, timedelta, numpy.generic, numpy.ufunc)
@@ -91,7 +92,19 @@ class KerasCallbacks:
         self._folder = tempfile.TemporaryDirectory(prefix="checkpoint_")
         name = "model.weights.h5" if self._saves.save_weights_only else "model.keras"
         self._saves.filepath = str(Path(self._folder.name) / name)
+        # A file holds the rate of one process: it may be read after a change of the number of ranks.
+        hooks = ["on_epoch_end"] if self._saves.save_freq == "epoch" else ["on_epoch_end", "on_train_batch_end"]
+        for hook in hooks:
+            setattr(self._saves, hook, self._at_rate_of_one_process(getattr(self._saves, hook)))
         self._list = self._listed([*self._on_all, self._saves])
+
+    def _at_rate_of_one_process(self, hook: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(hook)
+        def call(*args: Any, **kwargs: Any) -> None:
+            with use_rate_of_one_process(self._model.optimizer, context.size()):
+                hook(*args, **kwargs)
+
+        return call
 
     def take_size(self, factor: int) -> None:
         """Gives Horovod's schedules the ``initial_lr`` of the present number of ranks.
@@ -178,10 +191,9 @@ class KerasCallbacks:
         self._model.stop_training = False
 
     def give_back(self) -> None:
-        """On rank 0: gives the model what `checkpoint_callback` has kept, if anything, but the learning rate."""
+        """On rank 0: load what `checkpoint_callback` has saved, if anything, with the learning rate of one process."""
         if self._saves is not None and Path(self._saves.filepath).exists():
-            with keeping_rate(self._model.optimizer):  # the file has the optimizer, too
-                self._model.load_weights(self._saves.filepath)
+            self._model.load_weights(self._saves.filepath)
 
 
 def _copied(value: Any) -> Any:

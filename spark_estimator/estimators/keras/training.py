@@ -147,11 +147,11 @@ class KerasTraining:
         callbacks.on_train_end(flattened(progress.history[-1]) if progress.history else {})
         if context.rank() != 0:
             return None
+        rescale_rate(loop.model.optimizer, context.size(), 1)  # as Horovod does, for the next training
         if progress.best is not None:
             assign(loop.model.weights, progress.best)
         else:
             callbacks.give_back()
-        rescale_rate(loop.model.optimizer, context.size(), 1)  # as Horovod does, for the next training
         return beginning.result(spec, dumped(loop.model), progress.history, "model.keras")
 
     def _save(self, beginning: RankRun, place: Cursor | None = None) -> None:
