@@ -78,10 +78,11 @@ class Hadoop:
         spark_jars = Path(pyspark.__file__).parent / "jars"
         self._classpath = f"{self.conf}:{spark_jars}/*:{jars}/*"
         self.uri = ""
+        self._name_node = ""
         self.resource_manager = ""
 
     def environ(self) -> dict[str, str]:
-        """Return the variables with which a program's Spark has this HDFS as its default file system, and finds YARN."""
+        """Return the variables by which a program's Spark has HDFS as its default file system, and finds YARN."""
         java_home = os.environ.get("JAVA_HOME") or str(Path(os.path.realpath(str(shutil.which("java")))).parents[1])
         return {"HADOOP_CONF_DIR": str(self.conf), "JAVA_HOME": java_home}
 
@@ -108,7 +109,7 @@ class Hadoop:
         assert done.returncode == 0, (arguments, done.stdout, done.stderr[-3000:])
 
     def pids(self) -> Mapping[str, int]:
-        """Return the daemons' process ids by name: namenode, datanode-0, resourcemanager, nodemanager-0, nodemanager-1."""
+        """Return the daemons' process ids by name, such as namenode, datanode-0, resourcemanager and nodemanager-1."""
         return {name: process.pid for name, process in self._processes.items()}
 
     def kill(self, name: str) -> None:
@@ -127,6 +128,7 @@ class Hadoop:
         self.conf.mkdir()
         (self.conf / "log4j2.properties").write_text(_LOGGING)
         self.uri = f"hdfs://127.0.0.1:{self._port()}"
+        self._name_node = f"127.0.0.1:{self._port()}"
         user = {"hadoop.proxyuser.root.hosts": "*", "hadoop.proxyuser.root.groups": "*"}
         self._write("core-site", {"fs.defaultFS": self.uri, "hadoop.tmp.dir": self._folder / "tmp", **user})
         self._write(
@@ -134,7 +136,7 @@ class Hadoop:
             {
                 "dfs.replication": 1,
                 "dfs.namenode.name.dir": self._folder / "name",
-                "dfs.namenode.http-address": f"127.0.0.1:{self._port()}",
+                "dfs.namenode.http-address": self._name_node,
                 "dfs.heartbeat.interval": 1,
                 "dfs.blocksize": 8 << 20,
                 "dfs.namenode.fs-limits.min-block-size": 4096,
@@ -147,7 +149,10 @@ class Hadoop:
         self._start(
             "datanode-0",
             {"dfs.datanode.data.dir": self._folder / "data"}
-            | {f"dfs.datanode.{part}": f"127.0.0.1:{self._port()}" for part in ("address", "http.address", "ipc.address")},
+            | {
+                f"dfs.datanode.{part}": f"127.0.0.1:{self._port()}"
+                for part in ("address", "http.address", "ipc.address")
+            },
         )
 
     def _start_yarn(self) -> None:
@@ -171,8 +176,8 @@ class Hadoop:
                 "yarn.nodemanager.remote-app-log-dir": "/logs",
                 "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": 99.5,
                 "yarn.nm.liveness-monitor.expiry-interval-ms": 10_000,
-                "yarn.resourcemanager.scheduler.class": "org.apache.hadoop.yarn.server.resourcemanager.scheduler.capacity"
-                ".CapacityScheduler",
+                "yarn.resourcemanager.scheduler.class": "org.apache.hadoop.yarn.server.resourcemanager.scheduler."
+                "capacity.CapacityScheduler",
             },
         )
         self._write(
@@ -181,18 +186,30 @@ class Hadoop:
                 "yarn.scheduler.capacity.root.queues": "default",
                 "yarn.scheduler.capacity.root.default.capacity": 100,
                 "yarn.scheduler.capacity.maximum-am-resource-percent": 0.5,
-                "yarn.scheduler.capacity.resource-calculator": "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator",
+                "yarn.scheduler.capacity.resource-calculator": "org.apache.hadoop.yarn.util.resource."
+                "DominantResourceCalculator",
             },
         )
         self._start("resourcemanager")
         own = ("address", "localizer.address", "webapp.address", "collector-service.address")
         for index in range(2):
             folders = {f"yarn.nodemanager.{part}-dirs": self._folder / f"{part}{index}" for part in ("local", "log")}
-            self._start(f"nodemanager-{index}", folders | {f"yarn.nodemanager.{part}": f"127.0.0.1:{self._port()}" for part in own})
+            self._start(
+                f"nodemanager-{index}",
+                folders | {f"yarn.nodemanager.{part}": f"127.0.0.1:{self._port()}" for part in own},
+            )
 
     def _start(self, name: str, settings: Mapping[str, Any] | None = None) -> None:
-        command = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile={self.conf}/log4j2.properties"]
-        command += ["--add-opens=java.base/java.lang=ALL-UNNAMED", *(f"-D{key}={value}" for key, value in (settings or {}).items())]
+        command = [
+            "java",
+            "-Xmx512m",
+            "-XX:TieredStopAtLevel=1",
+            f"-Dlog4j2.configurationFile={self.conf}/log4j2.properties",
+        ]
+        command += [
+            "--add-opens=java.base/java.lang=ALL-UNNAMED",
+            *(f"-D{key}={value}" for key, value in (settings or {}).items()),
+        ]
         command += ["-cp", self._classpath, _MAIN_CLASSES[name.split("-")[0]]]
         with open(self._folder / "logs" / f"{name}.log", "wb") as log:
             self._processes[name] = subprocess.Popen(
@@ -214,16 +231,13 @@ class Hadoop:
             time.sleep(0.5)
 
     def _is_ready(self) -> bool:
-        if "Successfully registered with NN" not in self.log("datanode-0") and "Block pool" not in self.log("datanode-0"):
+        state = _answer(f"http://{self._name_node}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState")
+        if not any(bean.get("NumLiveDataNodes") == 1 for bean in state.get("beans", ())):
             return False
-        report = self.run_class("org.apache.hadoop.hdfs.tools.DFSAdmin", "-report") if not self.resource_manager else None
-        if report is not None:
-            return "Live datanodes (1)" in report.stdout
-        try:
-            with urllib.request.urlopen(f"{self.resource_manager}/ws/v1/cluster/nodes?states=RUNNING", timeout=5) as answer:
-                return len((json.load(answer)["nodes"] or {}).get("node", [])) == 2
-        except OSError:
-            return False
+        if not self.resource_manager:
+            return True
+        nodes = _answer(f"{self.resource_manager}/ws/v1/cluster/nodes?states=RUNNING").get("nodes") or {}
+        return len(nodes.get("node", ())) == 2
 
     def _port(self) -> int:
         for number in self._ports:
@@ -234,8 +248,22 @@ class Hadoop:
         raise RuntimeError("no port is free")
 
     def _write(self, name: str, settings: Mapping[str, Any]) -> None:
-        properties = "\n".join(f"<property><name>{key}</name><value>{value}</value></property>" for key, value in settings.items())
-        (self.conf / f"{name}.xml").write_text(f'<?xml version="1.0"?>\n<configuration>\n{properties}\n</configuration>\n')
+        properties = "\n".join(
+            f"<property><name>{key}</name><value>{value}</value></property>" for key, value in settings.items()
+        )
+        (self.conf / f"{name}.xml").write_text(
+            f'<?xml version="1.0"?>\n<configuration>\n{properties}\n</configuration>\n'
+        )
+
+
+def _answer(url: str) -> dict[str, Any]:
+    """Return what a daemon's web server answers; nothing while it does not."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            content: dict[str, Any] = json.load(answer)
+    except (OSError, ValueError):
+        return {}
+    return content
 
 
 @contextlib.contextmanager
