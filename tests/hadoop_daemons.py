@@ -63,7 +63,7 @@ class Hadoop:
 
     Attributes:
         conf: HADOOP_CONF_DIR, the folder of core-site.xml.
-        uri: of HDFS, such as hdfs://127.0.0.1:12345.
+        uri: of HDFS, such as hdfs://127.0.0.1:12345; viewfs://view is the same.
         resource_manager: the address of its REST API, or "" without YARN.
     """
 
@@ -80,6 +80,11 @@ class Hadoop:
         self.uri = ""
         self._name_node = ""
         self.resource_manager = ""
+
+    @property
+    def web_uri(self) -> str:
+        """The same HDFS by its web servers, such as webhdfs://127.0.0.1:12346."""
+        return f"webhdfs://{self._name_node}"
 
     def environ(self) -> dict[str, str]:
         """Return the variables by which a program's Spark has HDFS as its default file system, and finds YARN."""
@@ -129,8 +134,9 @@ class Hadoop:
         (self.conf / "log4j2.properties").write_text(_LOGGING)
         self.uri = f"hdfs://127.0.0.1:{self._port()}"
         self._name_node = f"127.0.0.1:{self._port()}"
+        view = {"fs.viewfs.mounttable.view.linkMergeSlash": self.uri}
         user = {"hadoop.proxyuser.root.hosts": "*", "hadoop.proxyuser.root.groups": "*"}
-        self._write("core-site", {"fs.defaultFS": self.uri, "hadoop.tmp.dir": self._folder / "tmp", **user})
+        self._write("core-site", {"fs.defaultFS": self.uri, "hadoop.tmp.dir": self._folder / "tmp", **view, **user})
         self._write(
             "hdfs-site",
             {

@@ -21,8 +21,9 @@ from spark_estimator.data.parquet_file import DataFile, local_form, some_rows, s
 from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of
 from spark_estimator.data.rank import shares
 from spark_estimator.data.rank.spool import Spool, spooled
-from spark_estimator.errors import DataError
+from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.store import FilesystemStore
+from spark_estimator.store.hadoop import default_filesystem
 
 # How many arrays are read at a time to find their length.
 _ROWS_TO_MEASURE = 1 << 13
@@ -147,6 +148,21 @@ class FileRows:
         return self.preparation.batches(batches, dtypes, batch_rows)
 
 
+def _spelling(path: str) -> str:
+    """Return how a path without a scheme is written, where the cluster's default file system is not the local one."""
+    if "://" in path:
+        return ""
+    try:
+        root = default_filesystem(path, {})
+    except PreflightError:  # it is
+        return ""
+    spelling = f"{root}{path}" if path.startswith("/") else f"{root}/..., with the whole path"
+    return (
+        " A path without a scheme is on this machine's disk here; on the cluster's default file system, which Spark "
+        f"takes it for, it is {spelling}."
+    )
+
+
 def files_at(
     paths: str | Sequence[str], store: FilesystemStore | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> DataFiles:
@@ -174,7 +190,7 @@ def files_at(
         try:
             entries = store.entries(folder)
         except FileNotFoundError as error:
-            raise DataError(f"{path}: the file or folder does not exist.") from error
+            raise DataError(f"{path}: the file or folder does not exist.{_spelling(path)}") from error
         for entry in entries:
             name = entry.path.rstrip("/").rpartition("/")[2]
             if name == ".hoodie":

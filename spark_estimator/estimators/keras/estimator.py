@@ -80,7 +80,7 @@ class KerasEstimator(KerasEstimatorKeywords, FolderFit[KerasModel]):
         """Loads what `save` has written, and runs no code from it unless it is trusted.
 
         Args:
-            path: a folder that this process sees.
+            path: as for Spark ML: without a scheme it is on the session's default file system.
             custom_objects: your classes and functions that the model is made of, by name.
             trust: runs code from the folder where loading needs it; only for folders from a source that you trust.
 

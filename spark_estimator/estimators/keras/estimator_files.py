@@ -20,6 +20,7 @@ from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import TRUST, is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest
+from spark_estimator.estimators.persistence.remote_folders import readable_folder
 from spark_estimator.keras.importing import is_keras_2, keras_of, keras_of_version
 from spark_estimator.keras.optimizers import is_optimizer
 
@@ -45,9 +46,14 @@ def write(estimator: TableParams, folder: Path) -> None:
 
 def load(kind: type[_Estimator], path: str, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> _Estimator:
     """See `KerasEstimator.load`."""
-    return estimator_files.load(
-        kind, path, _OBJECTS, lambda manifest: _read(manifest, custom_objects, trust=is_trusted(trust)), trust=trust
-    )
+    with readable_folder(path) as folder:
+        return estimator_files.load(
+            kind,
+            folder,
+            _OBJECTS,
+            lambda manifest: _read(manifest, custom_objects, trust=is_trusted(trust)),
+            trust=trust,
+        )
 
 
 def _dump(objects: dict[str, Any], folder: Path) -> None:

@@ -20,8 +20,9 @@ from spark_estimator.estimators.keras.allow_list import check_archive, strange_n
 from spark_estimator.estimators.keras.objects import dumped, first_line, packed, read_model, version_of
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence import model_files
-from spark_estimator.estimators.persistence.folders import TRUST, is_trusted, local_path
+from spark_estimator.estimators.persistence.folders import TRUST, is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
+from spark_estimator.estimators.persistence.remote_folders import readable_folder
 from spark_estimator.keras.importing import keras_of_version
 
 _Model = TypeVar("_Model", bound=TableModel)
@@ -53,9 +54,10 @@ def load(
     trust: bool,
 ) -> tuple[_Model, dict[str, Any]]:
     """See `KerasModel.load`: the model of class `kind`, and the classes and functions that it was read with."""
-    manifest = Manifest(local_path(path), kind.__name__)
-    result, objects = read_keras(manifest, custom_objects, trust=is_trusted(trust))
-    return model_files.loaded(manifest, kind, result, decoders, trust=trust), objects
+    with readable_folder(path) as folder:
+        manifest = Manifest(folder, kind.__name__)
+        result, objects = read_keras(manifest, custom_objects, trust=is_trusted(trust))
+        return model_files.loaded(manifest, kind, result, decoders, trust=trust), objects
 
 
 def write_keras(model: Any, custom_objects: Mapping[str, Any], folder: Path) -> None:

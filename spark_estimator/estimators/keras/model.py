@@ -57,7 +57,7 @@ class KerasModel(KerasModelKeywords, model.TableModel):
         """Loads what `save` has written, and runs no code from it unless it is trusted.
 
         Args:
-            path: a folder that this process sees.
+            path: as for Spark ML: without a scheme it is on the session's default file system.
             custom_objects: your classes and functions that the model is made of, by name.
             decoders: as it was trained with, if it was; None: they are read too, which needs trust.
             trust: runs code from the folder where loading needs it; only for folders from a source that you trust.

@@ -14,7 +14,6 @@ import cloudpickle
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.params import TableParams
-from spark_estimator.estimators.persistence.folders import local_path
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
 
@@ -58,7 +57,7 @@ def write(
 
 
 def load(
-    kind: type[_Estimator], path: str, objects: Sequence[str], read: Callable[[Manifest], Any], *, trust: bool
+    kind: type[_Estimator], folder: Path, objects: Sequence[str], read: Callable[[Manifest], Any], *, trust: bool
 ) -> _Estimator:
     """The estimator that a folder holds.
 
@@ -69,7 +68,7 @@ def load(
     Raises:
         DataError: as `read`; or the folder holds another class, or parameters that the class doesn't have.
     """
-    manifest = Manifest(local_path(path), kind.__name__)
+    manifest = Manifest(folder, kind.__name__)
     result = read(manifest)
     if not isinstance(result, dict):
         raise DataError(

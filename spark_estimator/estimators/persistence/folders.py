@@ -46,6 +46,27 @@ def is_trusted(trust: bool) -> bool:
     return trust or _trusted.get()
 
 
+def is_local(path: str) -> bool:
+    """Return whether a path is this machine's by its form: ``file:``; on Databricks also ``/dbfs`` and ``/Volumes``.
+
+    ``dbfs:/`` is the former. Without the mount such a path is what the session's Hadoop makes of it.
+
+    Raises:
+        TypeError: `path` is neither text nor a path.
+        DataError: it is empty.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"the folder of a model or an estimator must be a path; got {path!r}.")
+    text = os.fspath(path)
+    if not text:
+        raise DataError("the folder of a model or an estimator must be a path; got an empty one.")
+    if text.startswith("file:"):
+        return True
+    if DBFSLocalStore.matches(text):
+        return os.path.isdir("/dbfs")
+    return text.startswith("/Volumes/") and os.path.isdir("/Volumes")
+
+
 def local_path(path: str) -> Path:
     """A folder of this machine's file system, Databricks' ``dbfs:/`` and ``file:`` included.
 
@@ -53,16 +74,10 @@ def local_path(path: str) -> Path:
         TypeError: `path` is neither text nor a path.
         DataError: it is elsewhere, or empty.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"the folder of a model or an estimator must be a path; got {path!r}.")
-    text = str(path)
-    if not text:
-        raise DataError("the folder of a model or an estimator must be a path; got an empty one.")
+    is_local(path)
+    text = os.fspath(path)
     if text.startswith(_OTHER_SCHEMES):
-        raise DataError(
-            f"{text}: save to a folder that the driver can access (a local or mounted path, /Volumes, dbfs:/), "
-            "then copy it."
-        )
+        raise DataError(f"{text} is not a folder of this machine: mount it, or copy it to one, and pass that.")
     if DBFSLocalStore.matches(text):
         return Path(DBFSLocalStore.normalize_path(text))
     if text.startswith("file:"):

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.persistence.folders import is_trusted, local_path
+from spark_estimator.estimators.persistence.folders import is_trusted
 
 _PREFIX = "horovod.spark."
 
@@ -34,9 +34,8 @@ class HorovodFile:
     encoded: Mapping[str, str | None]
 
     @classmethod
-    def at(cls, path: str) -> HorovodFile | None:
+    def at(cls, folder: Path) -> HorovodFile | None:
         """The content of a folder; None: nothing of Horovod's."""
-        folder = local_path(path)
         metadata = folder / "metadata"
         parts = sorted(metadata.glob("part-*")) if metadata.is_dir() else [metadata]
         try:

@@ -13,7 +13,8 @@ from typing import Any
 
 from pyspark.ml.util import MLReader, MLWriter
 
-from spark_estimator.estimators.persistence.folders import MANIFEST_FILE, local_path
+from spark_estimator.estimators.persistence.folders import MANIFEST_FILE
+from spark_estimator.estimators.persistence.remote_folders import folder_at
 from spark_estimator.store.replacement import replaced_folder, surviving_folder
 
 
@@ -31,10 +32,19 @@ class FolderWriter(MLWriter):
     def save(self, path: str) -> None:
         """Writes the folder: all of it, or nothing. A crash at any moment leaves the previous folder or the new one.
 
+        Args:
+            path: as for Spark ML: without a scheme it is on the session's default file system.
+
         Raises:
             FileExistsError: it exists already, and overwrite() was not called.
+            DataError: this session does not reach the file system.
+            OSError: it cannot be written; the text has the path, the user and the cause.
         """
-        folder = local_path(path)
+        folder = folder_at(path, self._sparkSession)
+        if not isinstance(folder, Path):
+            with folder.replaced(overwrite=self.shouldOverwrite) as partial:
+                self._write(partial)
+            return
         if not self.shouldOverwrite and surviving_folder(folder, MANIFEST_FILE).exists():
             raise FileExistsError(f"{folder} already exists. Call write().overwrite().save(...) to replace it.")
         with replaced_folder(folder, overwrite=self.shouldOverwrite) as partial:

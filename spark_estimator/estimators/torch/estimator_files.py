@@ -22,6 +22,7 @@ from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
 from spark_estimator.estimators.persistence.manifest import Manifest
+from spark_estimator.estimators.persistence.remote_folders import readable_folder
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, module_of, read
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class TorchFiles:
         """Loads what `save` has written, and runs no code from it unless it is trusted.
 
         Args:
-            path: a folder that this process sees; with trust, also one that Horovod has saved.
+            path: as for Spark ML: without a scheme it is on the session's default file system. With trust, the folder
+                may be one that Horovod has saved.
             trust: runs code from the folder, which your own modules need; only for folders that you trust.
 
         Raises:
@@ -55,12 +57,13 @@ class TorchFiles:
                 it.
         """
         result: Any = cls
-        saved = HorovodFile.at(path)
-        if saved is not None:
-            return cls._of_horovod(saved, trust=trust)
-        loaded: Self = estimator_files.load(
-            result, path, cls._objects, lambda manifest: _read(manifest, trust), trust=trust
-        )
+        with readable_folder(path) as folder:
+            saved = HorovodFile.at(folder)
+            if saved is not None:
+                return cls._of_horovod(saved, trust=trust)
+            loaded: Self = estimator_files.load(
+                result, folder, cls._objects, lambda manifest: _read(manifest, trust), trust=trust
+            )
         return loaded
 
     @classmethod

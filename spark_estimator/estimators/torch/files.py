@@ -20,7 +20,7 @@ from torch import nn
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence import model_files
-from spark_estimator.estimators.persistence.folders import is_trusted, local_path
+from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
 
@@ -29,14 +29,14 @@ _Model = TypeVar("_Model", bound=TableModel)
 
 def load(
     kind: type[_Model],
-    path: str,
+    folder: Path,
     module: nn.Module | None,
     decoders: Mapping[str, Any] | None = None,
     *,
     trust: bool,
 ) -> _Model:
     """See `TorchModel.load`."""
-    manifest = Manifest(local_path(path), kind.__name__)
+    manifest = Manifest(folder, kind.__name__)
     filled = _architecture(manifest, is_trusted(trust)) if module is None else copy.deepcopy(module)
     _fill(filled, manifest, assign=module is None)
     return model_files.loaded(manifest, kind, filled.eval(), decoders, trust=trust)

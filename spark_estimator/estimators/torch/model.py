@@ -17,6 +17,7 @@ from spark_estimator.estimators.inference.features import matrices_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
+from spark_estimator.estimators.persistence.remote_folders import readable_folder
 from spark_estimator.estimators.torch import files as torch_files
 from spark_estimator.estimators.torch.check import floating_type
 from spark_estimator.estimators.torch.keywords import TorchModelKeywords
@@ -63,7 +64,7 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         With trust, also what Horovod's ``save`` has written: ``horovod.spark.torch`` and ``horovod.spark.lightning``.
 
         Args:
-            path: a folder that this process sees.
+            path: as for Spark ML: without a scheme it is on the session's default file system.
             model: a module of the same architecture, which then gets the trained numbers; None: it is read too.
             decoders: as it was trained with, if it was; None: they are read too, which needs trust.
             trust: runs code from the folder where loading needs it; only for folders from a source that you trust.
@@ -72,10 +73,11 @@ class TorchModel(TorchModelKeywords, model.TableModel):
             DataError: the folder is missing, damaged or of another version, or loading its architecture would run code
                 from it.
         """
-        saved = HorovodFile.at(path)
-        if saved is not None:
-            return cls._of_horovod(saved, model, trust=trust)
-        return torch_files.load(cls, path, model, decoders, trust=trust)
+        with readable_folder(path) as folder:
+            saved = HorovodFile.at(folder)
+            if saved is not None:
+                return cls._of_horovod(saved, model, trust=trust)
+            return torch_files.load(cls, folder, model, decoders, trust=trust)
 
     @classmethod
     def _of_horovod(cls: type[_Self], saved: HorovodFile, model: nn.Module | None, *, trust: bool) -> _Self:

@@ -90,7 +90,7 @@ def _load_pyfunc(path: str) -> PyfuncModel:  # MLflow's name
     module, _, name = metadata["class"].rpartition(".")
     kind = getattr(importlib.import_module(module), name)
     with trust_files():  # as every pyfunc model, whose code runs when it is loaded
-        return PyfuncModel(kind.load(path))
+        return PyfuncModel(kind.load(f"file://{Path(path).absolute()}"))
 
 
 def log_model(model: TableModel, features: Features, options: MlflowOptions) -> str:
@@ -104,7 +104,7 @@ def log_model(model: TableModel, features: Features, options: MlflowOptions) -> 
     code = "code_paths" if "code_paths" in taken else "code_path"  # before MLflow 2.12
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / MLFLOW_FOLDER)
-        model.save(path)
+        model.save(f"file://{path}")  # wherever the session's default file system is
         logged = mlflow.pyfunc.log_model(
             **{name: MODEL_NAME, code: options.code_paths},
             loader_module=__name__,

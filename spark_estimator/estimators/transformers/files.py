@@ -10,8 +10,9 @@ import torch
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.model import TableModel
-from spark_estimator.estimators.persistence.folders import is_trusted, local_path
+from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
+from spark_estimator.estimators.persistence.remote_folders import readable_folder
 from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
 from spark_estimator.estimators.transformers.adapter import base_dtype
 from spark_estimator.estimators.transformers.allow_list import ADAPTER, private_folder
@@ -43,7 +44,11 @@ def write(model: TransformersModel, folder: Path) -> None:
 
 def load(kind: type[_Model], path: str, base: str | None, *, trust: bool) -> _Model:
     """See `TransformersModel.load`."""
-    manifest = Manifest(local_path(path), kind.__name__)
+    with readable_folder(path) as folder:
+        return _loaded(kind, Manifest(folder, kind.__name__), path, base, trust=trust)
+
+
+def _loaded(kind: type[_Model], manifest: Manifest, path: str, base: str | None, *, trust: bool) -> _Model:
     task = manifest.params.get("task")
     if not isinstance(task, str) or task not in KINDS:
         raise manifest.broken("params", f"has the task {task!r}")
@@ -55,8 +60,8 @@ def load(kind: type[_Model], path: str, base: str | None, *, trust: bool) -> _Mo
                 settle_end(net, tokenizer)  # peft does not save the model's config
         else:
             net = Pretrained(str(folder)).loaded(KINDS[task])
-            net.config.name_or_path = str(manifest.folder)
-    tokenizer.name_or_path = str(manifest.folder)
+            net.config.name_or_path = str(path)
+    tokenizer.name_or_path = str(path)
     try:
         model = new_instance(kind, TableModel, model=net.eval(), tokenizer=tokenizer, **manifest.params)
     except (TypeError, ValueError) as error:

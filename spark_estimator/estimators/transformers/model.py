@@ -88,7 +88,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         """Loads what `save` has written, and runs no code from it unless it is trusted.
 
         Args:
-            path: a folder that this process sees.
+            path: as for Spark ML: without a scheme it is on the session's default file system.
             base: of an adapter: the pretrained model's folder, or name on the Hugging Face Hub; None: as in the
                 training, which needs trust.
             trust: follows settings of the folder that name other models, and reads parameters of a subclass; only for

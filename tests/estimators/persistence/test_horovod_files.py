@@ -71,7 +71,7 @@ def test_a_hostile_folder_runs_nothing(tmp_path: Path, marker: Path) -> None:
 
 def test_metadata_that_is_deep_is_none_of_horovod(tmp_path: Path) -> None:
     (tmp_path / "metadata").write_text("[" * 200_000)
-    assert HorovodFile.at(str(tmp_path)) is None
+    assert HorovodFile.at(tmp_path) is None
 
 
 @pytest.mark.parametrize("one_file", [False, True])
@@ -118,11 +118,11 @@ def test_an_estimator(tmp_path: Path) -> None:
 
 
 def test_what_is_none_of_horovods_or_cannot_be_opened(tmp_path: Path) -> None:
-    assert HorovodFile.at(str(tmp_path)) is None
+    assert HorovodFile.at(tmp_path) is None
     (tmp_path / "metadata").write_text("{")
-    assert HorovodFile.at(str(tmp_path)) is None
+    assert HorovodFile.at(tmp_path) is None
     (tmp_path / "metadata").write_text(json.dumps({"class": "spark_estimator.TorchModel"}))
-    assert HorovodFile.at(str(tmp_path)) is None
+    assert HorovodFile.at(tmp_path) is None
     path = saved(tmp_path / "model", "horovod.spark.torch.estimator.TorchModel", MODEL)
     part = Path(path) / "metadata" / "part-00000"
     content = json.loads(part.read_text())

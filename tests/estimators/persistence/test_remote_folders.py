@@ -1,0 +1,174 @@
+"""Saving to the session's file systems and loading from them: HDFS, of real daemons, in all its spellings."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from spark_estimator import DataError, TorchEstimator, TorchModel, trust_files
+from tests.hadoop_daemons import Hadoop, start_hadoop
+from tests.launch import clusters
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
+
+OF_TORCH = {
+    "estimator": "TorchEstimator",
+    "model": "TorchModel=2.0",
+    "pipeline": "Pipeline VectorAssembler TorchEstimator",
+    "pipeline_model": "PipelineModel VectorAssembler TorchModel=2.0",
+    "folds": "CrossValidatorModel PipelineModel VectorAssembler TorchModel=2.0",
+    "split": "TrainValidationSplitModel PipelineModel VectorAssembler TorchModel=2.0",
+    "one_vs_rest": "OneVsRestModel TorchModel=2.0 TorchModel=2.0",
+}
+OTHERS = {
+    "keras_estimator": "KerasEstimator",
+    "keras_model": "KerasModel",
+    "lightning_estimator": "TorchEstimator",
+    "transformers_model": "TransformersModel",
+}
+
+
+@pytest.fixture(scope="module")
+def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hadoop]:
+    with start_hadoop(tmp_path_factory.mktemp("hadoop") / "daemons") as running:
+        yield running
+
+
+def run(action: str, where: str, kinds: str, *folders: str, folder: Path, **env: str | None) -> dict[str, object]:
+    """What the program did with each object, in a new session, with its own folder for temporary files."""
+    private = folder / f"{action}-{time.monotonic_ns()}"
+    private.mkdir()
+    env = {"TMPDIR": str(private), **env}
+    with clusters.driver("saved_models.py", action, where, kinds, *folders, folder=folder, env=env) as driver:
+        result = driver.wait(240)
+    assert not list(private.glob("spark_estimator-*")), "the copies on this machine's disk are removed"
+    return result
+
+
+def in_each(folders: tuple[str, ...], expected: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {f"{folder}/{name}": value for folder in folders for name, value in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ("torch", OF_TORCH),
+        pytest.param("keras,lightning,transformers", OTHERS, marks=pytest.mark.slow),
+    ],
+    ids=["torch", "others"],
+)
+def test_each_object_in_each_spelling(hadoop: Hadoop, tmp_path: Path, kinds: str, expected: dict[str, str]) -> None:
+    """Twice, the second time over the first; and loaded in another program."""
+    env = hadoop.environ()
+    folders = (f"/{kinds}/a folder", f"{hadoop.uri}/{kinds}/url", f"{hadoop.web_uri}/{kinds}/web", f"file://{tmp_path}")
+    folders = (*folders, f"viewfs://view/{kinds}/view")
+    saved = run("save", "local[1]", kinds, *folders, folder=tmp_path, **env)
+    assert saved == in_each(folders, dict.fromkeys(expected))
+    assert run("load", "local[1]", kinds, *folders, folder=tmp_path, **env) == in_each(folders, expected)
+    assert not re.search(r"\.(partial|next)", hadoop.shell("-ls", "-R", "/")), "nothing is left beside them"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_over_connect(hadoop: Hadoop, tmp_path: Path) -> None:
+    """The server reads and writes; the client has no configuration of Hadoop's. A classic session reads the same."""
+    folders = ("/connect/plain", f"{hadoop.uri}/connect/url", f"file://{tmp_path}")
+    expected = in_each(folders, OF_TORCH | {"large": "TorchModel=2.0"})
+    with clusters.connect_server(tmp_path, "local[2]", env=hadoop.environ()) as address:
+        assert run("save", address, "torch,large", *folders, folder=tmp_path) == dict.fromkeys(expected)
+        assert run("load", address, "torch,large", *folders, folder=tmp_path) == expected
+        elsewhere = f"{hadoop.web_uri}/connect"
+        refused = run("save", address, "large", elsewhere, folder=tmp_path)[f"{elsewhere}/large"]
+        assert re.search(r"writes files only to its default file system, hdfs://.*fsspec does not", str(refused)), (
+            refused
+        )
+    assert run("load", "local[1]", "torch,large", *folders, folder=tmp_path, **hadoop.environ()) == expected
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(7, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_a_killed_driver_leaves_the_old_one_or_the_new_one(
+    hadoop: Hadoop, spark: SparkSession, tmp_path: Path, kills: int
+) -> None:
+    """Each kill interrupts eight writers, each at another moment."""
+    places = [f"{uri}/killed/{number}" for uri in (hadoop.uri, hadoop.web_uri) for number in range(4)]
+    for _ in range(kills):
+        with clusters.driver("endless_saves.py", *places, folder=tmp_path, env=hadoop.environ()) as driver:
+            driver.wait_for("SAVING")
+            time.sleep(random.SystemRandom().uniform(0, 3))
+        for place in places:
+            loaded = TorchEstimator.load(place)
+            assert loaded.getEpochs() in (1, 2)
+            assert set(loaded.getModel().weight.flatten().tolist()) == {float(loaded.getEpochs())}, place
+    for place in places:
+        TorchEstimator(model=nn.Linear(1, 1), loss=nn.MSELoss(), epochs=3).write().overwrite().save(place)
+        assert TorchEstimator.load(place).getEpochs() == 3
+    assert not re.search(r"\.next", hadoop.shell("-ls", "-R", "/killed")), "the next writer completes what was begun"
+
+
+def saved_model(width: int) -> TorchModel:
+    return TorchModel(model=nn.Linear(width, 1), feature_columns=["x"], label_columns=["y"])
+
+
+def test_a_full_quota(hadoop: Hadoop, spark: SparkSession) -> None:
+    hadoop.shell("-mkdir", "/quota")
+    path = f"{hadoop.uri}/quota/model"
+    saved_model(3).save(path)
+    hadoop.administrate("-setSpaceQuota", "9m", "/quota")
+    with pytest.raises(
+        OSError, match=rf"{path} is not saved, as user root: DSQuotaExceeded.*quota of /quota is exceeded"
+    ):
+        saved_model(3_000_000).write().overwrite().save(path)
+    assert TorchModel.load(path).getModel().weight.shape == (1, 3)
+    assert hadoop.shell("-ls", "-R", "/quota").count("weights.pt") == 1, "the partial folder is removed"
+
+
+def test_what_is_refused(hadoop: Hadoop, spark: SparkSession, tmp_path: Path) -> None:
+    path = f"{hadoop.uri}/refused/model"
+    saved_model(3).save(path)
+    with pytest.raises(FileExistsError, match=f"{path} is not saved.*it exists already.*overwrite"):
+        saved_model(3).save(path)
+    with pytest.raises(DataError, match=f"{hadoop.uri}/none doesn't contain a TorchModel: .*not exist, for user root"):
+        TorchModel.load(f"{hadoop.uri}/none")
+    with pytest.raises(DataError, match=f"{path} doesn't contain a TorchEstimator"):
+        TorchEstimator.load(path)
+    with pytest.raises(DataError, match=r"nope://a/b: the session's Hadoop does not open it.*No FileSystem for scheme"):
+        saved_model(3).save("nope://a/b")
+    damaged = tmp_path / "weights.pt"
+    damaged.write_bytes(b"nothing")
+    hadoop.shell("-put", "-f", str(damaged), "/refused/model/weights.pt")
+    with pytest.raises(DataError, match=rf"{path}/weights\.pt is damaged: its 7 bytes"):
+        TorchModel.load(path)
+    hadoop.shell("-chmod", "700", "/refused")
+    for action, words in (("save", "PermissionError: .*is not saved"), ("load", "DataError: .*is not loaded")):
+        result = run(
+            action, "local[1]", "large", "/refused", folder=tmp_path, HADOOP_USER_NAME="alice", **hadoop.environ()
+        )
+        text = f"{words}, as user alice: AccessControlException: Permission denied: user=alice"
+        assert re.match(text, str(result["/refused/large"])), result
+
+
+def test_code_needs_trust(hadoop: Hadoop, spark: SparkSession) -> None:
+    """The rules for files that could run code are those of local folders."""
+
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    path = f"{hadoop.uri}/trust/model"
+    TorchModel(model=Doubled(), feature_columns=["x"], label_columns=["y"]).write().overwrite().save(path)
+    with pytest.raises(DataError, match=f"{path}: its architecture uses classes other than torch.nn's own"):
+        TorchModel.load(path)
+    assert type(TorchModel.load(path, trust=True).getModel()).__name__ == "Doubled"
+    with trust_files():
+        assert type(TorchModel.read().load(path).getModel()).__name__ == "Doubled"
