@@ -148,9 +148,9 @@ class FileRows:
         return self.preparation.batches(batches, dtypes, batch_rows)
 
 
-def _spelling(path: str) -> str:
+def _on_the_cluster(path: str) -> str:
     """Return how a path without a scheme is written, where the cluster's default file system is not the local one."""
-    if "://" in path:
+    if ":/" in path:
         return ""
     try:
         root = default_filesystem(path, {})
@@ -174,13 +174,14 @@ def files_at(
         DataError: there are none, or the folder is divided by the values of a column, or it is a table whose log cannot
             be read.
     """
-    named = [local_form(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    written = [paths] if isinstance(paths, str) else paths
+    named = [local_form(path) for path in written]
     if not named:
         raise DataError("no path of Parquet files was given.")
     store = store or store_for(named[0], storage_options)
     result: list[DataFile] = []
     kinds: dict[str, str] = {}
-    for path in named:
+    for spelling, path in zip(written, named, strict=True):
         folder = store.get_full_path(path)
         if delta.is_delta(folder, store):
             files, kinds_of_table = delta.table_files(folder, store)
@@ -190,7 +191,7 @@ def files_at(
         try:
             entries = store.entries(folder)
         except FileNotFoundError as error:
-            raise DataError(f"{path}: the file or folder does not exist.{_spelling(path)}") from error
+            raise DataError(f"{path}: the file or folder does not exist.{_on_the_cluster(spelling)}") from error
         for entry in entries:
             name = entry.path.rstrip("/").rpartition("/")[2]
             if name == ".hoodie":

@@ -17,6 +17,7 @@ from spark_estimator.data.parquet_file import local_form
 from spark_estimator.data.preparation import Preparation
 from spark_estimator.env import SPOOL_VARIABLE
 from spark_estimator.errors import DataError
+from tests.store.hadoop import core_site
 
 NUMBER = Field(("n",), ("c0",), (1,), "int64")
 BOTH = Field(("v", "n"), ("c1", "c0"), (2, 1), "float32", (3,))
@@ -68,6 +69,18 @@ def test_more_ranks_than_rows(tmp_path: Path) -> None:
     write(tmp_path, 2)
     rows = FileRows(files_at(str(tmp_path)), Preparation(("n",)))
     assert [rows.read((NUMBER,), rank, 4)[0].rows for rank in range(4)] == [1, 1, 0, 0]
+
+
+def test_a_path_that_the_cluster_takes_for_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(core_site(tmp_path / "conf", fs__defaultFS="hdfs://name:8020")))
+    path = str(tmp_path / "none")
+    with pytest.raises(
+        DataError, match=rf"{path}: .*does not exist.*this machine's disk.*it is hdfs://name:8020{path}\."
+    ):
+        files_at(path)
+    with pytest.raises(DataError) as error:
+        files_at(f"file://{path}")
+    assert "name:8020" not in str(error.value)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

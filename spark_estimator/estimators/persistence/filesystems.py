@@ -320,7 +320,7 @@ class ConnectFiles:
     def _by_fsspec(self, path: str, why: str) -> FsspecFiles:
         try:
             return FsspecFiles(path)
-        except (PreflightError, ValueError) as error:
+        except (PreflightError, ValueError, OSError) as error:
             raise OSError(
                 f"over Spark Connect, {why}, and fsspec does not reach it from this client: "
                 f"{without_links(str(error))} Or use a classic session."

@@ -225,16 +225,18 @@ class RemoteFolder:
         return f"{self.uri} {what}, as user {self._user()}: {error}"
 
 
-def folder_at(path: str, session: SparkSession | None = None) -> Path | RemoteFolder:
+def folder_at(path: str, session: SparkSession | None = None, *, to_write: bool = False) -> Path | RemoteFolder:
     """Return where a folder is: a path of this machine's, or a folder of the session's file systems.
 
     Args:
         path: without a scheme it is on the session's default file system; without a session it is this machine's.
         session: classic or Connect; None: the active one.
+        to_write: the folder is to be saved there.
 
     Raises:
         TypeError: `path` is neither text nor a path.
-        DataError: it is empty, or of a file system that this process does not reach.
+        DataError: it is empty, or of a file system that this process does not reach; or a Connect server takes it for
+            its own disk, and this client, which is to write there, does not have that.
     """
     if is_local(path):
         return local_path(path)
@@ -260,7 +262,7 @@ def folder_at(path: str, session: SparkSession | None = None) -> Path | RemoteFo
     uri = filesystem.uri
     if is_local(uri):
         folder = local_path(uri)
-        if isinstance(filesystem, ConnectFiles):
+        if to_write and isinstance(filesystem, ConnectFiles):
             _check_same_disk(filesystem, folder)
         return folder
     return RemoteFolder(uri, filesystem)
@@ -302,7 +304,7 @@ def _check_same_disk(filesystem: ConnectFiles, folder: Path) -> None:
     try:
         with tempfile.NamedTemporaryFile(dir=above, prefix=".spark_estimator-") as probe:
             is_same = filesystem.sees(Path(probe.name))
-    except OSError:  # this user may not write there: saving fails with the reason, and loading need not
+    except OSError:  # this user may not write there: saving fails with the reason
         return
     if not is_same:
         raise DataError(

@@ -40,7 +40,7 @@ class FolderWriter(MLWriter):
             DataError: this session does not reach the file system.
             OSError: it cannot be written; the text has the path, the user and the cause.
         """
-        folder = folder_at(path, self._sparkSession)
+        folder = folder_at(path, self._sparkSession, to_write=True)
         if not isinstance(folder, Path):
             with folder.replaced(overwrite=self.shouldOverwrite) as partial:
                 self._write(partial)

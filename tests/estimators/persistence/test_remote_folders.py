@@ -83,12 +83,14 @@ def test_each_object_in_each_spelling(hadoop: Hadoop, tmp_path: Path, kinds: str
 @pytest.mark.timeout(600)
 def test_over_connect(hadoop: Hadoop, tmp_path: Path) -> None:
     """The server reads and writes; the client has no configuration of Hadoop's. A classic session reads the same."""
-    folders = ("/connect/plain", f"{hadoop.uri}/connect/url", f"file://{tmp_path}")
+    hadoop.shell("-mkdir", "/connect")
+    hadoop.shell("-chmod", "777", "/connect")  # fsspec has no user there
+    folders = ("/connect/plain", f"{hadoop.uri}/connect/url", f"{hadoop.web_uri}/connect/web", f"file://{tmp_path}")
     expected = in_each(folders, OF_TORCH | {"large": "TorchModel=2.0"})
     with clusters.connect_server(tmp_path, "local[2]", env=hadoop.environ()) as address:
         assert run("save", address, "torch,large", *folders, folder=tmp_path) == dict.fromkeys(expected)
         assert run("load", address, "torch,large", *folders, folder=tmp_path) == expected
-        elsewhere = f"{hadoop.web_uri}/connect"
+        elsewhere = "viewfs://view/connect"
         refused = run("save", address, "large", elsewhere, folder=tmp_path)[f"{elsewhere}/large"]
         assert re.search(r"writes files only to its default file system, hdfs://.*fsspec does not", str(refused)), (
             refused
