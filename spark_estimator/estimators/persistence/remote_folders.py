@@ -8,10 +8,12 @@ this machine's disk and copies its files. Where the file system moves a folder i
    folder is removed, and ``.NAME.next`` becomes the target.
 
 Elsewhere the manifest is copied last. Without a previous folder the files go to the target, else to ``.NAME.next``.
-Then the previous folder is removed, the files go to the target, and ``.NAME.next`` is removed, its manifest first.
+Then the previous folder is removed, the files go to the target, and ``.NAME.next`` gets an empty manifest and is
+removed.
 
-While ``.NAME.next`` has a manifest it is whole: readers use it, and the next writer puts it in place. So a program that
-is killed leaves the previous folder or the new one. What it left of a partial folder is removed a day later.
+While ``.NAME.next`` has a manifest that is not empty it is whole: readers use it, and the next writer puts it in place.
+So a program that is killed leaves the previous folder or the new one. What it left of a partial folder is removed a day
+later.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ class RemoteFolder:
 
     def _finish(self) -> None:
         """Put in place what an earlier writer has left as the next folder."""
-        if not self._fs.exists(f"{self._next}/{MANIFEST_FILE}"):
+        if not self._is_whole(self._next):
             return
         if isinstance(self._fs, HadoopFiles) and self._fs.moves_at_once(self.uri):
             self._fs.remove(self.uri)
@@ -145,7 +147,8 @@ class RemoteFolder:
     def _copy_next(self, local: Path) -> None:
         self._fs.remove(self.uri)
         self._put(local, self.uri)
-        self._fs.remove(f"{self._next}/{MANIFEST_FILE}")
+        with tempfile.NamedTemporaryFile(prefix="spark_estimator-") as empty:  # a server cannot remove a file
+            self._fs.put(Path(empty.name), f"{self._next}/{MANIFEST_FILE}")
         self._fs.remove(self._next)
 
     def _put(self, local: Path, folder: str) -> None:
@@ -183,9 +186,16 @@ class RemoteFolder:
     def _source(self) -> str | None:
         """Return the folder to read; None: there is nothing that this package reads."""
         for folder in (self._next, self.uri, f"{self.uri}/data/{MLFLOW_FOLDER}"):
-            if self._fs.exists(f"{folder}/{MANIFEST_FILE}"):
+            if self._is_whole(folder):
                 return folder
         return None
+
+    def _is_whole(self, folder: str) -> bool:
+        """Return whether a folder has a manifest that is not empty."""
+        try:
+            return any(self._fs.files(f"{folder}/{MANIFEST_FILE}").values())
+        except FileNotFoundError:
+            return False
 
     def _get(self, source: str, target: Path) -> None:
         """Copy a file, or all files of a folder; join the parts of large ones."""

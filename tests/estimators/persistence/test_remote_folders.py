@@ -71,12 +71,13 @@ def in_each(folders: tuple[str, ...], expected: Mapping[str, str | None]) -> dic
 def test_each_object_in_each_spelling(hadoop: Hadoop, tmp_path: Path, kinds: str, expected: dict[str, str]) -> None:
     """Twice, the second time over the first; and loaded in another program."""
     env = hadoop.environ()
-    folders = (f"/{kinds}/a folder", f"{hadoop.uri}/{kinds}/url", f"{hadoop.web_uri}/{kinds}/web", f"file://{tmp_path}")
-    folders = (*folders, f"viewfs://view/{kinds}/view")
+    root = f"/{kinds.partition(',')[0]}"
+    folders = (f"{root}/a folder", *(f"{uri}{root}/{uri[:3]}" for uri in (hadoop.uri, hadoop.web_uri, "viewfs://view")))
+    folders = (*folders, f"file://{tmp_path}")
     saved = run("save", "local[1]", kinds, *folders, folder=tmp_path, **env)
     assert saved == in_each(folders, dict.fromkeys(expected))
     assert run("load", "local[1]", kinds, *folders, folder=tmp_path, **env) == in_each(folders, expected)
-    assert not re.search(r"\.(partial|next)", hadoop.shell("-ls", "-R", "/")), "nothing is left beside them"
+    assert not re.search(r"\.(partial|next)", hadoop.shell("-ls", "-R", root)), "nothing is left beside them"
 
 
 @pytest.mark.slow
