@@ -64,6 +64,7 @@ class Hadoop:
     Attributes:
         conf: HADOOP_CONF_DIR, the folder of core-site.xml.
         uri: of HDFS, such as hdfs://127.0.0.1:12345; viewfs://view is the same.
+        views: settings of viewfs://view, and of viewfs://disk, which is a folder of this machine.
         resource_manager: the address of its REST API, or "" without YARN.
     """
 
@@ -78,13 +79,9 @@ class Hadoop:
         spark_jars = Path(pyspark.__file__).parent / "jars"
         self._classpath = f"{self.conf}:{spark_jars}/*:{jars}/*"
         self.uri = ""
+        self.views: dict[str, str] = {}
         self._name_node = ""
         self.resource_manager = ""
-
-    @property
-    def web_uri(self) -> str:
-        """The same HDFS by its web servers, such as webhdfs://127.0.0.1:12346."""
-        return f"webhdfs://{self._name_node}"
 
     def environ(self) -> dict[str, str]:
         """Return the variables by which a program's Spark has HDFS as its default file system, and finds YARN."""
@@ -134,9 +131,13 @@ class Hadoop:
         (self.conf / "log4j2.properties").write_text(_LOGGING)
         self.uri = f"hdfs://127.0.0.1:{self._port()}"
         self._name_node = f"127.0.0.1:{self._port()}"
-        view = {"fs.viewfs.mounttable.view.linkMergeSlash": self.uri}
+        (self._folder / "disk").mkdir()
+        targets = {"view": self.uri, "disk": f"file://{self._folder}/disk"}
+        self.views = {f"fs.viewfs.mounttable.{name}.linkMergeSlash": target for name, target in targets.items()}
         user = {"hadoop.proxyuser.root.hosts": "*", "hadoop.proxyuser.root.groups": "*"}
-        self._write("core-site", {"fs.defaultFS": self.uri, "hadoop.tmp.dir": self._folder / "tmp", **view, **user})
+        self._write(
+            "core-site", {"fs.defaultFS": self.uri, "hadoop.tmp.dir": self._folder / "tmp", **self.views, **user}
+        )
         self._write(
             "hdfs-site",
             {

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_estimator.errors import DataError, PreflightError
+from spark_estimator.errors import DataError, PreflightError, without_links
 from spark_estimator.estimators.persistence.filesystems import ConnectFiles, FileSystem, FsspecFiles, HadoopFiles
 from spark_estimator.estimators.persistence.folders import MANIFEST_FILE, MLFLOW_FOLDER, is_local, local_path
 from spark_estimator.launch.spark.session import existing_session
@@ -102,10 +102,9 @@ class RemoteFolder:
             try:
                 yield local
             except DataError as error:
-                text = str(error).replace(str(local), self.uri)
-                raise type(error)(
-                    text if local.exists() else f"{text.rstrip('.')}, for user {self._user()}."
-                ) from error
+                text = without_links(str(error)).replace(str(local), self.uri)
+                text = text if local.exists() else f"{text.rstrip('.')}, for user {self._user()}."
+                raise type(error)(text) from error
 
     def _replace_by_moves(self, filesystem: HadoopFiles, local: Path) -> None:
         partial = f"{self._parent}/.{self._name}.{secrets.token_hex(4)}.partial"
@@ -267,7 +266,8 @@ def folder_at(path: str, session: SparkSession | None = None, *, to_write: bool 
             return RemoteFolder(text, FsspecFiles(text))
         except (PreflightError, ValueError) as problem:
             raise DataError(
-                f"{text}: the Spark Connect server does not open it: {error}. Nor does fsspec here: {problem}"
+                f"{text}: the Spark Connect server does not open it: {error}. Nor does fsspec here: "
+                f"{without_links(str(problem))}"
             ) from error
     uri = filesystem.uri
     if is_local(uri):

@@ -14,6 +14,9 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel, trust_files
+from spark_estimator.estimators.persistence.filesystems import FsspecFiles
+from spark_estimator.estimators.persistence.folders import MANIFEST_FILE
+from spark_estimator.estimators.persistence.remote_folders import RemoteFolder
 from tests.hadoop_daemons import Hadoop, start_hadoop
 from tests.launch import clusters
 
@@ -72,7 +75,7 @@ def test_each_object_in_each_spelling(hadoop: Hadoop, tmp_path: Path, kinds: str
     """Twice, the second time over the first; and loaded in another program."""
     env = hadoop.environ()
     root = f"/{kinds.partition(',')[0]}"
-    folders = (f"{root}/a folder", *(f"{uri}{root}/{uri[:3]}" for uri in (hadoop.uri, hadoop.web_uri, "viewfs://view")))
+    folders = (f"{root}/a folder", f"{hadoop.uri}{root}/url", f"viewfs://view{root}/view", f"viewfs://disk{root}")
     folders = (*folders, f"file://{tmp_path}")
     saved = run("save", "local[1]", kinds, *folders, folder=tmp_path, **env)
     assert saved == in_each(folders, dict.fromkeys(expected))
@@ -84,14 +87,12 @@ def test_each_object_in_each_spelling(hadoop: Hadoop, tmp_path: Path, kinds: str
 @pytest.mark.timeout(600)
 def test_over_connect(hadoop: Hadoop, tmp_path: Path) -> None:
     """The server reads and writes; the client has no configuration of Hadoop's. A classic session reads the same."""
-    hadoop.shell("-mkdir", "/connect")
-    hadoop.shell("-chmod", "777", "/connect")  # fsspec has no user there
-    folders = ("/connect/plain", f"{hadoop.uri}/connect/url", f"{hadoop.web_uri}/connect/web", f"file://{tmp_path}")
+    folders = ("/connect/plain", f"{hadoop.uri}/connect/url", f"file://{tmp_path}")
     expected = in_each(folders, OF_TORCH | {"large": "TorchModel=2.0"})
     with clusters.connect_server(tmp_path, "local[2]", env=hadoop.environ()) as address:
         assert run("save", address, "torch,large", *folders, folder=tmp_path) == dict.fromkeys(expected)
         assert run("load", address, "torch,large", *folders, folder=tmp_path) == expected
-        elsewhere = "viewfs://view/connect"
+        elsewhere = "viewfs://view/connect"  # of which fsspec has no view
         refused = run("save", address, "large", elsewhere, folder=tmp_path)[f"{elsewhere}/large"]
         assert re.search(r"writes files only to its default file system, hdfs://.*fsspec does not", str(refused)), (
             refused
@@ -104,7 +105,9 @@ def test_a_killed_driver_leaves_the_old_one_or_the_new_one(
     hadoop: Hadoop, spark: SparkSession, tmp_path: Path, kills: int
 ) -> None:
     """Each kill interrupts eight writers, each at another moment."""
-    places = [f"{uri}/killed/{number}" for uri in (hadoop.uri, hadoop.web_uri) for number in range(4)]
+    for key, value in hadoop.views.items():
+        spark.conf.set(key, value)  # settings of the session count
+    places = [f"{uri}/killed/{number}" for uri in (hadoop.uri, "viewfs://disk") for number in range(4)]
     for _ in range(kills):
         with clusters.driver("endless_saves.py", *places, folder=tmp_path, env=hadoop.environ()) as driver:
             driver.wait_for("SAVING")
@@ -116,7 +119,24 @@ def test_a_killed_driver_leaves_the_old_one_or_the_new_one(
     for place in places:
         TorchEstimator(model=nn.Linear(1, 1), loss=nn.MSELoss(), epochs=3).write().overwrite().save(place)
         assert TorchEstimator.load(place).getEpochs() == 3
-    assert not re.search(r"\.next", hadoop.shell("-ls", "-R", "/killed")), "the next writer completes what was begun"
+    for uri in (hadoop.uri, "viewfs://disk"):
+        assert not re.search(r"\.next", hadoop.shell("-ls", "-R", f"{uri}/killed")), "the next writer completes it"
+
+
+def test_a_file_system_of_fsspec() -> None:
+    """By which a client of Spark Connect writes where its server does not. Large files are whole."""
+    for text in ("old", "new"):
+        folder = RemoteFolder("memory://models/of fsspec", FsspecFiles("memory://models/of fsspec"))
+        with folder.replaced(overwrite=True) as new:
+            (new / "inside").mkdir()
+            (new / "inside" / f"{text}.txt").write_text(text)
+            (new / MANIFEST_FILE).write_text(text)
+        with folder.fetched() as copy:
+            assert {str(file.relative_to(copy)) for file in copy.rglob("*.*")} == {f"inside/{text}.txt", MANIFEST_FILE}
+            assert (copy / "inside" / f"{text}.txt").read_text() == text
+    with pytest.raises(FileExistsError, match=r"memory://models/of fsspec is not saved.*exists already"):
+        with folder.replaced(overwrite=False):
+            pass
 
 
 def saved_model(width: int) -> TorchModel:
