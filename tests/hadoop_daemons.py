@@ -198,12 +198,12 @@ class Hadoop:
             },
         )
         self._start("resourcemanager")
-        own = ("address", "localizer.address", "webapp.address", "collector-service.address")
+        addresses_of_node = ("address", "localizer.address", "webapp.address", "collector-service.address")
         for index in range(2):
             folders = {f"yarn.nodemanager.{part}-dirs": self._folder / f"{part}{index}" for part in ("local", "log")}
             self._start(
                 f"nodemanager-{index}",
-                folders | {f"yarn.nodemanager.{part}": f"127.0.0.1:{self._port()}" for part in own},
+                folders | {f"yarn.nodemanager.{part}": f"127.0.0.1:{self._port()}" for part in addresses_of_node},
             )
 
     def _start(self, name: str, settings: Mapping[str, Any] | None = None) -> None:
@@ -213,11 +213,9 @@ class Hadoop:
             "-XX:TieredStopAtLevel=1",
             f"-Dlog4j2.configurationFile={self.conf}/log4j2.properties",
         ]
-        command += [
-            "--add-opens=java.base/java.lang=ALL-UNNAMED",
-            *(f"-D{key}={value}" for key, value in (settings or {}).items()),
-        ]
-        command += ["-cp", self._classpath, _MAIN_CLASSES[name.split("-")[0]]]
+        command += ["--add-opens=java.base/java.lang=ALL-UNNAMED", "-cp", self._classpath]
+        # Behind the class: Hadoop takes its settings from arguments, not from Java's properties.
+        command += [_MAIN_CLASSES[name.split("-")[0]], *(f"-D{key}={value}" for key, value in (settings or {}).items())]
         with open(self._folder / "logs" / f"{name}.log", "wb") as log:
             self._processes[name] = subprocess.Popen(
                 command,
