@@ -21,6 +21,7 @@ from spark_estimator.data.parquet_file import DataFile, local_form, some_rows, s
 from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of
 from spark_estimator.data.rank import shares
 from spark_estimator.data.rank.spool import Spool, spooled
+from spark_estimator.data.table_folders import check_outside_tables
 from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.store import FilesystemStore
 from spark_estimator.store.hadoop import default_filesystem
@@ -171,8 +172,8 @@ def files_at(
     Files whose names begin with ``_`` or ``.`` are none, as for Spark.
 
     Raises:
-        DataError: there are none, or the folder is divided by the values of a column, or it is a table whose log cannot
-            be read.
+        DataError: there are none, or the folder is divided by the values of a column, or it is part of a table whose
+            metadata is not read.
     """
     written = [paths] if isinstance(paths, str) else paths
     named = [local_form(path) for path in written]
@@ -192,10 +193,9 @@ def files_at(
             entries = store.entries(folder)
         except FileNotFoundError as error:
             raise DataError(f"{path}: the file or folder does not exist.{_on_the_cluster(spelling)}") from error
+        check_outside_tables(path, folder, entries, store)
         for entry in entries:
             name = entry.path.rstrip("/").rpartition("/")[2]
-            if name == ".hoodie":
-                raise DataError(f"{path} is a Hudi table, whose log lists the present files: read it with Spark.")
             if name.startswith(("_", ".")):
                 continue
             if entry.size is None:

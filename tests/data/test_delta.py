@@ -133,5 +133,5 @@ def test_a_checkpoint_of_another_format_is_refused_where_it_is_needed(table: Pat
 
 
 def test_petastorms_readers_refuse_a_table(table: Path) -> None:
-    with pytest.raises(DataError, match="is a Delta table"):
+    with pytest.raises(DataError, match="belongs to the Delta table"):
         dataset_at(str(table))

@@ -12,7 +12,6 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 
-from spark_estimator.data import delta
 from spark_estimator.data.fields import Array
 from spark_estimator.data.legacy_calendar import check_calendar, legacy_columns
 from spark_estimator.data.numbers import kind_of, numbers_of
@@ -21,6 +20,7 @@ from spark_estimator.data.parquet_file import READ_OPTIONS, DataFile, local_form
 from spark_estimator.data.petastorm.codecs import DecodedFiles
 from spark_estimator.data.petastorm.unischema import UnischemaField, field_of
 from spark_estimator.data.rank import shares
+from spark_estimator.data.table_folders import check_outside_tables
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 
@@ -191,7 +191,8 @@ def dataset_at(
     """The Parquet files below a folder, or those that are named. Folders ``name=value`` make partition columns.
 
     Raises:
-        DataError: there are none, or folders below have other names.
+        DataError: there are none, or folders below have other names, or the folder is part of a Delta, Hudi or
+            Iceberg table.
     """
     named = [local_form(path) for path in ([paths] if isinstance(paths, str) else paths)]
     if not named:
@@ -199,7 +200,6 @@ def dataset_at(
     store = store or store_for(named[0], storage_options)
     files: list[tuple[DataFile, dict[str, str]]] = []
     for path in named:
-        _check_plain(store, path)
         files += _files_below(store, store.get_full_path(path), path, {})
     if not files:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
@@ -213,15 +213,6 @@ def dataset_at(
     return DatasetFiles(tuple(file for file, _ in files), store, partitions=partitions)
 
 
-def _check_plain(store: FilesystemStore, path: str) -> None:
-    """Refuses a Delta table: files that later versions have removed are in its folder, too."""
-    if delta.is_delta(store.get_full_path(path), store):
-        raise DataError(
-            f"{path} is a Delta table, whose folder also holds removed rows, and petastorm does not read its log. Use "
-            "make_spark_converter(spark.read.format('delta').load(path)), or make_torch_dataloader(path, ...)."
-        )
-
-
 def _files_below(
     store: FilesystemStore, folder: str, path: str, values: dict[str, str]
 ) -> list[tuple[DataFile, dict[str, str]]]:
@@ -229,6 +220,8 @@ def _files_below(
         entries = store.entries(folder)
     except FileNotFoundError as error:
         raise DataError(f"{path}: the file or folder does not exist.") from error
+    if not values:
+        check_outside_tables(path, folder, entries, store)
     result = []
     for entry in sorted(entries, key=lambda item: item.path):
         name = entry.path.rstrip("/").rpartition("/")[2]
