@@ -16,7 +16,7 @@ from typing import Any
 from spark_estimator.collectives.other_launchers.launchers import foreign_job
 from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, Settings
 from spark_estimator.errors import JobTimeoutError, StartTimeoutError
-from spark_estimator.launch.job.failures import STOPPED, FailureReport, first_failure
+from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, first_failure
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.interruption import is_interruption, raise_lost_interruption, remembered_interruption
 from spark_estimator.launch.job.outcome import Outcome
@@ -202,6 +202,7 @@ class JobMonitor:
         size: number of ranks.
         waiting: called now and then until all ranks have begun, with the seconds since the start.
         clock: called now and then while nothing has failed; ends the job by raising.
+        awaits_more: whether more will soon be known of the failures, so that the job is not ended yet.
         status: the line that shows the progress of the job; None: it is not shown.
         reports: failures so far.
     """
@@ -215,6 +216,7 @@ class JobMonitor:
     size: int = 1
     waiting: Callable[[float], None] | None = None
     clock: Callable[[], None] | None = None
+    awaits_more: Callable[[], bool] | None = None
     status: StatusLine | None = None
     events: EventQueue = field(default_factory=EventQueue)
     reports: list[FailureReport] = field(default_factory=list)
@@ -244,7 +246,8 @@ class JobMonitor:
                 raise_lost_interruption()
                 if isinstance(event, Failed):
                     decide_at = self._decision_time(decide_at)
-                if decide_at is not None and time.monotonic() >= decide_at:
+                is_due = decide_at is not None and time.monotonic() >= decide_at
+                if is_due and not (self.awaits_more is not None and self.awaits_more()):
                     self.stop("after that")
                     finished = self.wait_for_the_end()
                     return
@@ -337,7 +340,8 @@ class JobMonitor:
         """Adds a report, unless its rank already has one with more detail."""
         for index, known in enumerate(self.reports):
             if known.rank == report.rank >= 0:
-                if known.kind == STOPPED != report.kind:
+                is_explained = known.kind == report.kind == LOST and report.when <= known.when
+                if known.kind == STOPPED != report.kind or is_explained:
                     self.reports[index] = report
                 return
         self.reports.append(report)

@@ -19,6 +19,7 @@ from spark_estimator.errors import (
 )
 from spark_estimator.launch.job.failures import shorten
 from spark_estimator.launch.job.spark_settings import BARRIER
+from spark_estimator.launch.spark.executor_losses import described, lost_executor
 
 _MODULES = {
     "spark_estimator": "pip install the wheel that the driver has (spark_estimator-*.whl)",
@@ -115,17 +116,6 @@ def cancelled(text: str, function: str) -> JobCancelledError | None:
     return JobCancelledError(f"{function} was cancelled in Spark, and its ranks were stopped: {reason}.")
 
 
-def lost_executor(text: str) -> tuple[int | None, str] | None:
-    """The partition whose executor was lost, if Spark's `text` names it, and why, in Spark's words; None: none was."""
-    match = re.search(r"ExecutorLostFailure \([^\n]*?\)(?: Reason: ([^\n]*))?", text)
-    if match is None:
-        return None
-    # Of a barrier stage; of another one, whose task has failed too often.
-    pattern = r"task \w+\(\d+, (\d+)\) finished unsuccessfully|Task (\d+) in stage [\d.]+ failed"
-    task = re.search(pattern, text[: match.start()])
-    return int(task[1] or task[2]) if task else None, (match[1] or "").strip().rstrip(".")
-
-
 def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
     """For an error without an explanation: the core of Spark's own message; the whole is the error's `traceback`."""
     # Not as the cause: forty lines of Java would precede the useful sentence.
@@ -133,8 +123,8 @@ def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
     if lost is None:
         text = f"Spark ended the job before the ranks could report: {telling_line(error)}"
     else:
-        why = f": {lost[1]}" if lost[1] else ""
-        text = f"a Spark executor that had ranks of {function} has died or was cut off{why}; see its log"
+        why = described(lost[1]) or "has died or was cut off"
+        text = f"a Spark executor that had ranks of {function} {why}; see its log"
     return JobFailedError(text, traceback=shorten(str(error)))
 
 

@@ -19,7 +19,7 @@ from spark_estimator.launch.job.monitor import (
     ProgressReported,
     RecordReceived,
 )
-from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.executor_losses import described, lost_executor
 from spark_estimator.observe import frames
 from spark_estimator.observe.driver_log import coloured, printable
 from spark_estimator.observe.progress import Progress
@@ -32,11 +32,12 @@ class RankEvents:
 
     Attributes:
         placed: partition -> the last frame with the rank and host of its worker.
+        vanished: partition -> when its connection ended without a farewell, by `time.monotonic`, in this order.
     """
 
     def __init__(self) -> None:
         self.placed: dict[int, dict[str, Any]] = {}
-        self._vanished: list[int] = []  # partitions
+        self.vanished: dict[int, float] = {}
 
     def take(self, partition: int, frame: Mapping[str, Any]) -> Event | None:
         """The event of a supervisor's frame; None: there is nothing to show.
@@ -57,8 +58,10 @@ class RankEvents:
             self.placed[partition] = dict(frame)
             return Begun(frame["rank"], frame["pid"]) if kind == frames.BEGUN else None
         if kind == frames.GONE:
-            self._vanished.append(partition)
-            return Failed(self._lost(partition, silent_seconds=frame.get("silent_seconds", 0)))
+            silent_seconds = frame.get("silent_seconds", 0)
+            if not silent_seconds:
+                self.vanished[partition] = time.monotonic()
+            return Failed(self._lost(partition, silent_seconds=silent_seconds))
         if kind == frames.SILENT:
             return LauncherMessage(
                 f"the supervisor of {self._lost(partition).where} has sent no heartbeat for {frame['seconds']} s: it, "
@@ -86,12 +89,21 @@ class RankEvents:
         Args:
             text: of Spark's error; the result is [] if it names no lost executor.
         """
-        lost = spark_errors.lost_executor(text)
+        lost = lost_executor(text)
         if lost is None or lost[0] not in self.placed:
             return []
         message = "was lost with it, or ended by Spark"
-        others = [replace(self._lost(other), kind=failures.STOPPED, message=message) for other in self._vanished]
-        return [self._lost(lost[0], lost[1]), *others]
+        others = [replace(self._lost(other), kind=failures.STOPPED, message=message) for other in list(self.vanished)]
+        return [self.lost(lost[0], lost[1]), *others]
+
+    def lost(self, partition: int, reason: str) -> FailureReport:
+        """Return the report on a rank whose executor Spark has lost; it precedes those on ranks that vanished with it.
+
+        Args:
+            reason: in Spark's words; "" if it gives none.
+        """
+        report = self._lost(partition, described(reason))
+        return replace(report, when=min([report.when, *list(self.vanished.values())]))
 
     def repeated(self, partition: int) -> FailureReport:
         """The report on a rank that has ended, and whose task Spark has started again."""
@@ -102,13 +114,14 @@ class RankEvents:
         )
 
     def _lost(self, partition: int, why: str = "", silent_seconds: int = 0) -> FailureReport:
-        """The report on a rank whose supervisor has vanished; `why` in Spark's words, if it gives a reason."""
+        """The report on a rank whose supervisor has vanished; `why`: what happened to its executor."""
         known = self.placed.get(partition, _UNKNOWN)
         message = "is out of contact: its Spark executor, or its host, has died or was cut off"
+        if why:
+            message = f"is out of contact: its Spark executor {why}"
         if silent_seconds:
             message = f"is out of contact: its supervisor has sent no heartbeat for {silent_seconds} s (it, its Spark "
             message += "executor or its host is frozen or was cut off)"
-        message += f" ({why})" if why else ""
         return FailureReport(
             known["rank"], printable(known["host"]), known["pid"], failures.LOST, message, when=time.monotonic()
         )

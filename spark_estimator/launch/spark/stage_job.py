@@ -38,6 +38,7 @@ from spark_estimator.launch.spark.configuration import Configuration, wanted_gpu
 from spark_estimator.launch.spark.driver_reach import address_for_executors
 from spark_estimator.launch.spark.dynamic_allocation import uses_barrier
 from spark_estimator.launch.spark.encryption_policy import encryption_of, spool_variables
+from spark_estimator.launch.spark.executor_losses import REASON_PATIENCE, FailedTasks
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.launch.spark.rank_registration import DriverRegistration, RankRegistration
@@ -149,6 +150,7 @@ class _Run:
             size=job.size,
             waiting=self._look_at_the_clock,
             clock=lambda: self._look_at_the_job(attempt),
+            awaits_more=self._awaits_reason,
         )
         self._state = run_states()
         self._ranks = RankEvents()
@@ -166,6 +168,7 @@ class _Run:
             connected=None if self._barrier else self._connected,
             earlier=self._turn.earlier,
         )
+        self._failed_tasks = FailedTasks(spark, self._reports.own_stages)
         self._start = StartMonitor(
             spark=spark,
             function=job.function,
@@ -350,6 +353,23 @@ class _Run:
         for partition in self._registration.repeated(self._connected()):
             with contextlib.suppress(queue.Full):  # it is found again; this thread empties the queue
                 self._monitor.events.put_nowait(Failed(self._ranks.repeated(partition)))
+
+    def _awaits_reason(self) -> bool:
+        """Whether Spark may yet give the reason for the loss of a rank.
+
+        It ends a barrier stage with the reason. Of another stage it starts the task again, and notes the reason.
+        """
+        cause = first_failure(self._monitor.reports)
+        if cause is None or cause.kind != failures.LOST or not self._ranks.vanished:
+            return False
+        partition, when = next(iter(self._ranks.vanished.items()))
+        if not self._barrier:
+            reason = self._failed_tasks.reason(partition)
+            if reason:
+                self._monitor.note(self._ranks.lost(partition, reason))
+            if reason is not None or not self._failed_tasks.answers:
+                return False
+        return time.monotonic() - when < REASON_PATIENCE.total_seconds()
 
     def _look_at_the_clock(self, seconds: float) -> None:
         self._registration.look_at_the_clock()

@@ -83,7 +83,7 @@ class TaskReports:
             return self._reported
         try:
             # If there are a DataFrame's rows, stages that compute them run first; they start no ranks.
-            stages = [self._tracker.getStageInfo(stage) for stage in self._own_stages() if self._starts_ranks(stage)]
+            stages = [self._tracker.getStageInfo(stage) for stage in self.own_stages() if self._starts_ranks(stage)]
         except Exception:  # a stopped session, or one that forbids Java
             return None
         return sum(int(stage.numActiveTasks + stage.numCompletedTasks) for stage in stages if stage is not None)
@@ -93,7 +93,7 @@ class TaskReports:
         if self._is_connect:
             return None
         try:
-            own_stages = self._own_stages()
+            own_stages = self.own_stages()
             active = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
         except Exception:
             return None
@@ -141,7 +141,7 @@ class TaskReports:
         if not self._has_rows:
             return False
         try:
-            active = set(self._tracker.getActiveStageIds()) & self._own_stages()
+            active = set(self._tracker.getActiveStageIds()) & self.own_stages()
             if self._connected is None:
                 return any(not self._starts_ranks(stage) for stage in active)
             stages = map(self._tracker.getStageInfo, active)
@@ -164,7 +164,8 @@ class TaskReports:
     def _tracker(self) -> Any:
         return self._spark.sparkContext.statusTracker()
 
-    def _own_stages(self) -> set[int]:
+    def own_stages(self) -> set[int]:
+        """Return the numbers of the job's stages, in a classic session."""
         # By the tag: PySpark's own tracker knows job groups only, and a job group of this package would replace the
         # notebook's.
         if has_job_tags(self._spark.sparkContext):

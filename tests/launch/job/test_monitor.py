@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -81,6 +82,23 @@ def test_a_report_that_says_more_takes_the_place_of_one_that_says_less() -> None
     for event in (report(1, failures.STOPPED), report(1), report(1, failures.STOPPED), report(-1), report(-1)):
         watch.note(event.report)
     assert [(report.rank, report.kind) for report in watch.reports] == [(1, "raised"), (-1, "raised"), (-1, "raised")]
+
+
+def test_a_job_is_not_ended_while_the_reason_of_its_failure_is_awaited() -> None:
+    job = Job((0.0, report(1, failures.LOST)))
+    reason = replace(report(1, failures.LOST).report, message="with its reason", when=0.0)
+    asked = []
+
+    def awaits_more() -> bool:
+        asked.append(len(job.stopped))
+        if len(asked) == 3:
+            job.watch.note(reason)
+        return len(asked) < 3
+
+    job.watch.awaits_more = awaits_more
+    job.watch.follow()
+    assert asked == [0, 0, 0] and job.stopped == ["after that"]
+    assert job.watch.reports[0] == reason
 
 
 def test_what_does_not_obey_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,26 +24,6 @@ from tests.launch import clusters
 JAVA = "org.apache.spark.SparkException: Job aborted due to stage failure: {}\n\tat java.lang.Thread.run(Thread.java)"
 
 
-def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
-    text = JAVA.format(
-        "Could not recover from a failed barrier ResultStage. Most recent failure reason: Stage failed because "
-        "barrier task ResultTask(4, 1) finished unsuccessfully.\nExecutorLostFailure (executor 0 exited caused by one "
-        "of the running tasks) Reason: Command exited with code 137"
-    )
-    assert spark_errors.lost_executor(text) == (1, "Command exited with code 137")
-    assert without_links(str(spark_errors.ended_by_spark(RuntimeError(text), "train()"))) == (
-        "a Spark executor that had ranks of train() has died or was cut off: Command exited with code 137; see its log"
-    )
-    often = (
-        "Task 1 in stage 3.0 failed 4 times, most recent failure: Lost task 1.3 in stage 3.0 (TID 7) (10.0.0.2 "
-        "executor 2): ExecutorLostFailure (executor 2 exited caused by one of the running tasks) Reason: worker lost"
-    )
-    assert spark_errors.lost_executor(JAVA.format(often)) == (1, "worker lost")
-    late = "Lost task 0.0 in stage 3.0: ExecutorLostFailure (executor 2 exited unrelated to the running tasks)"
-    assert spark_errors.lost_executor(JAVA.format(late)) == (None, "")
-    assert spark_errors.lost_executor(JAVA.format("out of luck")) is None
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "says"),
     [

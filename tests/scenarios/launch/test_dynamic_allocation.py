@@ -87,7 +87,7 @@ def test_what_cannot_run_is_refused(results: dict[str, Any]) -> None:
     ("how", "kind", "says"),
     [
         ("raises", "raised", "raised ValueError: rank 1 has had enough"),
-        ("executor", "lost", "is out of contact: its Spark executor, or its host, has died or was cut off"),
+        ("executor", "lost", "is out of contact: its Spark executor"),
         ("task", "lost", "is out of contact: its Spark executor, or its host, has died or was cut off"),
         ("result", "lost", ""),
     ],

@@ -52,6 +52,7 @@ from spark_estimator.launch.spark.dynamic_allocation import on_demand
 from spark_estimator.launch.spark.elastic.server import Over, SparkTask, TaskServer, link_over
 from spark_estimator.launch.spark.elastic.worker import SparkWorkerHandle
 from spark_estimator.launch.spark.encryption_policy import encryption_of
+from spark_estimator.launch.spark.executor_losses import lost_executor
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.slots import count_slots
 from spark_estimator.launch.spark.stage_job import spark_job
@@ -326,7 +327,7 @@ class _Jobs:
             function = self._server.job.function
             error = spark_errors.cancelled(text, function)
             # A lost executor is one process less, whenever it is lost.
-            if error is None and not connected and spark_errors.lost_executor(text) is None:
+            if error is None and not connected and lost_executor(text) is None:
                 error = spark_errors.explain(text) or spark_errors.ended_by_spark(over.error, function)
         else:
             for manifest in manifests_of(over.rows):

@@ -19,10 +19,12 @@ from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.results import SCHEMA, ResultRow
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic.task import ElasticTask
+from spark_estimator.launch.spark.executor_losses import FailedTasks
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_stage import rank_stage
 from spark_estimator.launch.spark.resource_profile import profile_of
 from spark_estimator.launch.spark.session import session_thread
+from spark_estimator.launch.spark.start import TaskReports
 from spark_estimator.launch.spark.task_secrecy import Parcels, unlogged
 from spark_estimator.observe.channel import read_context
 from spark_estimator.security import authentication
@@ -154,6 +156,11 @@ class SparkTask:
         if self._submitted:
             self._thread.join(patience.total_seconds())
         return self.over
+
+    def reason_of_loss(self, patience: timedelta) -> str:
+        """Return why Spark has lost the task's executor; "" if it gives no reason within that time."""
+        reports = TaskReports(self._spark, self._tag.text)
+        return FailedTasks(self._spark, reports.own_stages).wait_for_reason(0, patience)
 
     def close(self) -> None:
         """Closes the socket, once the link is no longer in use."""

@@ -22,6 +22,7 @@ from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.results import verified_value
 from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask
+from spark_estimator.launch.spark.executor_losses import described
 from spark_estimator.observe.driver_log import printable
 from spark_estimator.peer_json import parse_object
 from spark_estimator.reader_thread import ReaderThread
@@ -33,6 +34,8 @@ _ROWS = timedelta(seconds=30)
 _FAREWELL = timedelta(seconds=4)
 # After the end of a connection: how long Spark may take to report whether a user has cancelled the task.
 _SPARK_SAYS = timedelta(seconds=0.5)
+# After that: for the reason why the executor was lost. The next round begins later by as much.
+_REASON = timedelta(seconds=2)
 
 
 class SparkJobs(Protocol):
@@ -174,6 +177,9 @@ class SparkWorkerHandle:
                 over = self._task.wait(_SPARK_SAYS)
                 if over is not None:
                     self._jobs.ended_by_spark(over, connected=True)
+                elif error is None or isinstance(error, OSError):
+                    happened = described(self._task.reason_of_loss(_REASON))
+                    why = f"its Spark executor {happened}" if happened else why
             there.lost(why)
             self._task.hang_up()
 

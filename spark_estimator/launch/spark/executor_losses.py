@@ -1,0 +1,164 @@
+"""Says why Spark has lost an executor: the reasons of YARN, Kubernetes and standalone masters, and what helps."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator.observe.driver_log import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql import SparkSession
+
+#: How long a cluster manager may take to report why an executor has ended. YARN reports it with its next heartbeats;
+#: a standalone master within five seconds.
+REASON_PATIENCE = timedelta(seconds=10)
+_ASK_EVERY = timedelta(seconds=0.2)
+_MOST_CHARACTERS = 500
+_MOST_TASKS = 1 << 20
+_MEMORY = (
+    "The rank's process is outside of the executor's JVM: raise spark.executor.memoryOverhead, or run fewer ranks on "
+    "an executor"
+)
+_TAKEN_AWAY = "Restart after such a loss with max_restarts, or run an elastic job, which continues without the rank"
+_NODE = "Look at the node's state. max_restarts starts all ranks anew; an elastic job continues without the rank"
+#: Exit codes of Spark's own executors (org.apache.spark.executor.ExecutorExitCode): what they mean, and what helps.
+_EXIT_CODES = {
+    50: ("an exception that nothing caught", "The executor's log has it"),
+    52: ("the JVM had no memory left", "Raise spark.executor.memory"),
+    53: ("no folder could be made on its disk", "Look at spark.local.dir and the disk"),
+    56: ("its heartbeats did not reach the driver", "Look at the network, and at pauses of the JVM"),
+}
+_HELP_AFTER_SIGNAL = {
+    signal.SIGKILL: "If no person sent it, the kernel or the container had no memory left. " + _MEMORY,
+    signal.SIGTERM: "The cluster manager, or a person, has asked it to end. " + _TAKEN_AWAY,
+}
+_CODE = re.compile(r"(?:exited with code|exit code|exit status:|executor exit code) \(?(-?\d+)", re.IGNORECASE)
+_OF_CONTAINERS = " The API gave the following container statuses"
+
+
+def described(reason: str) -> str:
+    """Return what has happened to an executor, as the rest of a sentence on it, and a second sentence on what helps.
+
+    Args:
+        reason: in Spark's words, one line or several; "" where it gives none.
+
+    Returns:
+        Without a full stop at the end; "" if the reason says no more than that the executor is gone.
+    """
+    text = printable(" ".join(reason.split())).rstrip(" .")
+    if not text or re.match(r"Remote RPC client disassociated|Pending loss reason|Executor Process Lost", text):
+        return ""
+    for describe in (_of_memory_limit, _taken_away, _of_node, _of_exit):
+        if found := describe(text):
+            return ". ".join(part for part in found if part)
+    return f"was lost ({_core(text)})"
+
+
+def _of_memory_limit(text: str) -> tuple[str, str] | None:
+    if match := re.search(
+        r"killed by YARN for exceeding (\w+) memory limits\.?\s*(?:([^.]*?\d.*? memory used))?", text
+    ):
+        used = f" ({match[2]})" if match[2] else ""
+        more = "; or set yarn.nodemanager.vmem-check-enabled=false on the NodeManagers" if match[1] == "virtual" else ""
+        return f"was killed by YARN for exceeding its container's {match[1]} memory limit{used}", _MEMORY + more
+    if "OOMKilled" in text:
+        return f"was killed by Kubernetes for exceeding its container's memory limit ({_core(text)})", _MEMORY
+    if match := re.search(r"brief reason: Evicted(?: The API gave the following message: (.*?))?(?= The API|$)", text):
+        help_text = _MEMORY if "memory" in (match[1] or "") else "Ask for as much of it as the ranks use"
+        return f"was evicted by Kubernetes ({(match[1] or 'no message').rstrip('. ')[:_MOST_CHARACTERS]})", help_text
+    return None
+
+
+def _taken_away(text: str) -> tuple[str, str] | None:
+    if re.search(r"was preempted|Preempt(?:ed|ing)", text):
+        return f"was preempted: the cluster gave its resources to others ({_core(text)})", _TAKEN_AWAY
+    if re.search(r"decommission", text, re.IGNORECASE):
+        return f"was decommissioned ({_core(text)})", _TAKEN_AWAY
+    if re.search(r"deleted by a user or the framework|explicit termination request|YARN event|killed by driver", text):
+        return f"was ended from outside ({_core(text)})", _TAKEN_AWAY
+    return None
+
+
+def _of_node(text: str) -> tuple[str, str] | None:
+    if re.search(r"\*lost\* node|NodeLost|node shutdown|[Ww]orker lost|worker.*got disassociated", text):
+        return f"was lost with its node ({_core(text)})", _NODE
+    if re.search(r"heartbeat timed out|no recent heartbeats", text, re.IGNORECASE):
+        return f"is frozen or cut off ({_core(text)})", _NODE
+    return None
+
+
+def _of_exit(text: str) -> tuple[str, str] | None:
+    match = _CODE.search(text)
+    if match is None:
+        return None
+    code = int(match[1])
+    if code > 128 and code - 128 in list(signal.Signals):
+        name = signal.Signals(code - 128)
+        return f"was killed by signal {name.value} ({name.name}; {_core(text)})", _HELP_AFTER_SIGNAL.get(name, "")
+    meaning, help_text = _EXIT_CODES.get(code, ("", "Its log has more"))
+    return f"has ended with exit code {code} ({meaning or _core(text)})", help_text
+
+
+def _core(text: str) -> str:
+    """Return Spark's words, without the states of containers, cut to a length that is readable inside a sentence."""
+    text = text.partition(_OF_CONTAINERS)[0].rstrip(" .")
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " ..."
+
+
+def lost_executor(text: str) -> tuple[int | None, str] | None:
+    """The partition whose executor was lost, if Spark's `text` names it, and why, in Spark's words; None: none was."""
+    # Kubernetes' reasons have many lines, the first of which is empty.
+    end = r"(?=\n\s+at |\n+(?:Driver|JVM) stacktrace:|\n+Caused by: |\Z)"
+    match = re.search(rf"ExecutorLostFailure \([^\n]*?\)(?: Reason: (.*?))?{end}", text, re.DOTALL)
+    if match is None:
+        return None
+    # Of a barrier stage; of another one, whose task has failed too often.
+    pattern = r"task \w+\(\d+, (\d+)\) finished unsuccessfully|Task (\d+) in stage [\d.]+ failed"
+    task = re.search(pattern, text[: match.start()])
+    return int(task[1] or task[2]) if task else None, (match[1] or "").strip().rstrip(".")
+
+
+class FailedTasks:
+    """Asks a classic session's status store how tasks have failed.
+
+    Args:
+        stages: returns the numbers of the stages whose tasks are meant.
+
+    Attributes:
+        answers: False: Spark Connect, which has no such store.
+    """
+
+    def __init__(self, spark: SparkSession, stages: Callable[[], Iterable[int]]) -> None:
+        self._spark: Any = spark
+        self._stages = stages
+        self.answers = not type(spark).__module__.startswith("pyspark.sql.connect")
+
+    def reason(self, partition: int) -> str | None:
+        """Return why the executor of a task was lost; "" if Spark gives no reason; None: no failure is known yet."""
+        if not self.answers:
+            return None
+        try:
+            store = self._spark.sparkContext._jsc.sc().statusStore()
+            for stage in self._stages():
+                tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), _MOST_TASKS)
+                for number in range(tasks.size()):
+                    task = tasks.apply(number)
+                    if task.index() == partition and task.errorMessage().isDefined():
+                        lost = lost_executor(str(task.errorMessage().get()))
+                        return "" if lost is None else lost[1]
+        except Exception:  # a stopped session, one that forbids Java, or a store that is a moment behind
+            return None
+        return None
+
+    def wait_for_reason(self, partition: int, patience: timedelta) -> str:
+        """Return the reason once the task has failed; "" if Spark gives none within that time."""
+        deadline = time.monotonic() + patience.total_seconds()
+        while (reason := self.reason(partition)) is None and self.answers and time.monotonic() < deadline:
+            time.sleep(_ASK_EVERY.total_seconds())
+        return reason or ""
