@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,15 +41,15 @@ class Fields:
 
 
 class LabelError(Exception):
-    """The loss of one label failed in a trial; the framework's error is the cause.
+    """The losses of labels failed in a trial.
 
     Attributes:
-        label: its number.
+        errors: by the number of the label, the framework's error.
     """
 
-    def __init__(self, label: int) -> None:
-        super().__init__(label)
-        self.label = label
+    def __init__(self, errors: Mapping[int, Exception]) -> None:
+        super().__init__(errors)
+        self.errors = errors
 
 
 class Trial(Protocol):
@@ -76,7 +76,7 @@ class Trial(Protocol):
 
         Raises:
             DataError: other types would fail, too.
-            LabelError: another type of that label is tried next.
+            LabelError: another type of those labels is tried next.
             Exception: the framework's error; other types of all fields are tried next.
         """
 
@@ -118,7 +118,7 @@ def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Seque
             except DataError:
                 raise
             except LabelError as error:
-                first_error = first_error or _cause(error)
+                first_error = first_error or next(iter(error.errors.values()))
             except Exception as error:
                 first_error, is_named = first_error or error, False
         if is_named:
@@ -143,25 +143,20 @@ def _run(trial: Trial, rows: pyarrow.RecordBatch, fields: Fields, choices: Seque
     """Return the fields with which the trial succeeds, where a label whose loss fails has its last type.
 
     Raises:
-        LabelError: no type of that label fits; the error is that of its first type.
+        LabelError: no type of a label fits; the error is that of its first type.
     """
-    failures: dict[int, LabelError] = {}
+    failures: dict[int, Exception] = {}
     while True:
         try:
             return replace(fields, outputs=trial.run(rows, fields))
         except LabelError as error:
-            first = failures.setdefault(error.label, error)
-            last = choices[error.label][-1]
-            if fields.labels[error.label] == last:
-                raise first from first.__cause__
-            labels = (*fields.labels[: error.label], last, *fields.labels[error.label + 1 :])
-            fields = replace(fields, labels=labels)
-
-
-def _cause(error: LabelError) -> Exception:
-    """Return the framework's error."""
-    cause = error.__cause__
-    return cause if isinstance(cause, Exception) else error
+            labels = list(fields.labels)
+            for number, cause in error.errors.items():
+                first = failures.setdefault(number, cause)
+                if labels[number] == choices[number][-1]:
+                    raise LabelError({number: first}) from first
+                labels[number] = choices[number][-1]
+            fields = replace(fields, labels=tuple(labels))
 
 
 def _fields_by_name(sample: RowSample, trial: Trial) -> Fields:

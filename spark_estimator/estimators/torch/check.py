@@ -71,8 +71,8 @@ class TorchTrial(ModuleTrial):
                 if isinstance(error, RuntimeError):
                     _check_types(model, error)
                     _check_width(model, fields, error)
-                failing = _failing_label(self._parts, model, tensors[:count], labels)
-                if failing is not None:
+                failing = _failing_labels(self._parts, model, tensors[:count], labels)
+                if failing:
                     raise LabelError(failing) from error
                 raise
             if loss.numel() != 1:
@@ -106,20 +106,21 @@ class TorchTrial(ModuleTrial):
         return widths
 
 
-def _failing_label(parts: TorchParts, model: nn.Module, inputs: Tensors, labels: Tensors) -> int | None:
-    """Return the number of the first label whose loss raises; None: the model does, or no loss."""
+def _failing_labels(parts: TorchParts, model: nn.Module, inputs: Tensors, labels: Tensors) -> dict[int, Exception]:
+    """Return the errors of all losses that raise, by the number of the label; {}: the model does, or no loss."""
     try:
         outputs = outputs_of(model, inputs)
     except Exception:
-        return None
+        return {}
+    failing: dict[int, Exception] = {}
     for place, (loss, output, label) in enumerate(
         zip(parts.losses, outputs, shaped(parts, outputs, labels), strict=True)
     ):
         try:
             loss(output, label)
-        except Exception:
-            return place
-    return None
+        except Exception as error:
+            failing[place] = error
+    return failing
 
 
 def _check_types(model: nn.Module, error: Exception) -> None:

@@ -92,4 +92,4 @@ def test_what_would_fail_on_the_ranks_fails_here(net: nn.Module, loss: Any, metr
 def test_the_label_whose_loss_fails_is_named() -> None:
     with pytest.raises(LabelError) as caught:
         run(nn.Linear(3, 2), nn.CrossEntropyLoss())  # whose labels are integers
-    assert caught.value.label == 0 and "Long" in str(caught.value.__cause__)
+    assert list(caught.value.errors) == [0] and "Long" in str(caught.value.errors[0])
