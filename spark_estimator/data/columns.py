@@ -237,7 +237,7 @@ def _find(schema: StructType, name: str) -> tuple[DataType, str]:
     if schema.names.count(name) > 1:
         raise DataError(f"there are {schema.names.count(name)} columns named {name!r}: rename all but one of them.")
     if name in schema.names:
-        return schema[name].dataType, quoted(name)
+        return schema.fields[schema.names.index(name)].dataType, quoted(name)  # schema[name] is a loop in Python
     current: Any = schema
     path = []
     for part in name.split("."):
@@ -261,11 +261,14 @@ def check_names(frame: DataFrame, names: Iterable[str]) -> None:
         DataError: the text names the columns.
     """
     there = frame.columns
+    same_names: dict[str, list[str]] = {}
+    for column in there:
+        same_names.setdefault(column.lower(), []).append(column)
     for name in names:
-        column = name if name in there else name.partition(".")[0]
-        same = [other for other in there if other.lower() == column.lower()]
-        if there.count(column) > 1:
-            raise DataError(f"there are {there.count(column)} columns named {column!r}: rename all but one of them.")
+        column = name if name in same_names.get(name.lower(), ()) else name.partition(".")[0]
+        same = same_names.get(column.lower(), [])
+        if same.count(column) > 1:
+            raise DataError(f"there are {same.count(column)} columns named {column!r}: rename all but one of them.")
         if len(same) > 1 and frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
             raise DataError(
                 f"the columns {' and '.join(map(repr, same))} have the same name to Spark: rename all but one of them, "

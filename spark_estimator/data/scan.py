@@ -60,7 +60,7 @@ def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> Dat
     strange = [column for column in columns if not is_exact(column.kind)]
     if strange:
         raise ThroughSpark(f"column {strange[0].name!r} is of type {strange[0].kind}, which Spark converts")
-    top = frame.schema.names
+    top = set(frame.schema.names)
     nested = [column.name for column in columns if column.name not in top]
     if nested:
         raise ThroughSpark(f"{nested[0]!r} is a field of a struct")
@@ -109,9 +109,10 @@ def files_of(frame: DataFrame, columns: Sequence[str] | None = None) -> DataFile
     Raises:
         DataError: it is not known to be just files; the text has the reason, and what to do.
     """
-    names = frame.schema.names if columns is None else columns
+    schema = frame.schema
+    names = schema.names if columns is None else columns
     try:
-        return just_files(frame, [readable(frame.schema, name) for name in names], tasks=2)
+        return just_files(frame, [readable(schema, name) for name in names], tasks=2)
     except ThroughSpark as reason:
         raise DataError(
             f"the rows of this DataFrame cannot be read from files: {reason}. Write it, df.write.parquet(path), and "
@@ -158,6 +159,7 @@ def _of_connect(frame: Any) -> list[str]:
     from pyspark.sql.connect import plan as plans
 
     plan: Any = frame._plan
+    top = set(frame.schema.names)
     for _ in range(_MOST_NODES):
         if type(plan) is plans.DataSource:
             break
@@ -168,7 +170,7 @@ def _of_connect(frame: Any) -> list[str]:
             if type(expression) is not expressions.ColumnReference or expression._is_metadata_column:
                 raise ThroughSpark("one of its columns is computed or renamed")
             name = expression._unparsed_identifier
-            if name not in frame.schema.names or not name.isidentifier():
+            if name not in top or not name.isidentifier():
                 raise ThroughSpark(f"its column {name!r} may be a field of a struct")
         plan = plan._child
     else:

@@ -36,6 +36,7 @@ class Joined:
     def of(cls, fields: Sequence[Field]) -> Joined:
         """Puts narrow fields of one type together."""
         members: list[list[Field]] = []
+        widths: list[int] = []
         group_of: dict[str, int] = {}
         places = []
         for field in fields:
@@ -43,17 +44,21 @@ class Joined:
             if number is None:
                 number = len(members)
                 members.append([])
+                widths.append(0)
                 if field.row_bytes <= _NARROW_BYTES:
                     group_of[field.dtype] = number
-            places.append((number, sum(member.width for member in members[number])))
+            places.append((number, widths[number]))
             members[number].append(field)
+            widths[number] += field.width
         return cls(tuple(fields), tuple(_side_by_side(member) for member in members), tuple(places))
 
     def only(self, names: Sequence[str]) -> tuple[list[int], Joined]:
         """Some of the fields: the numbers of the stored fields that they are in, and these alone."""
-        chosen = [each for each in zip(self.fields, self.places, strict=True) if each[0].name in names]
+        wanted = set(names)
+        chosen = [each for each in zip(self.fields, self.places, strict=True) if each[0].name in wanted]
         numbers = sorted({number for _, (number, _) in chosen})
-        places = tuple((numbers.index(number), start) for _, (number, start) in chosen)
+        position = {number: place for place, number in enumerate(numbers)}
+        places = tuple((position[number], start) for _, (number, start) in chosen)
         return numbers, Joined(
             tuple(field for field, _ in chosen), tuple(self.stored[number] for number in numbers), places
         )

@@ -6,6 +6,7 @@ A `Source` is a DataFrame, a set of Parquet files, or what a transformation make
 
 from __future__ import annotations
 
+import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -238,9 +239,13 @@ class FrameSource(_Untransformed):
                 lengths.append(8 * functions.size(column))
         if not lengths:
             return 0
-        total = functions.lit(0)
-        for length in lengths:
-            total = total + functions.greatest(functions.coalesce(length, functions.lit(0)), functions.lit(0))
+        known = [
+            functions.greatest(functions.coalesce(length, functions.lit(0)), functions.lit(0)) for length in lengths
+        ]
+        # Not a sum of sums: Spark's analysis of a thousand nested expressions ends in a StackOverflowError.
+        total = functions.aggregate(
+            functions.array(*(length.cast("bigint") for length in known)), functions.lit(0).cast("bigint"), operator.add
+        )
         longest = frame.agg(functions.max(total)).first()
         return int((longest[0] if longest is not None else 0) or 0)
 
