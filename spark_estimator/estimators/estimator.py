@@ -254,7 +254,6 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         checks.batch_frame("fit()", dataset)
         backends.warn_without_store(value)
         check_connect(dataset.sparkSession)
-        model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
         plan = plan_frame(
             dataset,
             request,
@@ -265,6 +264,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             limited=self._limits() is not None,
             spare_store=value("store"),
         )
+        # Not before: the step on the first rows may have built layers, and the optimizer's state.
+        model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
         if plan.source.rows is not None and not takes_rows:
             raise ValueError(
                 f"backend={backend!r} starts the ranks with its own run(), so Spark's tasks can't send them "

@@ -18,10 +18,11 @@ from spark_estimator.estimators.keras.arrays import (
     input_shapes,
     outputs_of,
 )
-from spark_estimator.estimators.keras.objects import Recipe, loaded, opened, rng_state_kept
+from spark_estimator.estimators.keras.objects import Recipe, loaded, opened, rng_state_kept, values_of
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.rows.shapes import Fields, class_error, first_rows_name, not_finite, shown
 from spark_estimator.keras.importing import backend, keras_of
+from spark_estimator.keras.optimizers import variables_of
 
 
 class KerasTrial:
@@ -30,6 +31,9 @@ class KerasTrial:
     Args:
         model: the user's; it is only inspected.
         custom: the user's classes and functions.
+
+    Attributes:
+        state_bytes: of the model's and its optimizer's variables after a step; 0 before `run`.
     """
 
     by_name = False
@@ -40,6 +44,7 @@ class KerasTrial:
         self._custom = custom
         self.floating = "float64" if keras_of(model).backend.floatx() == "float64" else "float32"
         self.takes = f"the model {model.name!r}"
+        self.state_bytes = 0
 
     def positional(self) -> tuple[int, float]:
         """See `shapes.Trial.positional`."""
@@ -77,6 +82,8 @@ class KerasTrial:
             if backend(model) != "jax":
                 model.run_eagerly = True  # a step of a graph would have to be made first
             logs = model.train_on_batch(inputs, targets, sample_weight=weight, return_dict=True)
+            variables = [*model.weights, *variables_of(model.optimizer)]
+            self.state_bytes = sum(values_of([variable])[0].nbytes for variable in variables)
         loss = float(numpy.asarray(logs["loss"])) if "loss" in logs else 0.0
         if not math.isfinite(loss):
             raise DataError(

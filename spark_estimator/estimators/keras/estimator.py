@@ -105,9 +105,14 @@ class _KerasTraining:
         self.output_kinds: Sequence[OutputKind] = output_kinds
         # Keras 2's optimizers do not show what passes have gathered.
         self.recovers = parts.backend != "tf_keras" or value("backward_passes_per_step") == 1
-        self.state_bytes = len(parts.model)
-        self.trial: Trial = KerasTrial(parts, self._model, self.custom)
+        self._trial = KerasTrial(parts, self._model, self.custom)
+        self.trial: Trial = self._trial
         self.train: Callable[[TrainSpec], TrainResult | None] = keras_start.train
+
+    @property
+    def state_bytes(self) -> int:
+        """See `estimator.FrameworkTraining`: of the model with the state of its optimizer, which is saved with it."""
+        return self._trial.state_bytes or len(self.framework.model)
 
     def digest(self) -> str:
         """See `estimator.FrameworkTraining.digest`."""

@@ -41,17 +41,26 @@ def check_room(spark: SparkSession, model_bytes: int, store: Store | None) -> No
     """
     if store is not None:
         return
-    conf = Configuration(spark)
-    setting = conf.get("spark.driver.memory")
-    memory = parsed_memory(setting or "1g")
+    memory = driver_memory(spark)
     if memory is None or model_bytes * _COPIES <= memory:
         return
     raise PreflightError(
         f"the model has {model_bytes / 2**20:.0f} MiB. To return it through Spark, the driver's JVM needs about "
-        f"{_COPIES} times as much memory, and has {setting or '1g'} (spark.driver.memory). Set "
+        f"{_COPIES} times as much memory, and has {memory >> 20} MiB (spark.driver.memory). Set "
         "store=Store.create('/path') to a path that the driver and the executors can read and write, or start the "
         f"session with spark.driver.memory={model_bytes * _COPIES // 2**30 + 1}g."
     )
+
+
+def driver_memory(spark: SparkSession) -> int | None:
+    """Return the bytes of memory that the driver's JVM may use; None if a setting is not understood.
+
+    The JVM of a classic session is asked: `spark.driver.memory` has no effect on one that runs already.
+    """
+    try:
+        return int(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory())  # type: ignore[union-attr]
+    except Exception:  # Spark Connect, or a session that forbids Java
+        return parsed_memory(Configuration(spark).get("spark.driver.memory") or "1g")
 
 
 def parsed_memory(text: str) -> int | None:

@@ -21,8 +21,8 @@ from tests.estimators.specs import X, Y
 FIELDS = Fields((X,), (Y,), None)
 
 
-def trial_of(net: Any, loss: Any = "mse") -> KerasTrial:
-    estimator = KerasEstimator(model=net, optimizer="sgd", loss=loss, label_cols=["y"])
+def trial_of(net: Any, loss: Any = "mse", optimizer: str = "sgd") -> KerasTrial:
+    estimator = KerasEstimator(model=net, optimizer=optimizer, loss=loss, label_cols=["y"])
     return KerasTrial(parts_of(estimator._value)[0], net, {})
 
 
@@ -43,6 +43,13 @@ def test_a_step_leaves_the_model_as_it_is() -> None:
     trial = trial_of(net, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     assert trial.positional() == (1, 1) and trial.run(rows(), FIELDS) == (2,)
     assert all(numpy.array_equal(value, other) for value, other in zip(before, net.get_weights(), strict=True))
+
+
+def test_the_optimizer_s_state_counts_as_part_of_the_model_that_comes_back() -> None:
+    trial = trial_of(network(1), optimizer="adam")
+    trial.run(rows(), FIELDS)
+    weights = 4 * 4
+    assert 3 * weights <= trial.state_bytes <= 3 * weights + 16, "two moments of each weight, a rate and a step"
 
 
 def test_what_would_fail_on_the_ranks_fails_here() -> None:
