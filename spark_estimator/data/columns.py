@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _SPARK_TYPES = {"int64": "bigint", "float32": "float", "float64": "double"}
 _SCALARS = ("long", "float", "double")
+#: The Spark types of scalars that are sent side by side in one array.
+PACKED_TYPES = tuple(_SPARK_TYPES.values())
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,20 @@ class Readable:
     def cast(self, dtype: str) -> Column:
         """The Spark expression of the column for a tensor of `dtype`."""
         assert self.expression is not None, self.name
+        spark_type = self.type_for(dtype)
+        return self.expression if spark_type == "binary" else self.expression.cast(spark_type)
+
+    def type_for(self, dtype: str) -> str:
+        """Return the Spark type of `cast`."""
         if self.kind == "binary":
-            return self.expression
+            return "binary"
         if self.ids:
             spark_type = "string" if is_text(self.kind.removeprefix("array<")) else "bigint"
-            return self.expression.cast(f"array<{spark_type}>" if self.is_array else spark_type)
-        # Whole numbers are made of others in the spool, where a fraction would be noticed.
-        fractions = dtype == "int64" and self.dtype != "int64"
-        spark_type = "double" if fractions else _SPARK_TYPES[dtype]
-        return self.expression.cast(f"array<{spark_type}>" if self.is_array else spark_type)
+        else:
+            # Whole numbers are made of others in the spool, where a fraction would be noticed.
+            fractions = dtype == "int64" and self.dtype != "int64"
+            spark_type = "double" if fractions else _SPARK_TYPES[dtype]
+        return f"array<{spark_type}>" if self.is_array else spark_type
 
 
 def raw(schema: StructType, name: str) -> Readable:

@@ -15,7 +15,7 @@ import pyarrow.compute
 from pyspark.ml.util import MLReadable, MLWritable
 
 from spark_estimator.data.categories import CategoryEncoder, encoders_of
-from spark_estimator.data.columns import category, check_names, raw, readable
+from spark_estimator.data.columns import PACKED_TYPES, category, check_names, raw, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import checks, params
@@ -210,26 +210,40 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
     def _batches_predicted(self, dataset: DataFrame) -> Any:
         """A column with a struct of the predictions."""
+        from pyspark.sql import functions
+
         inputs = self._renamed_inputs()
-        columns: list[Column] = []
         schema = dataset.schema  # Spark Connect copies it at each access
         decoders, encoders = self._decoders(), self._encoders(inputs)
+        columns: list[Column] = []
+        numbers_of_type: dict[str, list[int]] = {}
         for field in inputs:
             for name, trained_name in zip(field.names, field.columns, strict=True):
                 if trained_name in encoders:
-                    columns.append(category(schema, name, encoders[trained_name]).cast(field.dtype))
-                    continue
-                # Arrays that exist already are read as such.
-                is_bytes = trained_name in decoders and raw(schema, name).kind == "binary"
-                columns.append(readable(schema, name, is_bytes).cast(field.dtype))
+                    column = category(schema, name, encoders[trained_name])
+                else:
+                    # Arrays that exist already are read as such.
+                    is_bytes = trained_name in decoders and raw(schema, name).kind == "binary"
+                    column = readable(schema, name, is_bytes)
+                kind = column.type_for(field.dtype)
+                # One argument for all numbers of a type: Spark compares each argument with all others.
+                packs = hasattr(functions, "arrow_udf") and kind in PACKED_TYPES
+                numbers_of_type.setdefault(kind if packs else f"{len(columns)}", []).append(len(columns))
+                columns.append(column.cast(field.dtype))
+        packed = tuple(map(tuple, numbers_of_type.values()))
+        arguments = [
+            functions.array(*(columns[number] for number in numbers)) if len(numbers) > 1 else columns[numbers[0]]
+            for numbers in packed
+        ]
         predictor = self._predictor(inputs, decoders)
         predictor = replace(
             predictor,
             columns=self._prediction_columns(),
             encoders=encoders,
             null_values=self._null_values(inputs),
+            packed=packed,
         )
-        return udf_of(predictor.sent_by(dataset.sparkSession), len(columns))(*columns)
+        return udf_of(predictor.sent_by(dataset.sparkSession), len(arguments))(*arguments)
 
     def _row_function(self) -> RowFunction | None:
         """The function that predicts row by row, from a subclass's `get_prediction_fn`; None: predict batches."""

@@ -54,6 +54,8 @@ class Predictor(ABC):
         null_values: the numbers that replace null and NaN, by the names of `inputs`' columns.
         file: the name of the file with the payload (`model_file`), and no payload; empty: none was sent.
         zone: of times in frames that have none, where there is no session: that of the training's session.
+        packed: [arguments of Spark's function] the numbers of the columns that an argument has: one, or those of the
+            scalars of which each row is an array. Empty: each argument is a column.
     """
 
     payload: bytes = field(repr=False)
@@ -69,6 +71,7 @@ class Predictor(ABC):
     null_values: Mapping[str, float] = field(default_factory=dict)
     file: str = ""
     zone: str = "UTC"
+    packed: tuple[tuple[int, ...], ...] = ()
 
     @abstractmethod
     def loaded(self) -> Any:
@@ -203,7 +206,7 @@ class Predictor(ABC):
 
     def arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
         """For an Arrow UDF over an iterator: each batch is a tuple of arrays."""
-        return map(self.predictions, batches)
+        return (self.predictions(unpacked(batch, self.packed)) for batch in batches)
 
     def pandas_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same for a pandas UDF, in Spark versions that have no Arrow UDFs."""
@@ -248,6 +251,19 @@ class Predictor(ABC):
     @property
     def _columns(self) -> list[str]:
         return [column for field in self.inputs for column in field.columns]
+
+
+def unpacked(arguments: Sequence[pyarrow.Array], packed: Sequence[Sequence[int]]) -> Sequence[pyarrow.Array]:
+    """Return [columns] the columns in Spark's arguments; see `Predictor.packed`."""
+    if not packed:
+        return arguments
+    columns: dict[int, pyarrow.Array] = {}
+    for argument, numbers in zip(arguments, packed, strict=True):
+        values = argument if len(numbers) == 1 else argument.flatten()
+        first = numpy.arange(len(argument)) * len(numbers)
+        for place, number in enumerate(numbers):
+            columns[number] = values if len(numbers) == 1 else values.take(pyarrow.array(first + place))
+    return [columns[number] for number in range(len(columns))]
 
 
 def spread(struct: pyarrow.StructArray, mask: Array) -> pyarrow.StructArray:

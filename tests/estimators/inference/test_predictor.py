@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy
 import pandas
+import pyarrow
 import pytest
+import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchModel
 from spark_estimator.data.fields import Field
+from spark_estimator.estimators.inference.predictor import unpacked
 from tests.estimators.conftest import line_rows, linear
 from tests.estimators.torch_models import expected, model_of
 
@@ -62,3 +65,26 @@ def test_predict_reads_pandas_as_spark_does() -> None:
     frame = pandas.DataFrame({"t": pandas.to_datetime([1_700_000_001], unit="s")})
     assert model.predict(frame).tolist() == [[1_700_000_001.0]]
     assert model.predict({"t": numpy.array([2.0, 3.0])}).tolist() == [[2.0], [3.0]]
+
+
+def test_columns_that_were_sent_side_by_side_are_taken_apart() -> None:
+    whole, text = pyarrow.array([1, None, 3]), pyarrow.array(["a", "b", None])
+    floats = pyarrow.array([[0.5, None], [1.5, 2.5], [3.5, 4.5]], pyarrow.list_(pyarrow.float32()))
+    columns = unpacked([whole.slice(1), floats.slice(1), text.slice(1)], ((1,), (0, 3), (2,)))
+    assert [column.to_pylist() for column in columns] == [[1.5, 3.5], [None, 3], ["b", None], [2.5, 4.5]]
+    assert unpacked([floats], ((0, 1),))[1].to_pylist() == [None, 2.5, 4.5]
+    assert unpacked([whole], ()) == [whole]
+
+
+def test_many_columns_with_nulls_predict_as_single_ones(spark: SparkSession) -> None:
+    """Scalars around an array, and a row with null."""
+    net = nn.Linear(5, 1, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0, 10.0, 100.0, 1000.0, 10000.0]]))
+    names = ("a", "b", "v", "c")
+    field = Field(names, ("c0", "c1", "c2", "c3"), (1, 1, 2, 1), "float32", (5,))
+    params = {"feature_columns": list(names), "label_columns": ["y"]}
+    model = TorchModel(model=net, inputs=[field], outputs=[1], label_types=["double"], **params)
+    rows = [(1, 2.0, [3.0, 4.0], 5.0), (1, None, [3.0, 4.0], 5.0), (0, 1.0, [0.0, 0.0], 2.0)]
+    frame = spark.createDataFrame(rows, "a int, b double, v array<float>, c float")
+    assert [row.y__output for row in model.transform(frame).collect()] == [54321.0, None, 20010.0]

@@ -182,7 +182,7 @@ def lost_executors(folder: Path, kind: str, settings: dict[str, str]) -> dict[st
         with clusters.connect_server(folder, master, settings) as address:
             return run_driver(folder, address, "fixed", "SIGKILL")
     words = [f"{name}={value}" for name, value in settings.items()]
-    return run_driver(folder, master, "fixed,elastic", "SIGKILL,SIGTERM" if kind == "barrier" else "SIGKILL", *words)
+    return run_driver(folder, master, "fixed,elastic", "SIGKILL" if kind == "barrier" else "SIGTERM", *words)
 
 
 def run_driver(folder: Path, *arguments: str) -> dict[str, str]:
