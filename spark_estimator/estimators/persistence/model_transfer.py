@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: A model of more bytes is put into the store, where there is one.
 LARGE = 16 << 20
 # The memory of Java's that a model needs, in its own bytes.
-_COPIES = 8
+_COPIES = 10
 _UNITS = {"": 20, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 

@@ -143,18 +143,20 @@ class FailedTasks:
         """Return why the executor of a task was lost; "" if Spark gives no reason; None: no failure is known yet."""
         if not self.answers:
             return None
+        failed: dict[int, str] = {}  # attempt -> the error
         try:
             store = self._spark.sparkContext._jsc.sc().statusStore()
             for stage in self._stages():
                 tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), _MOST_TASKS)
-                for number in range(tasks.size()):
-                    task = tasks.apply(number)
+                for task in (tasks.apply(number) for number in range(tasks.size())):
                     if task.index() == partition and task.errorMessage().isDefined():
-                        lost = lost_executor(str(task.errorMessage().get()))
-                        return "" if lost is None else lost[1]
+                        failed[task.attempt()] = str(task.errorMessage().get())
         except Exception:  # a stopped session, one that forbids Java, or a store that is a moment behind
             return None
-        return None
+        if not failed:
+            return None
+        lost = lost_executor(failed[max(failed)])
+        return "" if lost is None else lost[1]
 
     def wait_for_reason(self, partition: int, patience: timedelta) -> str:
         """Return the reason once the task has failed; "" if Spark gives none within that time."""

@@ -32,9 +32,11 @@ def test_amounts_of_memory(text: str, amount: int | None) -> None:
 
 
 def test_what_could_not_come_back_is_refused_before_it_trains(spark: SparkSession, tmp_path: Path) -> None:
-    memory = model_transfer.parsed_memory(spark.conf.get("spark.driver.memory", None) or "1g")
-    assert memory is not None
-    model_transfer.check_room(spark, memory // 8, None)
+    memory = model_transfer.driver_memory(spark)
+    assert memory is not None and memory > 100 << 20, "what the JVM has"
+    model_transfer.check_room(spark, memory // 10, None)
+    with pytest.raises(PreflightError, match="spark.driver.memory="):
+        model_transfer.check_room(spark, memory // 8, None)  # 128 MiB of 1 GiB
     model_transfer.check_room(spark, memory, Store.create(str(tmp_path)))
     with pytest.raises(PreflightError, match=rf"the model has {memory >> 20} MiB.*store=Store.create"):
         model_transfer.check_room(spark, memory, None)

@@ -15,9 +15,9 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 import spark_estimator.spark
+import spark_estimator.torch as hvd
 from spark_estimator import HorovodRunner
 from spark_estimator.collectives import arrays, context
-from spark_estimator.elastic import ObjectState, run
 
 
 def executor():
@@ -42,7 +42,8 @@ def fail(name):
 
 
 def fail_elastic(name):
-    run(lambda state: fail(name))(ObjectState())
+    hvd.init()
+    hvd.elastic.run(lambda state: fail(name))(hvd.elastic.TorchState())
 
 
 def main(where, kinds, signals, *settings):
@@ -59,7 +60,7 @@ def main(where, kinds, signals, *settings):
             began = time.time()
             try:
                 if kind == "elastic":
-                    spark_estimator.spark.run_elastic(fail_elastic, (name,), num_proc=2, min_num_proc=2, max_num_proc=2)
+                    spark_estimator.spark.run_elastic(fail_elastic, (name,), num_proc=2, min_num_proc=2, reset_limit=1)
                 else:
                     HorovodRunner(np=2).run(fail, name)
             except Exception as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyspark")
+pytest.importorskip("torch")
 
 from spark_estimator.errors import without_links
 from spark_estimator.launch.job import failures

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyspark")
+pytest.importorskip("torch")
 
 from tests.hadoop_daemons import start_hadoop
 from tests.launch import clusters
