@@ -41,6 +41,8 @@ _SPARK_TYPES = {"int64": "bigint", "float32": "float", "float64": "double"}
 _SCALARS = ("long", "float", "double")
 #: The Spark types of scalars that are sent side by side in one array.
 PACKED_TYPES = tuple(_SPARK_TYPES.values())
+# The last schema, and its columns' numbers by their names.
+_last_places: tuple[StructType | None, dict[str, list[int]]] = None, {}
 
 
 @dataclass(frozen=True)
@@ -241,10 +243,11 @@ def packed_columns(schema: StructType, fields: Sequence[Field]) -> tuple[list[Co
 
 def _find(schema: StructType, name: str) -> tuple[DataType, str]:
     """The type of a column, and how Spark's functions call it."""
-    if schema.names.count(name) > 1:
-        raise DataError(f"there are {schema.names.count(name)} columns named {name!r}: rename all but one of them.")
-    if name in schema.names:
-        return schema.fields[schema.names.index(name)].dataType, quoted(name)  # schema[name] is a loop in Python
+    places = _places(schema).get(name, [])
+    if len(places) > 1:
+        raise DataError(f"there are {len(places)} columns named {name!r}: rename all but one of them.")
+    if places:
+        return schema.fields[places[0]].dataType, quoted(name)
     current: Any = schema
     path = []
     for part in name.split("."):
@@ -256,6 +259,18 @@ def _find(schema: StructType, name: str) -> tuple[DataType, str]:
         current = current[part].dataType
         path.append(quoted(part))
     return current, ".".join(path)
+
+
+def _places(schema: StructType) -> dict[str, list[int]]:
+    """Return the numbers of columns by their names, which are asked for column by column."""
+    global _last_places
+    known, places = _last_places
+    if known is not schema:
+        places = {}
+        for number, name in enumerate(schema.names):
+            places.setdefault(name, []).append(number)
+        _last_places = schema, places
+    return places
 
 
 def check_names(frame: DataFrame, names: Iterable[str]) -> None:
