@@ -2,7 +2,8 @@
 Spark.
 
 Spark sends a task's result in one piece, and keeps several copies of it in the memory of the driver's Java: with the
-default of 1 GiB, 120 MiB arrived and 140 MiB did not (Spark 4.3). A file in the store can have any size. Its hash is
+default of 1 GiB, 120 MiB arrived, 128 MiB ended in Java's "unread block data", and 140 MiB never arrived (Spark 4.3).
+A file in the store can have any size. Its hash is
 sent through Spark, so the driver detects a file that is not the one rank 0 has written.
 """
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 #: A model of more bytes is put into the store, where there is one.
 LARGE = 16 << 20
-# The memory of Java's that a model needs, in its own bytes.
+# The memory of Java's that a model needs, in its own bytes. Eight were enough at times, and not at others.
 _COPIES = 10
 _UNITS = {"": 20, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 

@@ -84,6 +84,12 @@ def explain(text: str) -> SparkEstimatorError | None:
             f"the values that the ranks returned are too large together: {match[0]}. Return less (save it to storage "
             "and return the path), or start the session with a larger spark.driver.maxResultSize."
         )
+    if "unread block data" in text:  # Java's words where the memory has run out while a result was read
+        return ResultError(
+            "Spark could not read the values that the ranks returned (unread block data): the driver's JVM needs about "
+            "ten times as much memory as they have together. Return less (save it to storage and return the path), or "
+            "start the session with a larger spark.driver.memory."
+        )
     if "SPARK-24942" in text:
         return NotEnoughSlotsError(
             "Spark doesn't start barrier stages with dynamic allocation, which this session doesn't show. Set "

@@ -57,6 +57,11 @@ JAVA = "org.apache.spark.SparkException: Job aborted due to stage failure: {}\n\
             "returned are too large together: Total size of serialized results of 2 tasks (8.1 MiB) is bigger than "
             "spark.driver.maxResultSize (6.0 MiB). Return less",
         ),
+        (
+            "Exception while getting task result: java.lang.IllegalStateException: unread block data",
+            ResultError,
+            "Return less (save it to storage and return the path), or start the session with a larger spark.driver",
+        ),
         ("[SPARK-24942]: Barrier execution mode ...", NotEnoughSlotsError, "dynamicAllocation.enabled=false"),
     ],
 )
