@@ -3,8 +3,8 @@ Spark.
 
 Spark sends a task's result in one piece, and keeps several copies of it in the memory of the driver's Java: with the
 default of 1 GiB, 120 MiB arrived, 128 MiB ended in Java's "unread block data", and 140 MiB never arrived (Spark 4.3).
-A file in the store can have any size. Its hash is
-sent through Spark, so the driver detects a file that is not the one rank 0 has written.
+A file in the store can have any size. Its hash is sent through Spark, so the driver detects a file that is not the one
+rank 0 has written.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pandas
@@ -88,3 +90,47 @@ def test_many_columns_with_nulls_predict_as_single_ones(spark: SparkSession) -> 
     rows = [(1, 2.0, [3.0, 4.0], 5.0), (1, None, [3.0, 4.0], 5.0), (0, 1.0, [0.0, 0.0], 2.0)]
     frame = spark.createDataFrame(rows, "a int, b double, v array<float>, c float")
     assert [row.y__output for row in model.transform(frame).collect()] == [54321.0, None, 20010.0]
+
+
+def test_spark_is_asked_as_often_for_many_columns_as_for_few(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark Connect copies the schema at each access, and analyses all columns for each `withColumn`."""
+    calls: list[str] = []
+    kind = type(spark.range(1))
+    schema, with_column = inspect.getattr_static(kind, "schema"), kind.withColumn
+
+    def counted_schema(frame: Any) -> Any:
+        calls.append("schema")
+        return schema.__get__(frame, kind)
+
+    def counted_with_column(frame: Any, *arguments: Any) -> Any:
+        calls.append("withColumn")
+        return with_column(frame, *arguments)
+
+    monkeypatch.setattr(kind, "schema", property(counted_schema))
+    monkeypatch.setattr(kind, "withColumn", counted_with_column)
+    counts = []
+    for columns in (2, 20):
+        names, labels = [f"x{number}" for number in range(columns)], [f"y{number}" for number in range(columns)]
+        inputs = [Field((name,), (f"c{number}",), (1,), "float32", (1,)) for number, name in enumerate(names)]
+        model = TorchModel(
+            model=Same(),
+            inputs=inputs,
+            outputs=[1] * columns,
+            label_types=["double"] * columns,
+            feature_columns=names,
+            label_columns=labels,
+        )
+        calls.clear()
+        frame = model.transform(spark.range(1).selectExpr(*(f"cast({n} as float) as x{n}" for n in range(columns))))
+        counts.append(Counter(calls))
+    assert counts[0] == counts[1]
+    assert list(frame.first()[columns:]) == [float(number) for number in range(columns)]
+
+
+class Same(nn.Module):
+    """Returns its inputs."""
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return inputs
