@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import operator
 import pickle
+import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +20,8 @@ from spark_estimator.errors import PicklingError, ResultError
 
 _MAX_DEPTH = 24
 _MOST_QUOTED = 100
+#: The type of what `functools.lru_cache` and `functools.cache` return.
+CachedFunction: type = functools._lru_cache_wrapper
 _Step = tuple[str, Any]  # how a thing hangs on the one before it, and the thing
 _ADVICE = (
     ("_thread.", "create it inside {function}"),
@@ -25,6 +29,7 @@ _ADVICE = (
     ("_io.", "open the file inside {function}, by its path"),
     ("socket.", "connect inside {function}"),
     ("generator", "pass a list, or make the generator inside {function}"),
+    ("pyspark.accumulators.", "return the number from {function}, or add up the ranks' numbers by hvd.allreduce"),
     (
         "pyspark.",
         "Spark sessions and DataFrames exist on the driver only: write the data to storage and read it in {function}",
@@ -46,10 +51,51 @@ def _with_its_file(code: types.CodeType) -> tuple[Any, ...]:
 _reduced = cloudpickle.Pickler.dispatch_table[types.CodeType]
 
 
-class _Pickler(cloudpickle.Pickler):
-    """Keeps each function's file and line for tracebacks."""
+def _cached(function: Any) -> Any:
+    """As Python reduces what `functools.lru_cache` returns, by its name, where another process can import it by that.
 
-    dispatch_table = ChainMap({types.CodeType: _with_its_file}, cloudpickle.Pickler.dispatch_table)
+    The receiver of another one gets the function with an empty cache.
+    """
+    if _is_importable(function):
+        return function.__reduce__()
+    parameters = function.cache_parameters()
+    return _with_cache, (function.__wrapped__, parameters["maxsize"], parameters["typed"])
+
+
+def _with_cache(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _is_importable(function: Any) -> bool:
+    """Whether a module has the function under its name, and is not one whose functions are sent by value."""
+    module = sys.modules.get(function.__module__ or "__main__")
+    by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+    if module is None or any(f"{module.__name__}.".startswith(f"{name}.") for name in by_value):
+        return False
+    try:
+        return operator.attrgetter(function.__qualname__)(module) is function
+    except AttributeError:
+        return False
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Keeps each function's file and line for tracebacks, and takes more by value than cloudpickle does."""
+
+    dispatch_table = ChainMap(
+        {types.CodeType: _with_its_file, CachedFunction: _cached}, cloudpickle.Pickler.dispatch_table
+    )
+
+    def reducer_override(self, thing: Any) -> Any:
+        """Refuses accumulators, and takes functions without a module by value.
+
+        Livy runs cells in a namespace without ``__name__``. For the module of such a function cloudpickle asks each
+        imported module for the function's name, and a lazy module may import a framework for it.
+        """
+        if isinstance(thing, types.FunctionType) and not thing.__module__:
+            return self._dynamic_function_reduce(thing)
+        if type(thing).__name__ == "Accumulator" and type(thing).__module__ == "pyspark.accumulators":
+            raise TypeError("a rank is a separate process, from which nothing is added to an accumulator")
+        return super().reducer_override(thing)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -207,6 +253,8 @@ def _parts(whole: Any) -> Iterator[_Step]:
     """The values that pickling `whole` includes, each with its relation: a verb phrase, or ``.name`` or ``[key]``."""
     if isinstance(whole, types.FunctionType):
         yield from _parts_of_function(whole)
+    elif isinstance(whole, CachedFunction):
+        yield f"calls {name_of(whole.__wrapped__)}", whole.__wrapped__  # type: ignore[attr-defined]
     elif isinstance(whole, types.MethodType):
         yield f"is a method of a {_type_name(whole.__self__)}", whole.__self__
         yield "calls its function", whole.__func__

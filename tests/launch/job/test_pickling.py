@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import fnmatch
 import functools
+import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +145,78 @@ def test_a_spark_session(spark: Any) -> None:
     assert "train() uses the variable 'spark'" in text
     assert "exist on the driver only" in text
     assert "create it inside" not in text
+
+
+def test_an_accumulator(spark: Any) -> None:
+    counter = spark.sparkContext.accumulator(0)
+
+    def train() -> None:
+        counter.add(1)
+
+    text = refusal(train)
+    assert "train() uses the variable 'counter'" in text and "nothing is added to an accumulator" in text
+    assert "To fix it: return the number from train(), or add up the ranks' numbers by hvd.allreduce." in text
+
+
+@functools.lru_cache(maxsize=3, typed=True)
+def fibonacci(number: int) -> int:
+    return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
+
+
+def test_a_function_with_a_cache() -> None:
+    """Python pickles it by its name alone, which no rank has."""
+    fibonacci(9)
+    pickled = dump_function(lambda number: (fibonacci(number), fibonacci), (10,), {})
+    # Ranks have another module of this name, or none.
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOADED], input=pickled, capture_output=True, timeout=60, check=True, text=False
+    )
+    assert loaded.stdout.decode().strip() == "55 {'maxsize': 3, 'typed': True}"
+
+
+LOADED = """
+import pickle, sys
+function, args, kwargs = pickle.load(sys.stdin.buffer)
+value, cached = function(*args, **kwargs)
+print(value, cached.cache_parameters())
+"""
+
+
+def test_a_function_with_a_cache_of_an_installed_module_is_the_module_s() -> None:
+    compiled = fnmatch._compile_pattern  # type: ignore[attr-defined]
+    [(function, _, _)] = load_values([dump_function(lambda: compiled, (), {})], "f()")
+    assert function() is compiled
+
+
+def test_no_module_is_asked_for_a_function_that_has_none() -> None:
+    """Livy runs cells by exec in a dict without ``__name__``; a lazy module imports what it is asked for."""
+
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise SystemExit(f"asked for {name}")
+
+    cell: dict[str, Any] = {}
+    exec("def helper(): return 3\ndef train(): return helper()", cell)
+    sys.modules["lazy_module_of_a_test"] = Lazy("lazy_module_of_a_test")
+    try:
+        pickled = dump_function(cell["train"], (), {})
+    finally:
+        del sys.modules["lazy_module_of_a_test"]
+    [(function, _, _)] = load_values([pickled], "f()")
+    assert cell["train"].__module__ is None and function() == 3
+
+
+def test_a_cache_s_function_that_cannot_be_pickled() -> None:
+    @functools.cache
+    def cached() -> Any:
+        return lock
+
+    def train() -> Any:
+        return cached()
+
+    assert "uses the variable 'cached' of the function around it (type functools._lru_cache_wrapper), which calls" in (
+        refusal(train)
+    )
 
 
 def test_a_thing_that_holds_itself() -> None:
