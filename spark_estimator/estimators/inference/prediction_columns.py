@@ -175,7 +175,7 @@ def output_kind_of(loss: Any) -> OutputKind:
     named = loss if hasattr(loss, "__name__") else type(loss)
     if isinstance(named, type):
         named = class_that_computes("forward", named, ("torch",))
-    return OUTPUT_KINDS.get(named.__name__) if named.__module__.startswith("torch.nn.") else None
+    return OUTPUT_KINDS.get(named.__name__) if str(named.__module__).startswith("torch.nn.") else None
 
 
 def class_that_computes(method: str, kind: type, packages: Sequence[str]) -> type:
@@ -185,7 +185,7 @@ def class_that_computes(method: str, kind: type, packages: Sequence[str]) -> typ
         method: that computes.
         packages: the framework's.
     """
-    if getattr(getattr(kind, method, None), "__module__", "").partition(".")[0] not in packages:
+    if str(getattr(getattr(kind, method, None), "__module__", "")).partition(".")[0] not in packages:
         return kind
     return next(base for base in kind.__mro__ if base.__module__.partition(".")[0] in packages)
 

@@ -178,7 +178,7 @@ def output_kind_of(loss: Any) -> OutputKind:
     named = loss if hasattr(loss, "__name__") else type(loss)
     if isinstance(named, type):
         named = class_that_computes("call", named, _OF_KERAS)
-    if not isinstance(loss, str) and named.__module__.partition(".")[0] not in _OF_KERAS:
+    if not isinstance(loss, str) and str(named.__module__).partition(".")[0] not in _OF_KERAS:
         return None  # of the user's, perhaps by the same name
     plain = re.sub(r"[^a-z]", "", (loss if isinstance(loss, str) else named.__name__).lower())
     if plain in ("binarycrossentropy", "bce", "binaryfocalcrossentropy"):

@@ -279,6 +279,13 @@ def test_a_subclass_of_a_loss_is_of_its_kind_unless_it_computes_another() -> Non
     assert [output_kind_of(loss) for loss in (Weighted(), Own(), nn.Identity())] == ["logit", None, None]
 
 
+def test_losses_of_a_cell_that_has_no_name() -> None:
+    """Livy's: what they define is of no module."""
+    cell: dict[str, Any] = {"nn": nn}
+    exec("def loss(x, y): ...\nclass Own(nn.Module):\n    def forward(self, x, y): ...", cell)
+    assert [output_kind_of(loss) for loss in (cell["loss"], cell["Own"]())] == [None, None]
+
+
 def test_evaluators(spark: SparkSession) -> None:
     from pyspark.ml.evaluation import (
         BinaryClassificationEvaluator,
