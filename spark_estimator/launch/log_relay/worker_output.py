@@ -16,6 +16,7 @@ from spark_estimator.observe.driver_log import printable
 STREAMS = ("stdout", "stderr")
 _TAIL_LINES = 40
 _READ_BYTES = 1 << 16
+_TWO_LLVMS = re.compile(r"CommandLine Error: Option '[^']*' registered more than once")
 # More than a pipe holds, so that a worker that prints without end is not read for ever.
 _CATCH_UP_BYTES = 1 << 20
 
@@ -43,6 +44,9 @@ class WorkerOutput:
         stdout, stderr: this end of its pipes, not blocking.
         identity: whose lines they are.
         relay: takes the lines.
+
+    Attributes:
+        has_two_llvms: LLVM has refused to be loaded a second time into the worker. Stacks of the end follow that line.
     """
 
     def __init__(self, stdout: IO[bytes], stderr: IO[bytes], identity: WorkerIdentity, relay: Relay) -> None:
@@ -52,6 +56,7 @@ class WorkerOutput:
         self._splitters = {name: LineSplitter() for name in STREAMS}
         self._tail = LastLines(_TAIL_LINES)
         self._stderr_tail = LastLines(_TAIL_LINES)
+        self.has_two_llvms = False
 
     def read(self, name: str) -> int:
         """Reads what there is of "stdout" or "stderr".
@@ -109,5 +114,6 @@ class WorkerOutput:
             self._tail.add(stream, line)
             if stream == "stderr":
                 self._stderr_tail.add(stream, line)
+                self.has_two_llvms |= _TWO_LLVMS.search(line) is not None
         if lines:
             self._relay.lines(self._identity.rank, stream, lines)

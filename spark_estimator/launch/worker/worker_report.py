@@ -18,6 +18,11 @@ from spark_estimator.launch.worker.child_process import MemoryBaseline
 from spark_estimator.launch.worker.state import WorkerEvent, WorkerState
 from spark_estimator.peer_json import parse_object
 
+_OF_LLVM = (
+    " (LLVM ended it: two libraries of this process contain LLVM, and both register the same options. This happens "
+    "where TensorFlow is imported before PyTorch: import torch first, or only one of the two)"
+)
+
 
 class WorkerReport:
     """Collects the frames of one worker.
@@ -188,14 +193,15 @@ class WorkerReport:
 
     def _explain(self, status: int, peak_bytes: int) -> FailureReport:
         """Why a worker that reported nothing has ended."""
-        end = child_process.describe_end(status)
+        why = _OF_LLVM if self._output.has_two_llvms else ""
+        end = child_process.describe_end(status) + why
         exit_code = None if status == child_process.UNKNOWN else status
         if self._state.state is WorkerState.STARTING:
             message = f"could not start: the worker program ended with {end}"
             return self._failure_of(failures.NOT_STARTED, message, exit_code=exit_code)
         if status < 0:
             message = child_process.describe_kill(status, peak_bytes, self._memory_before)
-            return self._failure_of(failures.KILLED, message, exit_code=status)
+            return self._failure_of(failures.KILLED, message + why, exit_code=status)
         if self._job.command:
             # If ranks wait for one that has not failed, their errors name it.
             error = self._output.python_error
