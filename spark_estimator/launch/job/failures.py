@@ -193,7 +193,7 @@ def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironm
         text: the whole story, for people.
     """
     error: JobFailedError | PythonEnvironmentError
-    traceback = with_source(cause.traceback)
+    text, traceback = with_source(text), with_source(cause.traceback)
     if cause.kind == ENVIRONMENT:
         error = PythonEnvironmentError(text)
     else:

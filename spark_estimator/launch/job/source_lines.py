@@ -16,7 +16,7 @@ def with_source(traceback: str) -> str:
     No file is read: the rank names the file, and must not choose which file's lines are shown.
 
     Args:
-        traceback: as Python prints it, of a rank; any other text is returned unchanged.
+        traceback: as Python prints it, of a rank; lines that are not a frame's stay as they are.
     """
     lines = traceback.split("\n")
     annotated = []

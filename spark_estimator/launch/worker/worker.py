@@ -22,18 +22,16 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import BinaryIO
 
 from spark_estimator.compat.importer import autoload_path
-from spark_estimator.errors import NativeLibraryError, PeerLostError, ShutDownError, without_links
+from spark_estimator.errors import NativeLibraryError, ShutDownError
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import forget_malloc
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.spec import WorkerSpec
+from spark_estimator.launch.worker import error_text
 from spark_estimator.launch.worker.result_pipe import BEGUN, ENDED, FAILURE, LOG, RECORD, ResultWriter
 from spark_estimator.observe import progress
 
@@ -153,15 +151,15 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
         message = f"called sys.exit({quoted}) before {spec.function} returned"
         return _fail(pipe, spec, failures.EXITED, message, error, exit_code=status)
     except BaseException as error:
-        return _fail(pipe, spec, failures.RAISED, f"raised {_named(error)}", error)
+        return _fail(pipe, spec, failures.RAISED, f"raised {error_text.described(error)}", error)
     if spec.wants_result:
         try:
             pickled = cloudpickle.dumps(value)
         except BaseException as error:
             message = (
                 f"returned a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: "
-                f"{_named(error)}. Return plain data (numbers, arrays, a state_dict), or save it to storage in "
-                f"{spec.function} and return the path."
+                f"{error_text.named(error)}. Return plain data (numbers, arrays, a state_dict), or save it to storage "
+                f"in {spec.function} and return the path."
             )
             return _fail(pipe, spec, failures.BAD_RESULT, message, error)
         if len(pickled) > spec.max_result_bytes:
@@ -262,53 +260,18 @@ def _fail(
         pid=os.getpid(),
         kind=kind,
         message=message,
-        traceback="" if error is None else _traceback_text(error),
+        traceback="" if error is None else error_text.traceback_text(error, __file__.__eq__),
         exit_code=exit_code,
         when=time.monotonic(),
-        secondary=error is not None and any(isinstance(link, (PeerLostError, ShutDownError)) for link in _chain(error)),
+        secondary=error is not None and error_text.is_secondary(error),
     )
     pipe.send_json(FAILURE, report.to_dict())
     return exit_code or 1
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, and what it was raised from or while handling."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
-
-
-def _named(error: BaseException) -> str:
-    """Type and message, as the last line of a traceback has them."""
-    try:
-        return without_links("".join(traceback.format_exception_only(type(error), error))).strip()
-    except Exception:  # a user's __str__ may fail
-        return type(error).__name__
-
-
-def _traceback_text(error: BaseException) -> str:
-    """The whole traceback, chain included, without the frames of this file."""
-    with suppress(Exception):
-        for link in _chain(error):
-            link.__traceback__ = _without_own_frames(link.__traceback__)
-    try:
-        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except Exception:
-        return f"{type(error).__name__} (its traceback cannot be printed)"
-
-
-def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
-
-
 def _not_loaded(function: str, error: BaseException) -> str:
     """Why the function could not be unpickled, and what to do."""
-    text = f"could not load {function}: {_named(error)}."
+    text = f"could not load {function}: {error_text.named(error)}."
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
         return (

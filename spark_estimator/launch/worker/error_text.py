@@ -1,0 +1,103 @@
+"""Describes the exception that a function has raised on a rank, for the report on it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+
+from spark_estimator.errors import PeerLostError, ShutDownError, without_links
+
+# Members of an exception group that a message names, and causes of one error.
+_MOST_MEMBERS = 8
+_MOST_CAUSES = 4
+
+
+def named(error: BaseException) -> str:
+    """Type and message, as the last line of a traceback has them."""
+    try:
+        return without_links("".join(traceback.format_exception_only(type(error), error))).strip()
+    except Exception:  # a user's __str__ may fail
+        return type(error).__name__
+
+
+def described(error: BaseException) -> str:
+    """Type and message; below it the line that raised an error without a message, and what it was raised from.
+
+    Those of an exception group are followed by its members' in the same line.
+    """
+    causes: list[str] = []
+    cause = error.__cause__
+    while cause is not None and len(causes) < _MOST_CAUSES:
+        causes.append(f"\n  from {_with_members(cause)}{_place(cause)}")
+        cause = cause.__cause__
+    return f"{_with_members(error)}{_place(error)}{''.join(causes)}"
+
+
+def is_secondary(error: BaseException) -> bool:
+    """Whether it was raised because another rank had failed: it, or each member of a group, is from a lost peer."""
+    for link in chain(error):
+        group = members(link)
+        if isinstance(link, (PeerLostError, ShutDownError)) or (group and all(map(is_secondary, group))):
+            return True
+    return False
+
+
+def traceback_text(error: BaseException, is_own: Callable[[str], bool]) -> str:
+    """The whole traceback, chain included.
+
+    Args:
+        is_own: whether the frames of a file are left out at the beginning.
+    """
+    with suppress(Exception):
+        for link in chain(error):
+            link.__traceback__ = _without_own_frames(link.__traceback__, is_own)
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:
+        return f"{type(error).__name__} (its traceback cannot be printed)"
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, and what it was raised from or while handling."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def members(error: BaseException) -> tuple[BaseException, ...]:
+    """The members of an exception group, also of the backport for Python 3.10; else empty."""
+    group = getattr(error, "exceptions", None)
+    is_group = isinstance(group, tuple) and all(isinstance(member, BaseException) for member in group)
+    return tuple(group or ()) if is_group else ()
+
+
+def _with_members(error: BaseException) -> str:
+    group = members(error)
+    if not group:
+        return named(error)
+    texts = [_with_members(member).split("\n", 1)[0] for member in group[:_MOST_MEMBERS]]
+    if len(group) > len(texts):
+        texts.append(f"{len(group) - len(texts)} more")
+    return f"{named(error)}: {'; '.join(texts)}"
+
+
+def _place(error: BaseException) -> str:
+    """The frame that raised an error without a message, as a traceback prints it; '' for other errors."""
+    with suppress(Exception):
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames and not str(error).strip():
+            frame = frames[-1]
+            source = f"\n    {frame.line}" if frame.line else ""
+            return f'\n  File "{frame.filename}", line {frame.lineno}, in {frame.name}{source}'
+    return ""
+
+
+def _without_own_frames(trace: TracebackType | None, is_own: Callable[[str], bool]) -> TracebackType | None:
+    while trace is not None and is_own(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
