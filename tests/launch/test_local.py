@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedErro
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
-from spark_estimator.launch.worker import child_process
+from spark_estimator.launch.worker import child_process, supervisor
 from spark_estimator.observe.driver_log import log_to_driver
 from tests.launch import clusters
 
@@ -184,9 +186,9 @@ def test_an_exception_comes_with_its_traceback(marker: str) -> None:
     assert "KeyError: 'inner'" in text and "direct cause" in text and 'raise ValueError("outer é") from error' in text
     assert "launch/worker/worker.py" not in text, "our own frames help nobody"
     assert caught[0].exitcode is None
-    assert [line.split(")")[1] for line in without_links(str(caught[0])).splitlines()[2:]] == [
-        " was stopped after that"
-    ] * 2
+    lines = without_links(str(caught[0])).splitlines()
+    assert lines[1] == "  from KeyError: 'inner'", "what is printed first may be far above"
+    assert [line.split(")")[1] for line in lines[3:]] == [" was stopped after that"] * 2
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 3), (None, 0), ("a text", 1)])
@@ -321,12 +323,22 @@ def test_a_rank_that_prints_without_end_is_shown_and_stopped(marker: str, capfd:
         run_local(work, 2, JobOptions(environment={clusters.MARKER: marker}))
 
 
-def test_what_keeps_a_rank_from_ending_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    def work() -> None:
+def test_what_keeps_a_rank_from_ending_is_named(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And such a process doesn't keep the job: what its function has returned counts."""
+    monkeypatch.setattr(supervisor, "_SLOW_END", timedelta(seconds=1))
+    monkeypatch.setattr(supervisor, "_LONGEST_END", timedelta(seconds=2))
+
+    def work() -> int:
         import atexit
 
         if rank() == 0:
-            threading.Thread(target=time.sleep, args=(12,), name="the uploader").start()
+
+            def upload() -> None:
+                threading.Event().wait()
+
+            threading.Thread(target=upload, name="the uploader").start()
             # A loader's thread is idle then, and no cause.
             from spark_estimator.data.rank.prefetch import Ahead
 
@@ -334,14 +346,47 @@ def test_what_keeps_a_rank_from_ending_is_named(capfd: pytest.CaptureFixture[str
             assert len(list(ahead.items(str, range(10), 1))) == 10
             threading.main_thread().loader = ahead  # type: ignore[attr-defined]
         else:
-            atexit.register(time.sleep, 12)
+            atexit.register(time.sleep, 1000)
+        return rank()
 
-    run_local(work, 2)
-    lines = capfd.readouterr().err
-    assert "work() returned 10 s ago on rank 0 " in lines
-    assert "its process waits for non-daemon threads: the uploader" in lines
-    assert "spark_estimator batches" not in lines
-    assert "work() returned 10 s ago on rank 1 " in lines and "but its process has not ended; a library may" in lines
+    assert run_local(work, 2, JobOptions(all_results=True)) == [0, 1]
+    captured = capfd.readouterr()
+    shown = captured.out + captured.err
+    assert "work() returned 1 s ago on rank 0 " in shown
+    place = (
+        rf"threads: 'the uploader' \(in upload, {re.escape(__file__)} line \d+\)\. Join them before work\(\) returns"
+    )
+    assert re.search(place, shown), shown
+    assert "spark_estimator batches" not in shown
+    assert "work() returned 1 s ago on rank 1 " in shown and "but its process has not ended; a library may" in shown
+    assert "What it returned has arrived; the process is killed in 1 s." in shown
+
+
+def test_a_rank_that_llvm_ends_is_explained() -> None:
+    """By the last lines of LLVM, which the stacks of the abort follow."""
+
+    def work() -> None:
+        print(": CommandLine Error: Option 'bitcode-mdindex-threshold' registered more than once!", file=sys.stderr)
+        print("LLVM ERROR: inconsistency in registered CommandLine options", file=sys.stderr)
+        print("a frame\n" * 100, file=sys.stderr)
+        os.abort()
+
+    with fails(0, "killed by signal 6 (SIGABRT) (LLVM ended it", "import torch first"):
+        run_local(work, 1)
+
+
+def test_the_first_lines_of_an_error_show_what_its_type_and_message_do_not() -> None:
+    """The line is of a notebook's cell, which only the driver has."""
+    file = "<a cell of a test>"
+    text = "def work():\n    try:\n        {}['batch']\n    except KeyError as error:\n        assert 1 > 2\n"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, file, "exec"), cell)
+    with pytest.raises(WorkerFailedError) as raised:
+        run_local(cell["work"], 1)
+    lines = str(raised.value).splitlines()
+    assert lines[0].endswith(" raised AssertionError")
+    assert lines[1:3] == [f'  File "{file}", line 5, in work', "    assert 1 > 2"]
 
 
 def test_jobs_do_not_meet() -> None:

@@ -5,6 +5,7 @@ alive.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -37,8 +38,9 @@ _FEW_BYTES = 1 << 13
 
 # How long a worker that has reported its failure may run its exit handlers.
 _FAREWELL = timedelta(seconds=2)
-# How long the process of a worker whose function has returned may take to end, before that is reported.
+# How long the process of a worker whose function has returned may take to end, before that is reported, and at most.
 _SLOW_END = timedelta(seconds=10)
+_LONGEST_END = timedelta(minutes=5)
 # How long a worker may be stopped by a signal, in multiples of SPARK_ESTIMATOR_SILENCE_SECONDS.
 _FROZEN_SILENCES = 1.5
 # The longest time for which the pipes of a dead group are read: a process that left the group may hold them open.
@@ -285,7 +287,9 @@ class Supervisor:
         if self._slow_at is not None and time.monotonic() >= self._slow_at:
             self._slow_at = None
             if not worker.process.has_ended:
-                worker.report.report_slow_end(_SLOW_END)
+                remaining = _LONGEST_END - _SLOW_END
+                worker.report.report_slow_end(_SLOW_END, remaining)
+                self._kill_at = min(self._kill_at or math.inf, time.monotonic() + remaining.total_seconds())
 
     def _kill_if_frozen(self, worker: _Worker) -> None:
         if self._frozen.is_frozen(self._identity.pid):

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import FrameType
 from typing import BinaryIO
 
 from spark_estimator.compat.importer import autoload_path
@@ -228,13 +229,20 @@ def _close_stdin() -> None:
 
 
 def _lingering_threads() -> list[str]:
-    """The names of the threads that may keep this process from ending; a loader's pool ends with the process."""
-    main = threading.main_thread()
+    """The threads that may keep this process from ending, and where each is; a loader's pool ends with the process."""
+    main, frames = threading.main_thread(), sys._current_frames()
     return [
-        thread.name
+        f"{thread.name!r}{_place(frames.get(thread.ident or 0))}"
         for thread in threading.enumerate()
         if not thread.daemon and thread is not main and not thread.name.startswith(_LOADERS)
     ]
+
+
+def _place(frame: FrameType | None) -> str:
+    """The line of the user's code that a thread is at, or has called the standard library from; '': there is none."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names:
+        frame = frame.f_back
+    return "" if frame is None else f" (in {frame.f_code.co_name}, {frame.f_code.co_filename} line {frame.f_lineno})"
 
 
 def _send_message(pipe: ResultWriter, message: str) -> bool:

@@ -72,22 +72,30 @@ class WorkerReport:
         """Whether the function has returned, and its value has arrived. Never of a command."""
         return self._expected is not None and len(self._value) == self._expected[0]
 
-    def report_slow_end(self, after: timedelta) -> None:
-        """The worker's process still runs, `after` its function has returned."""
-        identity = self._identity
+    def report_slow_end(self, after: timedelta, remaining: timedelta) -> None:
+        """Reports that the worker's process still runs, `after` its function has returned.
+
+        Args:
+            remaining: how long it may still run before it is killed.
+        """
+        identity, function = self._identity, self._job.function
         if self._lingering:
-            waits = f"its process waits for non-daemon threads: {', '.join(self._lingering)}"
+            waits = (
+                f"its process waits for non-daemon threads: {', '.join(self._lingering)}. Join them before {function} "
+                "returns, or make them daemon threads"
+            )
         else:
             names = ", ".join(child_process.thread_names(identity.pid)) or "unknown"
             waits = (
                 "its process has not ended; a library may be waiting for its connections (of torch.distributed, call "
                 f"destroy_process_group() before returning). Its threads: {names}"
             )
-        line = (
-            f"spark_estimator: {self._job.function} returned {after.total_seconds():g} s ago on rank {identity.rank} "
-            f"(host {identity.host}, process {identity.pid}), but {waits}"
+        self._relay.log(
+            identity.rank,
+            f"spark_estimator: {function} returned {after.total_seconds():g} s ago on rank {identity.rank} "
+            f"(host {identity.host}, process {identity.pid}), but {waits}. What it returned has arrived; the process "
+            f"is killed in {remaining.total_seconds():g} s.",
         )
-        self._relay.lines(identity.rank, "stderr", [line])
 
     def stop(self, reason: str) -> None:
         """The worker is being stopped, which is its failure unless it has failed before."""
