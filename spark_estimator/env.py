@@ -34,6 +34,7 @@ MASTER_VARIABLE = "SPARK_ESTIMATOR_MASTER"
 SPOOL_VARIABLE = "SPARK_ESTIMATOR_SPOOL_FOLDER"
 CONNECTIONS_VARIABLE = "SPARK_ESTIMATOR_CONNECTIONS"
 RING_ORDER_VARIABLE = "SPARK_ESTIMATOR_RING_ORDER"
+SPARK_FILES_VARIABLE = "SPARK_ESTIMATOR_SPARK_FILES"
 #: The value of `SPOOL_VARIABLE` for rows that touch no disk.
 IN_MEMORY = "memory"
 
@@ -512,6 +513,7 @@ SET_FOR_WORKERS = {
     JOB_VARIABLE: "the identifier of the attempt; not secret",
     JOINED_VARIABLE: "set by init() to the job of another launcher that it joined, for processes that a rank starts",
     PROCESS_VARIABLE: "a mark by which the supervisor finds processes that the worker left behind",
+    SPARK_FILES_VARIABLE: "the folder with the files of SparkContext.addFile, for SparkFiles.get",
     FEED_FD_VARIABLE: "descriptor from which the worker reads its rows of a DataFrame",
     WORKER_CHOICES_VARIABLE: "the settings of threads and memory that the launcher chose for the worker",
     PROGRESS_FD_VARIABLE: "descriptor to which the worker writes its progress",

@@ -17,14 +17,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from spark_estimator.lightning.flavours import (
-    FLAVOURS,
-    check_installed,
-    preferred,
-    register,
-    strategy_class,
-    when_imported,
-)
+from spark_estimator.compat.awaited_imports import when_imported
+from spark_estimator.lightning.flavours import FLAVOURS, check_installed, preferred, register, strategy_class
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.lightning import legacy

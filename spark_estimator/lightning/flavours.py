@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
+
+from spark_estimator.compat.awaited_imports import is_imported
 
 #: Package -> the module here that has its strategy.
 FLAVOURS = {
@@ -39,7 +37,7 @@ def check_installed() -> None:
 
 def preferred() -> str:
     """The one that has been imported; with both or none, the first that is installed."""
-    imported = [name for name in FLAVOURS if _is_imported(name)]
+    imported = [name for name in FLAVOURS if is_imported(name)]
     return imported[0] if len(imported) == 1 else installed()[0]
 
 
@@ -74,53 +72,3 @@ def register(flavour: str) -> None:
             lambda **options: getattr(importlib.import_module(FLAVOURS[flavour]), _named)(**options),
             description="averages gradients as Horovod does",
         )
-
-
-def when_imported(flavour: str, act: Callable[[str], None]) -> None:
-    """Calls ``act(flavour)`` when the package has been imported: now, or at the end of its import."""
-    if _is_imported(flavour):
-        act(flavour)
-        return
-    _awaited.setdefault(flavour, []).append(act)
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
-
-
-def _is_imported(flavour: str) -> bool:
-    """Whether a package has been imported, to its end."""
-    module = sys.modules.get(flavour)
-    return module is not None and not getattr(module.__spec__, "_initializing", False)
-
-
-#: Package that is not imported yet -> function to call then.
-_awaited: dict[str, list[Callable[[str], None]]] = {}
-
-
-class _AwaitingFinder:
-    """An import hook that finds no module itself: it extends the loaders of the other finders."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in _awaited:
-            return None
-        spec = None
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    break
-        if spec is not None and spec.loader is not None:
-            original = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                original(module)
-                for act in _awaited.pop(name, []):
-                    act(name)
-
-            # In the loader itself, which others ask for the package's sources and files.
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-_finder = _AwaitingFinder()

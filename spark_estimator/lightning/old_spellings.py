@@ -19,7 +19,8 @@ import sys
 import warnings
 from typing import Any
 
-from spark_estimator.lightning.flavours import FLAVOURS, STRATEGY, register, strategy_class, when_imported
+from spark_estimator.compat.awaited_imports import when_imported
+from spark_estimator.lightning.flavours import FLAVOURS, STRATEGY, register, strategy_class
 
 _ours = "_spark_estimator_original"
 _on = False

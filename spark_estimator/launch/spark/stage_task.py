@@ -12,9 +12,10 @@ from datetime import timedelta
 from typing import Any
 
 import pyarrow
-from pyspark import BarrierTaskContext, TaskContext
+from pyspark import BarrierTaskContext, SparkFiles, TaskContext
 
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
+from spark_estimator.env import SPARK_FILES_VARIABLE
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import task_share, worker_environment
 from spark_estimator.launch.job.failures import to_marked_text
@@ -59,6 +60,11 @@ def unstarted(error: SetupError) -> Outcome:
     """The outcome of a task that has got no worker."""
     report = error.report
     return Outcome(report.rank, report.host, report.pid, 1, report)
+
+
+def files_folder() -> dict[str, str]:
+    """The variable by which a worker's `SparkFiles` find the files that Spark has brought to this task."""
+    return {SPARK_FILES_VARIABLE: SparkFiles.getRootDirectory()}
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class StageTask:
         endpoint = self._endpoint(meeting.address())
         around = {**self.job.environment_if_unset, **os.environ}
         environment = worker_environment(around, self.job.environment, task_share(context.cpus()), spark=True)
-        job = replace(self.job, environment=environment)
+        job = replace(self.job, environment={**environment, **files_folder()})
         supervisor = Supervisor(job, endpoint, relay, inherited=feeding.worker_ends)
         try:
             supervisor.start()

@@ -34,6 +34,7 @@ from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.spec import WorkerSpec
 from spark_estimator.launch.worker import error_text, main_objects
 from spark_estimator.launch.worker.result_pipe import BEGUN, ENDED, FAILURE, LOG, RECORD, ResultWriter
+from spark_estimator.launch.worker.spark_files import find_spark_files
 from spark_estimator.observe import progress
 
 _PR_SET_PDEATHSIG = 1
@@ -135,6 +136,7 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
     driver_log.set_sink(lambda message: _send_message(pipe, message))
     training_records.set_sink(lambda record: pipe.send_json(RECORD, record))
     install_as_driver()  # before the function is unpickled: it may name horovod or sparkdl
+    find_spark_files(os.environ)
     main_objects.send_by_value()
     pipe.send_json(BEGUN, {"pid": os.getpid()})
     try:

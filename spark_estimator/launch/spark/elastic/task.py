@@ -32,7 +32,7 @@ from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec, job_key
 from spark_estimator.launch.job.versions import own_versions, refusal
 from spark_estimator.launch.spark.meeting import SetupError, unreachable
-from spark_estimator.launch.spark.stage_task import batches_of, unstarted
+from spark_estimator.launch.spark.stage_task import batches_of, files_folder, unstarted
 from spark_estimator.launch.spark.task_secrecy import Parcels
 from spark_estimator.launch.worker import orphans
 from spark_estimator.observe.channel import connected_socket
@@ -81,7 +81,7 @@ class ElasticTask:
         cpus = 1 if context is None else context.cpus()
         around = {**job.environment_if_unset, **os.environ}
         environment = worker_environment(around, job.environment, task_share(cpus), spark=True)
-        environment |= own_gpus(context, {**around, **environment})
+        environment |= own_gpus(context, {**around, **environment}) | files_folder()
         settings = Settings.read(environment)
         heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
         own_address = sock.getsockname()[0]
