@@ -85,19 +85,21 @@ def _with_link(self: BaseException) -> str:
 
 
 def error_of_task(error: BaseException) -> SparkEstimatorError | None:
-    """The `DataError` or `DeviceError` that a task of Spark has raised, with its text, and Spark's error as the cause.
+    """The `DataError` or `DeviceError` that a task of Spark, or a rank, has raised, with that error as the cause.
 
     Args:
-        error: Spark's, whose text has the traceback of its Python worker.
+        error: Spark's, whose text has the traceback of its Python worker; or that of a job, which has its rank's.
 
     Returns:
-        None: the text names none of the two.
+        None: the traceback names none of the two.
     """
-    matches = _OF_TASK.findall(str(error))
+    of_rank = error if isinstance(error, JobFailedError) else None
+    matches = _OF_TASK.findall(str(error) if of_rank is None else of_rank.traceback)
     if not matches:
         return None
     name, text = matches[-1]  # those before are its causes
-    result: SparkEstimatorError = (DataError if name == DataError.__name__ else DeviceError)(text.strip())
+    text = text.strip() if of_rank is None else f"rank {of_rank.rank} (host {of_rank.host}): {text.strip()}"
+    result: SparkEstimatorError = (DataError if name == DataError.__name__ else DeviceError)(text)
     result.__cause__ = error
     return result
 

@@ -76,7 +76,8 @@ class HorovodRunner:
 
         Raises:
             PreflightError: the job can't start; the text has the remedy.
-            DataError: the DataFrame cannot be read; the text names the column.
+            DataError: the DataFrame cannot be read, or a rank has found a value that it cannot use; the text names the
+                column.
             WorkerFailedError: a rank failed; its traceback is printed first, as the cause.
             ResultError: the value of rank 0 could not be returned.
             JobTimeoutError: it took longer than `timeout`.
@@ -88,14 +89,19 @@ class HorovodRunner:
             main, args = Script(main, args), ()
         caller = f"HorovodRunner(np={self.num_processor})"
         rows = None
+        errors: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if hasattr(kwargs.get("data"), "sparkSession"):
             from spark_estimator.frame_share import shared
+            from spark_estimator.launch.spark.errors import raised_as_in_tasks
 
             kwargs, rows = shared(main, args, kwargs, f"{caller}.run", on_spark=self.num_processor >= 0)
+            errors = raised_as_in_tasks()
         if self.num_processor < 0:
             from spark_estimator.launch.local import run_local
 
-            return run_local(main, -self.num_processor, JobOptions(args=args, kwargs=kwargs, limits=self._limits))[0]
+            options = JobOptions(args=args, kwargs=kwargs, limits=self._limits)
+            with errors:
+                return run_local(main, -self.num_processor, options)[0]
         from spark_estimator.launch.spark.entry import run_in_session
         from spark_estimator.launch.spark.slots import all_slots
 
@@ -114,7 +120,8 @@ class HorovodRunner:
             limits=self._limits,
         )
         size = self.num_processor or all_slots
-        return run_in_session(main, size, options, caller=caller, size_word="np", rows=rows)[0]
+        with errors:
+            return run_in_session(main, size, options, caller=caller, size_word="np", rows=rows)[0]
 
 
 def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import warnings
@@ -62,18 +63,23 @@ class TorchDistributor:
             train_object, args = Script(train_object, args), ()
         caller = f"TorchDistributor(num_processes={self.num_processes})"
         rows = None
+        errors: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if hasattr(kwargs.get("data"), "sparkSession"):
             from spark_estimator.frame_share import shared
+            from spark_estimator.launch.spark.errors import raised_as_in_tasks
 
+            errors = raised_as_in_tasks()
             kwargs, rows = shared(train_object, args, kwargs, f"{caller}.run", on_spark=not self.local_mode)
         options = JobOptions(args=args, kwargs=kwargs)
         if self.local_mode:
             from spark_estimator.launch.local import run_local
 
-            return run_local(train_object, self.num_processes, options)[0]
+            with errors:
+                return run_local(train_object, self.num_processes, options)[0]
         from spark_estimator.launch.spark.entry import run_in_session
 
-        return run_in_session(train_object, self._size, options, caller=caller, rows=rows)[0]
+        with errors:
+            return run_in_session(train_object, self._size, options, caller=caller, rows=rows)[0]
 
     def _limit_to_gpus(self) -> None:
         from spark_estimator.launch.job.gpus import look

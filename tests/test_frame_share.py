@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 pytest.importorskip("torch")
 
 from spark_estimator import HorovodRunner, TorchDistributor
-from spark_estimator.errors import DataError
+from spark_estimator.errors import DataError, WorkerFailedError
 from tests.launch import clusters
 
 if TYPE_CHECKING:
@@ -97,6 +97,16 @@ def test_what_cannot_be_read_is_refused_before_the_start(spark: SparkSession) ->
         HorovodRunner(np=-2).run(look, data=rows_of(spark, 1))
     with pytest.raises(TypeError, match="a script takes strings"):
         runner.run("train.py", data=rows_of(spark, 1))
+
+
+@pytest.mark.parametrize("np", [1, -1])
+def test_a_value_that_only_a_rank_sees_is_an_error_of_the_data(spark: SparkSession, tmp_path: Path, np: int) -> None:
+    rows = spark.createDataFrame([(1.0, 0.0), (None, 0.0)], "x double, y double").coalesce(1)
+    rows.write.parquet(str(tmp_path / "rows"))
+    frame = rows if np > 0 else spark.read.parquet(str(tmp_path / "rows"))
+    with pytest.raises(DataError, match=r"^rank 0 \(host \S+\): column 'x' holds null") as raised:
+        HorovodRunner(np=np).run(lambda data: len(list(data.loader(1))), data=frame)
+    assert isinstance(raised.value.__cause__, WorkerFailedError)
 
 
 def test_a_wrong_column_of_a_loader_is_named(spark: SparkSession) -> None:

@@ -103,7 +103,7 @@ class Preparation:
         """The rows to train on, and those for validation, which are not transformed."""
         marked = drawn(batch, self.held_share) if self.marker is None else marks(batch.column(self.marker))
         if marked.null_count:
-            raise marks_error()
+            raise marks_error(self.marker)
         training = replace(self, marker=None, held_share=0.0)
         for mark, preparation in ((False, training), (True, self.untransformed)):
             rows = batch.filter(marked if mark else pyarrow.compute.invert(marked))
@@ -157,11 +157,12 @@ def marks(column: pyarrow.Array) -> pyarrow.Array:
     return pyarrow.compute.if_else(known, marks, pyarrow.scalar(None, pyarrow.bool_()))
 
 
-def marks_error() -> DataError:
-    """The error about a mark that is missing."""
+def marks_error(name: str | None = None) -> DataError:
+    """The error about a mark that is missing, in the column of this name if it is known."""
+    column = "the column" if name is None else f"the column {name!r}"
     return DataError(
-        "the column of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to "
-        "validate with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
+        f"{column} of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to validate "
+        "with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
     )
 
 

@@ -158,7 +158,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
 
         Raises:
             TypeError: there is no DataFrame, or two.
-            DataError: a column or value can't be used; also where a task of Spark's has noticed it.
+            DataError: a column or value can't be used; also where a task of Spark's, or a rank, has noticed it.
             Others as `run_in_session`.
         """
         frame = checks.one_frame("fit()", dataset, df)
@@ -201,7 +201,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
 
         Raises:
             ValueError: there is no store.
-            DataError: there is no data, or it is incomplete.
+            DataError: there is no data, it is incomplete, or a rank has found a value that it cannot use.
         """
         if params:
             return self.copy(dict(params)).fit_on_parquet(None, dataset_idx)
@@ -220,7 +220,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         features = Features.of_files(files, plan.columns) if value("mlflow") else None
         metadata = TrainingMetadata(training, size, plan, features)
         rows = None if validation_files is None else validation_files.rows
-        result: _Model = self._fit_on_prepared_data(backend, files.rows, rows, metadata, None, dataset_idx)
+        with raised_as_in_tasks():
+            result: _Model = self._fit_on_prepared_data(backend, files.rows, rows, metadata, None, dataset_idx)
         return result
 
     def _takes_folders(self) -> bool:

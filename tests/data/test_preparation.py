@@ -105,7 +105,7 @@ def test_rows_for_validation_can_stay_as_they_are() -> None:
     assert divided(preparation, rows, 1) == ([10.0, 10.0, 30.0, 30.0], [2.0, 4.0])
     assert divided(replace(preparation, transforms_marked=True), rows, 4)[1] == [20.0, 40.0] * 2
     assert preparation.untransformed.batch(rows, ["float32"]).to_pydict() == {"c0": [1.0, 2.0, 3.0, 4.0]}
-    with pytest.raises(DataError, match="the column of validation marks holds null"):
+    with pytest.raises(DataError, match="the column 'held' of validation marks holds null"):
         divided(preparation, batch(x=[1.0], held=[None]), 4)
 
 

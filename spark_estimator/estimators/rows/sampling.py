@@ -32,7 +32,7 @@ from spark_estimator.data.kept_rows import KeptRows, bytes_of_row, check_kept, l
 from spark_estimator.data.nulls import Nulls, drops_rows, with_numbers
 from spark_estimator.data.numbers import category_in, readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.preparation import Preparation, marks_error
 from spark_estimator.data.quoting import quoted
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.transformation import Takes
@@ -255,7 +255,8 @@ class FrameSource(_Untransformed):
         """As `Source.first_rows`."""
         # Floating columns as doubles, to see whether their numbers are whole.
         dtypes = ["float64" if column.dtype == "float32" and not column.is_array else column.dtype for column in fed]
-        rows = _first(self._cast(fed, dtypes, preparation.nulls))
+        marker = None if preparation.marker is None else self.column(preparation.marker)
+        rows = _without_marks(_first(self._cast(fed, dtypes, preparation.nulls, marker)), preparation.marker)
         rows = encoded(rows, by_position(preparation.encoders, fed))
         return decoded(rows, fed, preparation, [f"c{number}" for number in range(len(fed))])
 
@@ -269,8 +270,11 @@ class FrameSource(_Untransformed):
         sizes = [functions.max(functions.size(f"c{read.index(position)}")) for position in positions]
         return [max(0, int(size or 0)) for size in frame.agg(*sizes).collect()[0]]
 
-    def _cast(self, columns: Sequence[Readable], dtypes: Sequence[str], nulls: Nulls) -> DataFrame:
-        frame = self._frame.select(*cast_columns(columns, dtypes, nulls))
+    def _cast(
+        self, columns: Sequence[Readable], dtypes: Sequence[str], nulls: Nulls, marker: Readable | None = None
+    ) -> DataFrame:
+        marks = [] if marker is None else [marker.marks]
+        frame = self._frame.select(*cast_columns(columns, dtypes, nulls), *marks)
         dropping = dropping_columns(columns, nulls)
         return frame.dropna(subset=dropping) if dropping else frame
 
@@ -316,9 +320,10 @@ class FileSource(_Untransformed):
         self, fed: Sequence[Readable], preparation: Preparation
     ) -> tuple[pyarrow.RecordBatch, Preparation, list[Readable]]:
         """As `Source.first_rows`."""
-        self._files.check([column.name for column in fed])
-        rows = FileRows(self._files, replace(preparation, marker=None, decoders={}))
+        self._files.check([*(column.name for column in fed), *filter(None, [preparation.marker])])
+        rows = FileRows(self._files, replace(preparation, decoders={}))
         first = rows.first_rows([column.dtype for column in fed], SAMPLE_ROWS)
+        first = _without_marks(first, preparation.marker)
         return decoded(first, fed, preparation, [f"c{number}" for number in range(len(fed))])
 
     def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
@@ -522,6 +527,19 @@ def check_marker(name: str, kind: str) -> None:
         raise DataError(
             f"validation={name!r}: the column has type {kind}. It must be boolean, or an integer column of 0 and 1."
         )
+
+
+def _without_marks(rows: pyarrow.RecordBatch, name: str | None) -> pyarrow.RecordBatch:
+    """The first rows without the column of marks, if they have one.
+
+    Raises:
+        DataError: a mark is missing.
+    """
+    if "marker" not in rows.schema.names:
+        return rows
+    if rows.column("marker").null_count:
+        raise marks_error(name)
+    return rows.select([column for column in rows.schema.names if column != "marker"])
 
 
 def _first(frame: DataFrame) -> pyarrow.RecordBatch:

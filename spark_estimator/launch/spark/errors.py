@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from spark_estimator import __version__
 from spark_estimator.errors import (
+    DataError,
     JobCancelledError,
     JobFailedError,
     NotEnoughSlotsError,
@@ -100,9 +101,17 @@ def explain(text: str) -> SparkEstimatorError | None:
 
 @contextlib.contextmanager
 def raised_as_in_tasks() -> Iterator[None]:
-    """A `DataError` or `DeviceError` that a task of a Spark action in the block raises is raised here as itself."""
+    """A `DataError` or `DeviceError` that a task of Spark, or a rank, raises in the block is raised here as itself.
+
+    Its ``__cause__`` is Spark's error, or the `WorkerFailedError` on the rank that noticed it first.
+    """
     try:
         yield
+    except JobFailedError as error:
+        of_rank = error_of_task(error) if error.cause_class == DataError.__name__ else None
+        if of_rank is None:
+            raise
+        raise of_rank from error
     except SparkEstimatorError:
         raise
     except Exception as error:

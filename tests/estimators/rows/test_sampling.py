@@ -22,7 +22,8 @@ def files(tmp_path: Path) -> DataFiles:
         "v": [[1.0], [1.0, 2.0], [3.0]],
         "y": [0.5, 1.5, 2.5],
         "text": ["a", "b", "c"],
-        "held": [True, False, None],
+        "held": [True, False, False],
+        "fold": [0, 1, 2],
         "CrossValidator_0a1b_rand": [0.1, 0.2, 0.3],
     }
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
@@ -51,6 +52,7 @@ def test_columns_have_roles_types_and_first_rows(files: DataFiles) -> None:
         (None, {}, "'text' has type string.*feature_cols is not set, so every column"),
         (None, {"feature_cols": ["v"]}, "'v' has arrays of different lengths"),
         ("y", {"feature_cols": ["a"]}, "validation='y': the column has type double. It must be boolean"),
+        ("fold", {"feature_cols": ["a"]}, "the column 'fold' of validation marks holds null, or a number that is"),
         (None, {"feature_cols": ["a"], "decoders": {"v": len}}, "decoders refers to 'v', which isn't a column that"),
         (None, {"feature_cols": []}, "there are no feature columns"),
     ],

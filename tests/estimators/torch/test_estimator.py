@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from spark_estimator import DataError, TorchEstimator, TorchModel
+from spark_estimator import DataError, TorchEstimator, TorchModel, WorkerFailedError
+from spark_estimator.estimators.rows.sampling import SAMPLE_ROWS
 from spark_estimator.observe.status_line import Log
 from tests.estimators.conftest import ROWS, TRUTH, line_rows, linear
 
@@ -292,16 +293,30 @@ def test_a_batch_of_one_row_and_a_batch_normalization(spark: SparkSession, estim
         )
 
 
+@pytest.mark.parametrize("read_files", [True, False])
+def test_marks_of_the_first_rows_are_checked_before_the_start(
+    spark: SparkSession, estimator: Make, tmp_path: Path, read_files: bool
+) -> None:
+    rows = [([1.0, 2.0, 3.0], 1.0, number % 3) for number in range(30)]
+    spark.createDataFrame(rows, "features array<float>, y float, fold int").write.parquet(str(tmp_path / "rows"))
+    with pytest.raises(DataError, match=r"^the column 'fold' of validation marks holds null, or a number") as raised:
+        estimator(num_proc=1, validation="fold", read_files=read_files).fit(spark.read.parquet(str(tmp_path / "rows")))
+    assert not isinstance(raised.value.__cause__, WorkerFailedError)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("read_files", [True, False])
 def test_marks_are_0_and_1(spark: SparkSession, estimator: Make, tmp_path: Path, read_files: bool) -> None:
     """The number of a fold, or another code, would put most rows aside."""
-    rows = [([1.0, 2.0, 3.0], 1.0, number % 3) for number in range(30)]
+    # The driver sees the first rows only.
+    rows = [([1.0, 2.0, 3.0], 1.0, number % (2 if number < SAMPLE_ROWS else 3)) for number in range(SAMPLE_ROWS + 30)]
     path = str(tmp_path / "rows")
     spark.createDataFrame(rows, "features array<float>, y float, fold int").coalesce(1).write.parquet(path)
     frame = spark.read.parquet(path)
-    with pytest.raises(Exception, match="validation marks holds null, or a number that is neither 0"):
+    words = r"^rank 0 \(host \S+\): the column of validation marks holds null, or a number that is neither 0"
+    with pytest.raises(DataError, match=words) as raised:
         estimator(num_proc=1, validation="fold", read_files=read_files).fit(frame)
+    assert isinstance(raised.value.__cause__, WorkerFailedError)
     right = frame.withColumn("fold", (frame.fold == 1).cast("int"))
     right.write.parquet(path + "_right")
     model = estimator(num_proc=1, validation="fold", read_files=read_files).fit(spark.read.parquet(path + "_right"))

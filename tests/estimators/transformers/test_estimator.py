@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from spark_estimator import DataError, TransformersEstimator, TransformersModel, WorkerFailedError
+from spark_estimator import DataError, TransformersEstimator, TransformersModel
 from tests.scenarios.huggingface import tiny
 
 if TYPE_CHECKING:
@@ -170,11 +170,11 @@ def test_a_run_resumes_from_its_checkpoint(classifier_folder: str, reviews: Data
     for name, value in whole.items():
         torch.testing.assert_close(resumed[name], value, rtol=0, atol=0)
     with pytest.raises(
-        WorkerFailedError, match=r"from another training: .*weight_decay=0.0 in the checkpoint, weight_decay=0.1 now"
+        DataError, match=r"from another training: .*weight_decay=0.0 in the checkpoint, weight_decay=0.1 now"
     ):
         fitted(epochs=3, store=str(tmp_path), run_id="reviews", weight_decay=0.1)
     tiny.classifier(seed=6).save_pretrained(tmp_path / "other")
-    with pytest.raises(WorkerFailedError, match=r"from another training: .*pretrained model with the digest"):
+    with pytest.raises(DataError, match=r"from another training: .*pretrained model with the digest"):
         fitted(
             epochs=3,
             store=str(tmp_path),

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from spark_estimator import TorchEstimator, WorkerFailedError
+from spark_estimator import DataError, TorchEstimator
 from tests.estimators.conftest import ROWS, line_rows, linear
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def test_pytorch(spark: SparkSession, tmp_path: Path) -> None:
     assert caught[-1].filename == __file__
     assert (numbers_of(again.getModel()) == numbers_of(trained.getModel())).all()
 
-    with pytest.raises(WorkerFailedError, match=r"set resume_on_other_rows=True to continue the run with these rows"):
+    with pytest.raises(DataError, match=r"set resume_on_other_rows=True to continue the run with these rows"):
         estimator(epochs=4).fit(second)
     right = fresh((FIRST, FIRST, SECOND, SECOND))
     with silent():
