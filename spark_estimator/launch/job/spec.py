@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,8 @@ from spark_estimator.peer_json import parse_object
 from spark_estimator.security.encryption import Policy, check_encryption
 
 _PRELOADABLE = ("torch", "tensorflow")
+# The pickle's opcode SHORT_BINUNICODE: a byte with the length follows.
+_SHORT_TEXT = rb"\x8c"
 
 
 @dataclass(frozen=True)
@@ -316,8 +319,21 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, st
 
 
 def modules_to_preload(payload: bytes) -> tuple[str, ...]:
-    """Frameworks that the driver has loaded and that the payload mentions: importing them early hides their cost."""
-    return tuple(name for name in _PRELOADABLE if name in sys.modules and name.encode() in payload)
+    """Frameworks that the driver has loaded and that code in the payload names: importing them early hides their cost.
+
+    Args:
+        payload: a pickle of protocol 4 or later.
+    """
+    return tuple(name for name in _PRELOADABLE if name in sys.modules and _has_name(payload, name.encode()))
+
+
+def _has_name(payload: bytes, part: bytes) -> bool:
+    """Whether a name in the pickle, such as ``horovod.torch``, contains `part`; a docstring is none."""
+    for head in re.finditer(_SHORT_TEXT + rb"(.)(?=[\w.]*" + part + rb")", payload, re.DOTALL):
+        text = payload[head.end() : head.end() + head[1][0]]
+        if part in text and re.fullmatch(rb"[\w.]+", text):
+            return True
+    return False
 
 
 def driver_sys_path() -> tuple[str, ...]:

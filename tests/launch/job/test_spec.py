@@ -9,6 +9,7 @@ import pytest
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id, local_rendezvous
 from spark_estimator.launch.job import spec
 from spark_estimator.launch.job.gpus import TaskGpus
+from spark_estimator.launch.job.pickling import dump_function
 from spark_estimator.launch.job.spec import JobSpec, TaskFacts, WorkerSpec, assign_ranks
 
 
@@ -92,8 +93,22 @@ def test_only_frameworks_that_the_driver_has_loaded_and_the_function_names_are_p
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert spec.modules_to_preload(b"... torch ... tensorflow ...") == ("tensorflow",)
-    assert spec.modules_to_preload(b"numpy") == ()
+
+    def train() -> None:
+        """Not for tensorflow."""
+        import numpy  # noqa: F401
+
+    def train_there() -> None:
+        import horovod.tensorflow as hvd
+        import horovod.torch
+
+        hvd.init()
+        horovod.torch.init()
+
+    assert spec.modules_to_preload(dump_function(train, (), {})) == ()
+    assert spec.modules_to_preload(dump_function(train_there, (), {})) == ("tensorflow",)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert spec.modules_to_preload(dump_function(train_there, (), {})) == ("torch", "tensorflow"), "torch is the first"
 
 
 def test_the_driver_s_path_names_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
