@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow
 import torch
 
+from spark_estimator.checkpoint.state import random_state, set_random_state
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.lightning.loaders import Named, named
 from spark_estimator.estimators.lightning.parts import LightningParts
@@ -46,7 +47,7 @@ class LightningTrial(ModuleTrial):
         tensors = first_tensors(rows, fields)
         shapes = self._parts.label_shapes if fields.labels else None
         batch = named(fields.inputs, fields.labels, fields.weight, tensors, shapes)
-        state = torch.get_rng_state()
+        state = random_state()
         try:
             with _quietly(self._parts.flavour):
                 module: Any = copy.deepcopy(self._parts.model).cpu()
@@ -60,7 +61,7 @@ class LightningTrial(ModuleTrial):
                     return ()  # forward() takes what is available at prediction
                 return self._widths(module, tensors[: len(fields.inputs)], fields)
         finally:
-            torch.set_rng_state(state)
+            set_random_state(state)
 
     def _stepped(self, module: Any, batch: Named) -> tuple[Any, Any]:
         """The module, or a copy with what its hooks have made; and the result of training_step for a batch, after a

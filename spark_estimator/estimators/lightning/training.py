@@ -54,7 +54,7 @@ from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.epoch_means import results_of
 from spark_estimator.estimators.torch.exchange import local_options
-from spark_estimator.estimators.torch.rank_state import gathered
+from spark_estimator.estimators.torch.rank_state import gathered, seed_generators, seed_start
 from spark_estimator.estimators.torch.training import leaving_out
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -64,9 +64,9 @@ from spark_estimator.store import FilesystemStore
 def train(spec: TrainSpec) -> TrainResult | None:
     """Runs on every rank. Returns the result on rank 0; None on the others.
 
-    With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint exists resumes from it. PyTorch's
-    generators are seeded for each epoch from seed, epoch and rank, so that such a run ends with the same numbers as one
-    that was never interrupted. In an elastic job it recovers within a step (`recovery`).
+    With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint exists resumes from it. PyTorch's,
+    Python's and NumPy's generators are seeded for each epoch from seed, epoch and rank, so that such a run ends with
+    the same numbers as one that was never interrupted. In an elastic job it recovers within a step (`recovery`).
     """
     hvd.init()
     with Saver(spec, TorchForm()) as saver:
@@ -182,6 +182,7 @@ class _Training:
         if self._joined is not None and self._joined.phase is FitPhase.OVER and self._checkpoint is None:
             return  # trained here, by a Trainer that has ended
         parts = self._parts
+        seed_start(self._seed)
         strategy = strategy_of(parts.flavour, self._watch, self._spec.verbose, **self._exchange())
         trainer = self._package.Trainer(
             **self._arguments,
@@ -237,7 +238,7 @@ class _Training:
         if self._settings is not None:  # not before: callbacks look at the Trainer's own in on_train_start
             take_settings(trainer, self._settings)
             self._settings = None
-        torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
+        seed_generators(self._seed, epoch)
 
     def _training_begins(self, trainer: Any) -> None:
         """All hooks ``on_fit_start`` have run, which may have added groups of parameters to the optimizer."""
@@ -287,6 +288,8 @@ class _Training:
         return len(self._train), 0 if self._held is None else len(self._held)
 
     def _take_up(self, trainer: Any) -> None:
+        # Loaders choose the seeds of their workers before the hooks of the epoch.
+        seed_generators(self._seed, int(trainer.current_epoch))
         if self._checkpoint is not None:
             restore(trainer, self.module, self._checkpoint, None)
         if self._kept is not None:

@@ -13,6 +13,7 @@ import pyarrow
 import torch
 from torch import nn
 
+from spark_estimator.checkpoint.state import random_state, set_random_state
 from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, LabelError, first_rows_name, not_finite, shown
@@ -57,7 +58,7 @@ class TorchTrial(ModuleTrial):
         labels = tensors[count : count + len(fields.labels)]
         weight = tensors[-1] if fields.weight else None
         model = _copied(self._parts.model).cpu()
-        state = torch.get_rng_state()
+        state = random_state()
         try:
             model.train()
             if rows.num_rows == 1:
@@ -85,7 +86,7 @@ class TorchTrial(ModuleTrial):
                 for metric in group:
                     _try_metric(metric, output.detach(), label)
         finally:
-            torch.set_rng_state(state)
+            set_random_state(state)
         if not math.isfinite(loss.item()):
             raise DataError(
                 f"the loss of the first {rows.num_rows} rows is {loss.item()}: "

@@ -8,12 +8,15 @@ them.
 from __future__ import annotations
 
 import hashlib
+import random
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
+from spark_estimator.checkpoint.state import random_state, set_random_state
 
 
 def gathered(model: nn.Module, device: torch.device, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
@@ -36,9 +39,26 @@ def take_buffers(model: nn.Module, state: dict[str, Any]) -> None:
         buffers[name].copy_(value)
 
 
+def seed_generators(seed: int, epoch: int) -> None:
+    """Seeds PyTorch's, Python's and NumPy's generators for an epoch of this rank; earlier draws have no effect."""
+    _seed((seed * 100_003 + epoch) * 10_007 + hvd.rank())
+
+
+def seed_start(seed: int) -> None:
+    """Seeds the generators alike on all ranks, for what they make before the first epoch."""
+    _seed(seed)
+
+
+def _seed(number: int) -> None:
+    number %= 1 << 63
+    torch.manual_seed(number)
+    random.seed(number)
+    numpy.random.seed([number & 0xFFFFFFFF, number >> 32])
+
+
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """The random number generators of this rank, for `set_rng_state`."""
-    state: dict[str, Any] = {"random": torch.get_rng_state()}
+    """PyTorch's, Python's and NumPy's generators in this rank, for `set_rng_state`."""
+    state: dict[str, Any] = {"generators": random_state()}
     if device.type == "cuda":
         state["random of the GPU"] = torch.cuda.get_rng_state(device)
     return state
@@ -46,7 +66,10 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 def set_rng_state(device: torch.device, state: dict[str, Any]) -> None:
     """Restores the random number generators of this rank."""
-    torch.set_rng_state(state["random"])
+    if "generators" in state:
+        set_random_state(state["generators"])
+    else:  # a checkpoint of an earlier version
+        torch.set_rng_state(state["random"])
     if device.type == "cuda" and "random of the GPU" in state:
         torch.cuda.set_rng_state(state["random of the GPU"], device)
 

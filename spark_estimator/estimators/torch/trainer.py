@@ -29,7 +29,13 @@ from spark_estimator.estimators.torch.losses import (
     shaped,
 )
 from spark_estimator.estimators.torch.parts import accumulates
-from spark_estimator.estimators.torch.rank_state import gathered, rng_state, set_rng_state, take_buffers
+from spark_estimator.estimators.torch.rank_state import (
+    gathered,
+    rng_state,
+    seed_generators,
+    set_rng_state,
+    take_buffers,
+)
 from spark_estimator.estimators.torch.stepping import passes
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.log import logger
@@ -259,7 +265,7 @@ class Trainer:
     def _enter(self, epoch: int) -> None:
         """Seeds the random number generators for an epoch, or restores what they were within it."""
         self.model.train()
-        torch.manual_seed(((self._seed * 100_003 + epoch) * 10_007 + hvd.rank()) % (1 << 63))
+        seed_generators(self._seed, epoch)
         self.sums.clear()
         if self._within is not None:
             set_rng_state(self._device, self._within)

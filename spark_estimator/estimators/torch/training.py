@@ -30,6 +30,7 @@ from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.estimators.torch.epoch_log import epoch_log
 from spark_estimator.estimators.torch.identity import identity_of
 from spark_estimator.estimators.torch.losses import TorchParts, counts_some, leaves_out
+from spark_estimator.estimators.torch.rank_state import seed_start
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -39,11 +40,13 @@ def train(spec: TrainSpec) -> TrainResult | None:
     """Runs on every rank. Returns the result on rank 0; None on the others.
 
     With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
-    checkpoint exists resumes from it. Random numbers are seeded for each epoch from seed, epoch and rank, and their
-    state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
+    checkpoint exists resumes from it. PyTorch's, Python's and NumPy's random numbers are seeded for each epoch from
+    seed, epoch and rank, and their state is in checkpoints within an epoch, so that such a run ends with the same
+    numbers as one without interruption.
     In an elastic job it recovers within a step (`recovery`).
     """
     hvd.init()
+    seed_start(spec.seed)
     with Saver(spec, TorchForm()) as saver, data_modules.opened(spec, hvd.rank(), hvd.size()) as brought:
         with epoch_log(spec, hvd.rank) as log:
             training = Training(spec, saver, log)

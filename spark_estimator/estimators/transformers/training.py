@@ -13,6 +13,7 @@ import spark_estimator.torch as hvd
 from spark_estimator.collectives import launcher_link
 from spark_estimator.estimators.torch import training
 from spark_estimator.estimators.torch.losses import TorchParts
+from spark_estimator.estimators.torch.rank_state import seed_start
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.estimators.transformers.module import TextModule, net_of
 from spark_estimator.estimators.transformers.pretrained import Pretrained, quietly
@@ -115,7 +116,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     transformers.utils.logging.disable_progress_bar()  # each rank's lines are sent to the driver
     if not spec.verbose:
         transformers.utils.logging.set_verbosity_error()
-    torch.manual_seed(spec.seed)  # for the numbers that the pretrained model does not have
+    seed_start(spec.seed)  # for the numbers that the pretrained model does not have
     parts: TextParts = spec.framework
     # A rank that replaces a lost one comes when the others are in their training.
     may_join = launcher_link.link() is not None

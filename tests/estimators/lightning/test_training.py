@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 from spark_estimator.errors import DataError
 from spark_estimator.store import Store
+from tests.estimators.torch_models import Draws
 from tests.ranks import run_ranks
 
 ROWS, WIDTH = 203, 3
@@ -29,7 +31,7 @@ def network() -> nn.Module:
     torch.manual_seed(3)
     # The gradient of a bias before a batch normalization would be nothing but rounding errors, which Adam amplifies.
     return nn.Sequential(
-        nn.Linear(WIDTH, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1)
+        nn.Linear(WIDTH, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), Draws(), nn.Linear(8, 1)
     )
 
 
@@ -477,3 +479,43 @@ def plain_rates(rank: int, folder: str) -> tuple[list[float], list[float], list[
 def test_the_learning_rate_stays_if_that_is_wanted(folder: Path) -> None:
     for result in run_ranks(2, plain_rates, 120, args=(str(folder),)):
         assert result == (pytest.approx([0.05, 0.025]), [0.05, 0.05], [])
+
+
+class RandomRows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Rows that a loader's worker draws."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.rand(WIDTH), "y": torch.tensor(random.random() + numpy.random.random(), dtype=torch.float32)}
+
+
+def rows_of_workers(rank: int, folder: str) -> list[list[float]]:
+    """[two trainings] the sums of the batches of two epochs."""
+    import lightning.pytorch as pl
+
+    class Own(pl.LightningDataModule):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(RandomRows(), batch_size=8, num_workers=1)
+
+    def training_step(self: Any, batch: Any, number: int) -> torch.Tensor:
+        sums.append(float(batch["x"].sum() + batch["y"].sum()))
+        return nn.functional.mse_loss(self(batch["x"]).reshape(-1), batch["y"])
+
+    def configure_optimizers(self: Any) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    trainings = []
+    for _ in range(2):
+        sums: list[float] = []
+        learner = module(training_step=training_step, configure_optimizers=configure_optimizers)
+        trained(folder, learner, {"held_share": 0.0, "epochs": 2}, data_module=Own)
+        trainings.append(sums)
+    return trainings
+
+
+def test_the_seed_decides_what_workers_of_loaders_draw(folder: Path) -> None:
+    (first, again), (other, _) = run_ranks(2, rows_of_workers, 240, args=(str(folder),))
+    assert first == again and len(first) == 2 * 4
+    assert not set(first) & set(other), "each rank has its own numbers, also in the first epoch"

@@ -25,6 +25,7 @@ from spark_estimator.spark import SparkBackend
 from spark_estimator.store import HDFSStore, Store
 from spark_estimator.store.digests import seal_of
 from tests.estimators.conftest import linear
+from tests.estimators.torch_models import Draws
 from tests.store.hadoop import core_site, stand_in
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.timeout(240)
 def chancy() -> nn.Module:
     """Its training depends on chance."""
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), Draws(), nn.Linear(8, 1))
 
 
 def test_a_run_goes_on_from_its_checkpoint_to_the_very_same_numbers(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.estimators.torch.rank_state import gathered, set_rng_state, take_buffers
+from spark_estimator.estimators.torch.rank_state import gathered, rng_state, seed_start, set_rng_state, take_buffers
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -32,10 +34,25 @@ def test_each_rank_has_the_buffers_in_which_it_differs_from_rank_0() -> None:
     assert (mean_of_0, mean_of_1) == ([0.0], [2.0]), "rank 0's are in the model's own state"
 
 
+def drawn() -> list[float]:
+    return [*torch.rand(2).tolist(), random.gauss(0, 1), float(numpy.random.standard_normal())]
+
+
 def test_random_numbers_continue() -> None:
-    torch.manual_seed(1)
-    state = {"random": torch.get_rng_state()}
-    drawn = torch.rand(3)
-    torch.manual_seed(2)
+    drawn()  # so that Python and NumPy each keep a second number
+    state, older = rng_state(CPU), {"random": torch.get_rng_state()}
+    expected = drawn()
+    drawn()
     set_rng_state(CPU, state)
-    assert torch.equal(torch.rand(3), drawn)
+    assert drawn() == expected
+    set_rng_state(CPU, older)
+    assert drawn()[:2] == expected[:2]
+
+
+def test_a_seed_decides_all_random_numbers() -> None:
+    numbers = []
+    for seed in (1, 1, 2, 1 << 70):
+        seed_start(seed)
+        numbers.append(drawn())
+    assert numbers[0] == numbers[1]
+    assert all(len({row[place] for row in numbers}) == 3 for place in range(4))

@@ -28,6 +28,7 @@ from spark_estimator.estimators.torch.trainer import Trainer, tensor_of
 from spark_estimator.estimators.torch.training import train
 from spark_estimator.store import Store
 from tests.estimators.specs import spec_of
+from tests.estimators.torch_models import Draws
 from tests.torch.rank_pool import RankPool
 
 RATE = 0.05
@@ -53,7 +54,7 @@ def test_tensors_share_memory_unless_the_spool_has_a_smaller_type() -> None:
 @pytest.mark.usefixtures("alone")
 def test_an_epoch_commits_before_its_first_step_and_after_each() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5))
+    net = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5), Draws())
     parts = TorchParts(net, torch.optim.SGD(net.parameters(), lr=0.01), [nn.MSELoss()], [1.0], [[]])
     spec = dataclasses.replace(spec_of(batch_size=4, framework=parts), backward_passes_per_step=2, shuffle=False)
     features = numpy.random.default_rng(1).normal(size=(18, 3)).astype(numpy.float32)
@@ -69,7 +70,7 @@ def test_an_epoch_commits_before_its_first_step_and_after_each() -> None:
     after = {name: value.clone() for name, value in net.state_dict().items()}
     # The same epoch from its second step on, where the first has left parameters, generators and sums.
     torch.manual_seed(0)
-    other = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5))
+    other = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5), Draws())
     again = Trainer(
         dataclasses.replace(
             spec,
