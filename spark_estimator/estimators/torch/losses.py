@@ -264,6 +264,20 @@ def reduction_of(loss: Any) -> Any:
     return keywords.get("reduction", getattr(loss, "reduction", "mean"))
 
 
+def check_reduction(loss: Any) -> None:
+    """Refuses a loss that is no mean.
+
+    Raises:
+        ValueError: the text has its reduction.
+    """
+    reduction = reduction_of(loss)
+    if reduction not in ("mean", "batchmean"):
+        raise ValueError(
+            f"{loss!r} has reduction={reduction!r}; a loss has to be a mean over the rows of a batch, as the ranks' "
+            "batches differ in size: leave reduction='mean'."
+        )
+
+
 def divides_by_class(loss: Any) -> bool:
     """Whether the mean of a loss is one over its classes' weights and not over rows, for all labels."""
     return _is_of_classes(loss) and (loss.weight is not None or loss.ignore_index != _LEFT_OUT)

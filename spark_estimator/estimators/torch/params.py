@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from spark_estimator.estimators import checks, params
 from spark_estimator.estimators.folder_fit import DATA_MODULE
@@ -23,10 +24,28 @@ TYPES: dict[str, tuple[str, str]] = {
 
 
 def typed(rows: Sequence[Row], types: Mapping[str, tuple[str, str]]) -> tuple[Row, ...]:
-    """The rows with a framework's types: (of the setter, of the getter) by name."""
+    """The rows with a framework's types: (of the setter, of the getter) by name; and losses that are checked."""
     return tuple(
-        replace(row, type=types[row.name][0], returns=types[row.name][1]) if row.name in types else row for row in rows
+        replace(
+            row,
+            type=types[row.name][0],
+            returns=types[row.name][1],
+            check=_losses if row.name == "loss" else row.check,
+        )
+        if row.name in types
+        else row
+        for row in rows
     )
+
+
+def _losses(name: str, value: Any) -> list[Any]:
+    """A list of losses. One that is no mean is refused at once: in a Pipeline, `fit` is called after other stages."""
+    from spark_estimator.estimators.torch.losses import check_reduction  # not before there is a loss
+
+    result = checks.listed(name, value)
+    for loss in result:
+        check_reduction(loss)
+    return result
 
 
 LOSS_CONSTRUCTORS = Row(
