@@ -17,6 +17,7 @@ from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.estimators.torch.exchange import check_exchange
+from spark_estimator.estimators.torch.sending import prepare_to_send
 from spark_estimator.lightning import removed_hooks
 from spark_estimator.lightning.flavours import FLAVOURS, preferred
 
@@ -172,6 +173,7 @@ def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
             stacklevel=2,
         )
     torch_parts.check_numbers(model)
+    prepare_to_send(model)
     kind: Any = type(model)
     base = next(base for base in kind.__mro__ if base.__name__ == "LightningModule")
     for method, why in (

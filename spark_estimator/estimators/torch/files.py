@@ -23,6 +23,7 @@ from spark_estimator.estimators.persistence import model_files
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
+from spark_estimator.estimators.torch.sending import prepare_to_send
 
 _Model = TypeVar("_Model", bound=TableModel)
 
@@ -71,6 +72,7 @@ def write(model: TableModel, module: nn.Module, folder: Path) -> None:
         DataError: a decoder cannot be pickled.
     """
     manifest = model_files.write_plain(model, folder)
+    prepare_to_send(module)
     trained = copy.deepcopy(module).cpu()
     torch.save(trained.state_dict(), folder / "weights.pt")
     try:

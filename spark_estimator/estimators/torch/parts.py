@@ -14,8 +14,9 @@ from torch import nn
 from spark_estimator.estimators.checks import described, labels_of
 from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.exchange import check_exchange
-from spark_estimator.estimators.torch.losses import TorchParts, divides_by_class, known, reduction_of
+from spark_estimator.estimators.torch.losses import TorchParts, check_reduction, divides_by_class, known
 from spark_estimator.estimators.torch.metric_names import grouped
+from spark_estimator.estimators.torch.sending import prepare_to_send
 
 
 def check_callable(name: str, function: Any) -> None:
@@ -36,8 +37,16 @@ def check_numbers(model: nn.Module) -> None:
     """Refuses a model whose parameters are not initialized yet, or are of a type that cannot be trained here.
 
     Raises:
-        ValueError: a parameter is lazy, or a tensor that ranks exchange is complex.
+        ValueError: a parameter is lazy or a ScriptModule's, or a tensor that ranks exchange is complex.
     """
+    for name, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            which = f"the model's {name} is" if name else "model is"
+            raise ValueError(
+                f"{which} a ScriptModule of torch.jit, whose parameters can't be sent to the processes together with "
+                "their optimizer. Give the torch.nn.Module that it was made of, and script what was trained: "
+                "torch.jit.script(fitted.getModel())."
+            )
     for name, number in [*model.named_parameters(), *model.named_buffers()]:
         if torch.nn.parameter.is_lazy(number):
             raise ValueError(
@@ -84,6 +93,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {described(model)}.")
     check_numbers(model)
+    prepare_to_send(model)
     check_callbacks(value("callbacks"))
     if not isinstance(optimizer, torch.optim.Optimizer):
         shown = described(optimizer, "model.parameters()")
@@ -113,12 +123,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     if len(losses) != len(labels):
         raise ValueError(f"got {len(losses)} losses for {len(labels)} label columns; give one per column.")
     for loss in losses:
-        reduction = reduction_of(loss)
-        if reduction not in ("mean", "batchmean"):
-            raise ValueError(
-                f"{loss!r} has reduction={reduction!r}; a loss has to be a mean over the rows of a batch, as the "
-                "ranks' batches differ in size: leave reduction='mean'."
-            )
+        check_reduction(loss)
         if value("sample_weight_col") and divides_by_class(loss):
             raise ValueError(
                 f"{loss!r} divides by its classes' weights and sample_weight_col by rows, so that together they "

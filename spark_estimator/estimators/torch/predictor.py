@@ -23,6 +23,7 @@ from spark_estimator.estimators.torch.device import (
     wait_for,
 )
 from spark_estimator.estimators.torch.losses import outputs_of
+from spark_estimator.estimators.torch.sending import prepare_to_send
 from spark_estimator.estimators.torch.trainer import tensor_of
 
 
@@ -44,6 +45,7 @@ class TorchPredictor(Predictor):
         Args:
             options: the attributes `device` and `precision`.
         """
+        prepare_to_send(model)
         return cls(dumped(model), tuple(inputs), tuple(widths), batch_size, decoders or {}, **options)
 
     def loaded(self) -> nn.Module:

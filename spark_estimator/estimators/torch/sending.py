@@ -1,0 +1,60 @@
+"""Prepares modules that PyTorch does not let be copied or pickled, so that they can be sent to processes.
+
+The class of a parametrized module (``weight_norm``, ``spectral_norm``, ``orthogonal``, or the user's parametrization)
+is made for that one module, and refuses pickle. Here it is made again where the module is unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.weight_norm import WeightNorm
+
+
+def prepare_to_send(module: nn.Module) -> None:
+    """Lets a module be copied and pickled; its numbers stay as they are."""
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            continue
+        if parametrize.is_parametrized(part):
+            _allow_pickle(type(part))
+        for hook in part._forward_pre_hooks.values():
+            # Those before parametrizations compute the tensor before each use; until then it has a gradient's history.
+            if isinstance(hook, WeightNorm):
+                _detach(part, hook.name)
+            elif isinstance(hook, prune.BasePruningMethod):
+                _detach(part, hook._tensor_name)
+
+
+def _allow_pickle(kind: Any) -> None:
+    kind.__reduce_ex__ = _reduced
+
+
+def _reduced(module: Any, protocol: Any) -> tuple[Any, ...]:
+    (base,) = type(module).__bases__
+    return _made, (base, list(module.parametrizations)), dict(vars(module))
+
+
+def _made(base: type[nn.Module], names: Sequence[str]) -> nn.Module:
+    """A parametrized module without its state.
+
+    Args:
+        base: the class that it had before it was parametrized.
+        names: of the tensors that are.
+    """
+    module: nn.Module = base.__new__(base)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    _allow_pickle(type(module))
+    return module
+
+
+def _detach(part: nn.Module, name: str) -> None:
+    value = vars(part).get(name)
+    if isinstance(value, torch.Tensor):
+        vars(part)[name] = value.detach()
