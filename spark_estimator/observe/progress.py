@@ -99,7 +99,7 @@ def pipe(environ: MutableMapping[str, str]) -> int | None:
 
 
 class ProgressReporter:
-    """A daemon thread that reports this process's progress, until `stop`.
+    """A daemon thread that reports this process's progress, until `stop`: the last report has no wait and no training.
 
     Args:
         look: gives (calls, seconds of waiting, in which collective); any exception ends the reports.
@@ -119,18 +119,20 @@ class ProgressReporter:
             self._thread.join(_STOP_SECONDS)
 
     def _report_until_stopped(self) -> None:
-        while not self._stopped.wait(INTERVAL_SECONDS):
-            try:
+        try:
+            while not self._stopped.wait(INTERVAL_SECONDS):
                 calls, waiting, waits_in = self._look()
                 training = None if _meter is None else _meter.report()
-                report = Progress(time.monotonic(), _steps, calls, waiting, waits_in[:_LONGEST_NAME], training)
-                # Shorter than PIPE_BUF, so that it is written completely or not at all.
-                os.write(self._descriptor, json.dumps(report.to_dict()).encode() + b"\n")
-            except BlockingIOError:
-                continue
-            except Exception as error:
-                _log.debug("progress reports end: %s", error)
-                return
+                self._write(Progress(time.monotonic(), _steps, calls, waiting, waits_in[:_LONGEST_NAME], training))
+            calls, _, _ = self._look()
+            self._write(Progress(time.monotonic(), _steps, calls))
+        except Exception as error:
+            _log.debug("progress reports end: %s", error)
+
+    def _write(self, report: Progress) -> None:
+        with suppress(BlockingIOError):
+            # Shorter than PIPE_BUF, so that it is written completely or not at all.
+            os.write(self._descriptor, json.dumps(report.to_dict()).encode() + b"\n")
 
 
 def reporter(look: Callable[[], tuple[int, float, str]]) -> ProgressReporter | None:

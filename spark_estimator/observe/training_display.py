@@ -81,16 +81,16 @@ class TrainingDisplay:
 
 
 def training_state(reports: Mapping[int, Sequence[Progress]], first: Mapping[int, Progress]) -> TrainingState | None:
-    """All ranks' reports as one state; None: no rank has reported a training.
+    """All ranks' reports as one state; None: no rank trains.
 
     Args:
         reports: by rank, its last progress reports, the oldest first.
         first: by rank, the first report with a training.
     """
     histories = {
-        rank: training
+        rank: [(report.at, report.training) for report in history if report.training is not None]
         for rank, history in reports.items()
-        if (training := [(report.at, report.training) for report in history if report.training is not None])
+        if history[-1].training is not None  # else it has not begun, or has ended
     }
     if not histories:
         return None

@@ -59,11 +59,15 @@ def test_reports_are_written_until_the_stop(ends: tuple[int, int], monkeypatch: 
         progress.count_step()
         while Progress.from_dict(json.loads(reader.readline())).steps != first.steps + 1:
             pass
+        reporter.stop()
+        reporter.stop()
+        assert not reporter._thread.is_alive()
+        os.write(ends[1], b"the end\n")
+        *_, line = iter(reader.readline, "the end\n")
+    last = Progress.from_dict(json.loads(line))
     assert (first.calls, first.waiting, first.waits_in) == (7, 0.5, "allreduce 'x'")
     assert second.at > first.at
-    reporter.stop()
-    reporter.stop()
-    assert not reporter._thread.is_alive()
+    assert (last.calls, last.waiting, last.waits_in, last.training) == (7, 0.0, "", None), "it waits no more"
 
 
 def test_a_full_pipe_and_an_engine_that_ended_do_not_raise(

@@ -52,6 +52,13 @@ def test_what_is_unknown_is_left_out() -> None:
     assert training_text(state)[0] == "epoch 2/4 [#####.....], validation step 3/10, val_loss 0.5"
 
 
+def test_a_rank_that_trains_no_more_is_not_waited_for() -> None:
+    first, ended = report(10, 3, 30), Progress(12, 0, 0)
+    state = training_state({0: [first, ended], 1: [report(11, 4, 40)]}, {0: first})
+    assert state is not None and state.report.step == 4
+    assert training_state({0: [first, ended]}, {0: first}) is None
+
+
 def test_text_of_ranks_cannot_steer_the_screen() -> None:
     reports = {0: [report(10, 0, 0, averages={"\x1b[2J<script>": 1.0})]}
     display = TrainingDisplay()
