@@ -25,8 +25,8 @@ WAIT_SLICE_SECONDS = 0.1
 # In a long wait a later Ctrl-C is better than a busy core: each slice wakes the engine's thread, too.
 LONGEST_WAIT_SLICE_SECONDS = 0.5
 
-# Enough to see what a failure interrupted; all that is noted is what `Engine.describe` is for.
-_REPORTED_LINES = 40
+# What a failure interrupted, in the log of each rank that survives; more for who asks for more.
+_REPORTED_LINES, _REPORTED_LINES_AT_INFO = 3, 40
 
 _MOST_HELD = 1000
 
@@ -346,7 +346,8 @@ class Engine:
             return
         with suppress(HorovodInternalError, ValueError):
             lines = self.describe("flight_recorder").rstrip().splitlines()
-            shown = lines[-_REPORTED_LINES:]
+            most = _REPORTED_LINES_AT_INFO if _log.isEnabledFor(logging.INFO) else _REPORTED_LINES
+            shown = lines[-most:]
             if shown:
                 # A job that continues without the lost rank shows other messages.
                 level = logging.INFO if self.loss_is_expected else logging.WARNING
