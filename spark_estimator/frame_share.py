@@ -164,7 +164,9 @@ def _fields_of(frame: Any, columns: Sequence[Readable], caller: str) -> tuple[Fi
     fields = []
     for number, (column, dtype) in enumerate(zip(columns, dtypes, strict=True)):
         if column.is_array and first[0][number] is None:
-            raise DataError(f"column {column.name!r} holds null. Fill or drop such rows (df.fillna, df.dropna).")
+            raise DataError(
+                f"column {column.name!r} holds null. Fill or drop such rows (functions.coalesce, df.dropna)."
+            )
         width = len(first[0][number]) if column.is_array else 1
         shape = (width,) if column.is_array else ()
         fields.append(Field((column.name,), (f"c{number}",), (width,), dtype, shape))

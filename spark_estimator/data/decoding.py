@@ -31,12 +31,13 @@ class Decoder:
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
 
-    def arrays(self, column: pyarrow.Array, row: int = 0) -> tuple[Decoder, Array]:
+    def arrays(self, column: pyarrow.Array, row: int = 0, source: str = "this rank's rows") -> tuple[Decoder, Array]:
         """Decodes some rows.
 
         Args:
             column: [rows] of binary.
-            row: the number of its first one, for messages.
+            row: the number of its first one among those of `source`, for messages.
+            source: the rows that these belong to.
 
         Returns:
             The decoder with shape and type, and [rows, *shape]: zeros where there is null.
@@ -49,11 +50,12 @@ class Decoder:
         for index, value in enumerate(column.to_pylist()):
             if value is None:
                 continue
-            array = self._called(value, row + index)
+            place = f"row {row + index} of {source}"
+            array = self._called(value, place)
             if known.shape is None or known.dtype is None:
                 kept = kept_dtype(array.dtype, f"the decoder of column {self.name!r}")
                 known = replace(known, shape=known.shape or array.shape, dtype=known.dtype or kept)
-            self._check(array, known, row + index)
+            self._check(array, known, place)
             if result is None:
                 result = numpy.zeros((len(column), *array.shape), known.dtype)
             result[index] = array
@@ -61,29 +63,28 @@ class Decoder:
             result = numpy.zeros((len(column), *(known.shape or ())), known.dtype or "float32")
         return known, result
 
-    def _called(self, value: bytes, row: int) -> Array:
+    def _called(self, value: bytes, place: str) -> Array:
         try:
             return numpy.asarray(self.function(value))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
             raise DataError(
-                f"the decoder of column {self.name!r} failed in row {row} of this rank's rows, on {len(value)} bytes: "
-                f"{failure_text(error)}"
+                f"the decoder of column {self.name!r} failed in {place}, on {len(value)} bytes: {failure_text(error)}"
             ) from error
 
-    def _check(self, array: Array, known: Decoder, row: int) -> None:
+    def _check(self, array: Array, known: Decoder, place: str) -> None:
         if array.shape != known.shape:
             raise DataError(
-                f"the decoder of column {self.name!r} returned an array of shape {list(array.shape)} in row {row} of "
-                f"this rank's rows, and {list(known.shape or ())} before. All rows need one: resize or crop there."
+                f"the decoder of column {self.name!r} returned an array of shape {list(array.shape)} in {place}, and "
+                f"{list(known.shape or ())} before. All rows need one: resize or crop there."
             )
         if not array.size:
-            raise DataError(f"the decoder of column {self.name!r} returned an empty array in row {row}.")
+            raise DataError(f"the decoder of column {self.name!r} returned an empty array in {place}.")
         if not numpy.can_cast(array.dtype, known.dtype or "", "same_kind"):
             raise DataError(
-                f"the decoder of column {self.name!r} returned an array of {array.dtype} in row {row} of this rank's "
-                f"rows, and of {known.dtype} before."
+                f"the decoder of column {self.name!r} returned an array of {array.dtype} in {place}, and of "
+                f"{known.dtype} before."
             )
 
 

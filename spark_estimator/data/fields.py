@@ -119,7 +119,7 @@ def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: st
 
 def _numbers_of_one_type(batch: pyarrow.RecordBatch, field: Field, row: int, source: str) -> Array | None:
     """`matrix_of` in one call of Arrow, for columns of numbers without nulls; None: these are not such columns."""
-    if len(field.columns) < 2 or not _HAS_TENSORS or len(set(field.columns)) < len(field.columns):
+    if not _HAS_TENSORS or not len(set(field.columns)) == len(field.columns) == field.width > 1:
         return None
     columns = [batch.column(column) for column in field.columns]
     kind = columns[0].type
@@ -180,7 +180,9 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
     """[rows, width] of one column."""
     rows, name, width = len(array), wanted.name, wanted.width
     if array.null_count:
-        raise _null(name, wanted, row + _first(array.is_null()))
+        # A column of nothing but nulls has no type.
+        of_arrays = not wanted.is_packed and (is_list(array.type) or width > 1)
+        raise _null(name, wanted, row + _first(array.is_null()), of_arrays=of_arrays)
     lengths: Array | None = None
     if is_list(array.type):
         array, stored = _opened(array)
@@ -195,6 +197,10 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
                 if wanted.is_packed
                 else DataError(f"column {name!r} holds null inside of the array in row {at} of {wanted.source}.")
             )
+    elif width > 1 and rows:
+        raise DataError(
+            f"column {name!r} holds single values in {wanted.source}, where each row needs an array of {width}."
+        )
     if pyarrow.types.is_boolean(array.type):
         array = array.cast(pyarrow.uint8())
     values = _converted(array.to_numpy(zero_copy_only=False), wanted, row, lengths)
@@ -213,11 +219,14 @@ def _opened(lists: pyarrow.Array) -> tuple[pyarrow.Array, Array]:
     return lists.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets[1:] - offsets[:-1]
 
 
-def _null(name: str, wanted: _Wanted, row: int) -> DataError:
+def _null(name: str, wanted: _Wanted, row: int, *, of_arrays: bool = False) -> DataError:
+    filling, policies = "df.fillna", "nulls='drop' or a number, such as nulls=0.0"
+    if of_arrays:  # which df.fillna and numbers leave as they are
+        filling = "functions.coalesce(column, functions.array()), and padding=0 for what is empty then"
+        policies = "nulls='drop'"
     return DataError(
         f"column {name!r} holds null in row {row} of {wanted.source}. Filter these rows (df.dropna) or fill them "
-        "(df.fillna; for petastorm's loaders also a TransformSpec); for an estimator, you can also set nulls='drop' or "
-        "a number, such as nulls=0.0."
+        f"({filling}; for petastorm's loaders also a TransformSpec); for an estimator, you can also set {policies}."
     )
 
 

@@ -26,7 +26,7 @@ def decoded(
     }
     if not decoders or not rows.num_rows:
         return rows, preparation, list(fed)
-    known, columns = Preparation(tuple(names), decoders=decoders).passed(rows)
+    known, columns = Preparation(tuple(names), decoders=decoders).passed(rows, source=f"the first {rows.num_rows} rows")
     result = []
     for name, column in zip(names, fed, strict=True):
         decoder = known.decoders.get(name)

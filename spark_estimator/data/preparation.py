@@ -124,8 +124,14 @@ class Preparation:
         policies = [policy_of(self.nulls, name) for name in self.columns[: len(dtypes)]]
         return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), policies, dtypes)
 
-    def passed(self, batch: pyarrow.RecordBatch, row: int = 0) -> tuple[Preparation, dict[str, pyarrow.Array]]:
+    def passed(
+        self, batch: pyarrow.RecordBatch, row: int = 0, source: str = "this rank's rows"
+    ) -> tuple[Preparation, dict[str, pyarrow.Array]]:
         """Applies the functions to a batch.
+
+        Args:
+            row: the number of its first row among those of `source`, for messages.
+            source: the rows that the batch belongs to, for messages of decoders.
 
         Returns:
             The preparation, with what these rows have shown of the functions' results, and the columns by name.
@@ -137,7 +143,7 @@ class Preparation:
         decoders = dict(self.decoders)
         decoded: dict[str, Array] = {}
         for name, decoder in self.decoders.items():
-            decoders[name], decoded[name] = decoder.arrays(columns[name], row)
+            decoders[name], decoded[name] = decoder.arrays(columns[name], row, source)
         if self.transformation is None:
             arrays = {name: lists_of(values, columns[name].is_valid()) for name, values in decoded.items()}
             return replace(self, decoders=decoders), {**columns, **arrays}

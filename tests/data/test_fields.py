@@ -59,7 +59,17 @@ def test_a_field_has_as_many_values_as_its_shape() -> None:
         ({"c2": [1.0, 2.5]}, LABEL, r"whole numbers in the first rows.*row 8 .*2\.5"),
         ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], [1.0]]}, X, r"'y' has 2 values in the first rows, but 1 in row 8"),
         ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], [1.0, None]]}, X, r"'y' holds null inside of the array in row 8"),
-        ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], None]}, X, r"'y' holds null in row 8"),
+        (
+            {"c0": [1.0, 2.0], "c1": [[1.0, 2.0], None]},
+            X,
+            r"'y' holds null in row 8 .*functions\.coalesce\(.*nulls='drop'\.\n",
+        ),
+        (
+            {"c0": [1.0, None], "c1": [[1.0, 2.0]] * 2},
+            X,
+            r"'x' holds null in row 8 .*df\.fillna.*such as nulls=0\.0\.\n",
+        ),
+        ({"c0": [1.0, 2.0], "c1": [3.0, 4.0]}, X, r"'y' holds single values in this rank's rows, .* array of 2\.\n"),
     ],
 )
 def test_what_is_wrong_is_named(columns: dict[str, object], field: Field, words: str) -> None:

@@ -113,7 +113,7 @@ def decoded(batch: pyarrow.RecordBatch, decoders: Mapping[str, Decoder]) -> pyar
     needed = {name: value for name, value in decoders.items() if pyarrow.types.is_binary(batch.column(name).type)}
     if not needed or not batch.num_rows:
         return batch
-    _, columns = Preparation(tuple(names), decoders=needed).passed(batch)
+    _, columns = Preparation(tuple(names), decoders=needed).passed(batch, source="a batch of rows")
     return pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)
 
 
@@ -127,7 +127,11 @@ def without_nulls_in(
     """
     dtypes = {column: field.dtype for field in inputs for column in field.columns}
     names = batch.schema.names
-    policies = [null_values.get(name, "error") for name in names]
+    # None for arrays: a column of nothing but nulls does not show by its type that it has some.
+    scalars = {
+        column for field in inputs for column, width in zip(field.columns, field.widths, strict=True) if width == 1
+    }
+    policies = [null_values[name] if name in null_values and name in scalars else "error" for name in names]
     return without_nulls(batch, policies, [dtypes[name] for name in names]) if null_values else batch
 
 
@@ -161,7 +165,8 @@ def matrices_of(
         raise TypeError(_ROWS)
     array_likes = list(features) if is_list_of_any and len(inputs) > 1 else [features]
     if len(array_likes) != len(inputs):
-        raise DataError(f"{len(array_likes)} arrays were given for {len(inputs)} inputs. {_TAKEN}.")
+        given = f"{len(array_likes)} array{' was' if len(array_likes) == 1 else 's were'}"
+        raise DataError(f"{given} given for {len(inputs)} input{'s' * (len(inputs) > 1)}. {_TAKEN}.")
     matrices = [
         _matrix(array, wanted, encoders, null_values, zone) for array, wanted in zip(array_likes, inputs, strict=True)
     ]

@@ -19,6 +19,8 @@ from torch import nn
 from spark_estimator import DataError, TorchModel
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators.tracking.flavour import PyfuncModel
+from tests.estimators.conftest import linear
+from tests.estimators.torch_models import model_of
 
 BOTH = Field(("a", "b"), ("c0", "c1"), (1, 1), "float32", (2,))
 COMMON: dict[str, Any] = {
@@ -239,11 +241,21 @@ def test_texts_of_categories() -> None:
             both.predict([text, [1.0]])
     for features, words in (
         ([["Oslo"], [1.0, 2.0]], "the arrays have different numbers of rows: {'city': 1, 'x': 2}"),
-        (["Oslo"], f"1 arrays were given for 2 inputs. {TAKES}"),
+        (["Oslo"], f"1 array was given for 2 inputs. {TAKES}"),
         ([], f"0 arrays were given for 2 inputs. {TAKES}"),
-        (numpy.zeros((2, 2)), f"1 arrays were given for 2 inputs. {TAKES}"),
+        (numpy.zeros((2, 2)), f"1 array was given for 2 inputs. {TAKES}"),
     ):
         with pytest.raises(DataError, match=words):
             both.predict(features)
     with pytest.raises(TypeError, match=TAKES):
         both.predict([["Oslo"], None])
+
+
+def test_a_row_with_a_null_in_place_of_its_list() -> None:
+    for parameters in ({}, {"null_values": {"features": 0.0}}):
+        model = model_of(linear(), **parameters)
+        for features in ({"features": [None]}, [None], {"features": [[1.0, 2.0, 3.0], None]}):
+            with pytest.raises(DataError, match=r"column 'features' holds null in row [01] .*functions\.coalesce"):
+                model.predict(features)
+        with pytest.raises(DataError, match="column 'features' holds single values in a batch of rows"):
+            model.predict({"features": [1.0]})
