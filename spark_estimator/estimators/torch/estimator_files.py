@@ -24,6 +24,7 @@ from spark_estimator.estimators.persistence.horovod_files import HorovodFile
 from spark_estimator.estimators.persistence.manifest import Manifest
 from spark_estimator.estimators.persistence.remote_folders import readable_folder
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, module_of, read
+from spark_estimator.estimators.torch.sending import prepare_to_send
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,6 +42,9 @@ class TorchFiles:
 
     def _write_files(self, folder: Path) -> None:
         assert isinstance(self, TableParams)
+        model = self.getOrDefault("model")
+        if isinstance(model, nn.Module):
+            prepare_to_send(model)
         estimator_files.write(self, folder, self._objects, _dump)
 
     @classmethod

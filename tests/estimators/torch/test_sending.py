@@ -86,6 +86,15 @@ def test_a_parametrized_module_is_trained_as_in_one_process(
         assert TorchModel.load(str(tmp_path / "model"), **way).predict([row.features]) == pytest.approx(expected)
 
 
+def test_an_estimator_of_a_parametrized_module_is_saved(
+    estimator: Callable[..., TorchEstimator], tmp_path: Path
+) -> None:
+    net, rows = parametrized().eval(), torch.from_numpy(line_rows()[0])
+    estimator(model=net).save(str(tmp_path / "estimator"))
+    again: Any = TorchEstimator.load(str(tmp_path / "estimator"), trust=True).getModel()
+    assert torch.equal(again.eval()(rows), net(rows))
+
+
 def test_a_script_is_refused(estimator: Callable[..., TorchEstimator], line: DataFrame) -> None:
     inner = torch.jit.script(nn.Linear(3, 1))
     for net, words in ((inner, "model is a Scrip"), (nn.Sequential(inner), "the model's 0 is a Script")):
