@@ -73,6 +73,12 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer.build(variables)
 
 
+def finalize(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Gives a model's trainable variables their averages (``use_ema=True``), as Keras does at the end of ``fit``."""
+    if not is_legacy(optimizer):
+        innermost(optimizer).finalize_variable_values(variables)
+
+
 def iterations_of(optimizer: Any) -> int:
     """Its steps so far; passes that are gathered count, too."""
     inner = innermost(optimizer)

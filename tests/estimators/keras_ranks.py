@@ -300,7 +300,7 @@ def callbacks_and_best(rank: int, folder: str) -> None:
     rates = [entry["more"]["learning_rate"] for entry in result.history]
     assert numpy.allclose(rates, 1.2), (rates, "those in force")
     rate = float(keras.ops.convert_to_numpy(back.optimizer.learning_rate))
-    assert numpy.isclose(rate, 0.6), "of one process, for the next training"
+    assert numpy.isclose(rate, 0.06), (rate, "the plateau's, of one process, for the next training")
 
 
 def rates_that_user_code_sets(rank: int, folder: str) -> None:
@@ -348,6 +348,69 @@ def rates_that_user_code_sets(rank: int, folder: str) -> None:
             assert numpy.allclose(weight, other, rtol=1e-4, atol=1e-6), (name, weight, other)
         shown = [entry.get("more", {}).get("learning_rate") for entry in result.history]
         assert "learning_rate" not in history or numpy.allclose(shown, history["learning_rate"]), (name, shown)
+
+
+def own_metrics_get_tensors(rank: int, folder: str) -> None:
+    """As in Keras' own fit, also before the first step and in a validation."""
+    import keras
+
+    class Own(keras.metrics.Mean):
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            assert keras.ops.is_tensor(y_true) and keras.ops.is_tensor(y_pred)
+            return super().update_state(keras.ops.abs(y_true - y_pred), sample_weight)
+
+    result = trained(folder, linear(), metrics=[Own(name="own"), "mae"], held_share=0.2)
+    if rank == 0:
+        for part in ("train", "validation"):
+            for entry in result.history:
+                assert numpy.isclose(entry[part]["own"], entry[part]["mae"], rtol=1e-5), (part, entry)
+
+
+def averages_weights(rank: int, folder: str, package: str = "keras") -> None:
+    """``use_ema``: each epoch is one step on all rows, also of a run that resumes. The numbers are those of Keras' fit:
+    it validates with the weights of the steps, and gives the model the averages at its end."""
+    import importlib
+
+    from spark_estimator.collectives import context
+    from spark_estimator.data.parquet import FileRows, files_at
+    from spark_estimator.data.preparation import Preparation
+
+    keras = importlib.import_module(package)
+    size = context.size()
+    rows, labels, _ = table()
+    held = FileRows(files_at(f"{folder}/few.parquet"), Preparation(("x", "y")))
+
+    def model() -> Any:
+        dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=3), name="only")
+        return keras.Sequential([keras.layers.Input((WIDTH,)), dense])
+
+    for run, frequency in (("never", None), ("every second step", 2)):
+
+        def sgd(rate: float, frequency: int | None = frequency) -> Any:
+            return keras.optimizers.SGD(rate, use_ema=True, ema_momentum=0.6, ema_overwrite_frequency=frequency)
+
+        parameters = {"batch_size": ROWS, "shuffle": False, "held_source": held}
+        for epochs in (2, 5, 5):
+            stored = {"epochs": epochs, "stored": True, "run_id": run}
+            result = trained(folder, model(), optimizer=sgd(0.05), **parameters, **stored)
+        last = keras.callbacks.ModelCheckpoint("model.keras")
+        of_steps = trained(folder, model(), optimizer=sgd(0.05), epochs=5, checkpoint_callback=last, **parameters)
+        if rank:
+            continue
+        plain = model()
+        plain.compile(sgd(0.05 * size), "mse")
+        seen: list[Any] = []
+        noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(plain.get_weights()))  # noqa: B023
+        history = plain.fit(
+            rows, labels[:, None], ROWS, 5, 0, [noting], validation_data=(rows[:3], labels[:3, None]), shuffle=False
+        ).history
+        assert not numpy.allclose(seen[-1][0], plain.get_weights()[0], rtol=1e-3)
+        for weight, other in zip(opened(result).get_weights(), plain.get_weights(), strict=True):
+            assert numpy.allclose(weight, other, rtol=1e-4, atol=1e-6), (run, weight, other)
+        for part, name in (("train", "loss"), ("validation", "val_loss")):
+            assert numpy.allclose([entry[part]["loss"] for entry in result.history], history[name], rtol=1e-4), name
+        for weight, other in zip(opened(of_steps).get_weights(), seen[-1], strict=True):
+            assert numpy.allclose(weight, other, rtol=1e-4, atol=1e-6), (run, "what the callback has saved")
 
 
 def schedules_begin_at_the_optimizer_s_rate(rank: int, folder: str) -> None:

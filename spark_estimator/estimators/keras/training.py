@@ -26,6 +26,8 @@ from spark_estimator.estimators.persistence.run_identity import Identity, of_row
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, begin, check_loss, record_epoch
 from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.keras.importing import keras
+from spark_estimator.keras.optimizers import finalize
 from spark_estimator.keras.rates import rescale_rate
 from spark_estimator.observe.driver_log import log_to_driver
 
@@ -39,6 +41,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     In an elastic job it recovers within a step (`recovery`).
     """
     rank, size = context.rank(), context.size()
+    keras.utils.set_random_seed(spec.seed % (1 << 32))  # for what a data module draws
     with Saver(spec, KerasForm()) as saver, data_modules.opened(spec, rank, size) as brought:
         training = KerasTraining(spec, saver)
         if launcher_link.link() is not None:
@@ -144,6 +147,7 @@ class KerasTraining:
                 record_epoch(spec, entry)  # not before: the epoch's end would be repeated after the loss of a rank
             if context.rank() == 0 and spec.verbose:
                 log_to_driver(line_of(entry, spec.epochs))
+        finalize(loop.model.optimizer, loop.model.trainable_variables)
         callbacks.on_train_end(flattened(progress.history[-1]) if progress.history else {})
         if context.rank() != 0:
             return None

@@ -39,6 +39,8 @@ pytestmark = pytest.mark.timeout(300)
         keras_ranks.callbacks_and_best,
         keras_ranks.schedules_begin_at_the_optimizer_s_rate,
         keras_ranks.rates_that_user_code_sets,
+        keras_ranks.averages_weights,
+        keras_ranks.own_metrics_get_tensors,
     ],
     ids=lambda case: case.__name__,
 )
@@ -65,6 +67,14 @@ def test_a_run_of_keras_2_resumes_with_a_rate_that_was_set(ranks: RankPool, tmp_
     pytest.importorskip("tf_keras")
     keras_ranks.write_table(tmp_path)
     ranks.run(keras_ranks.keeps_a_rate_of_keras_2, str(tmp_path), timeout=250)
+
+
+def test_keras_2_averages_weights(ranks: RankPool, tmp_path: Path) -> None:
+    if ranks.backend != "tensorflow":
+        pytest.skip("Keras 2 computes with TensorFlow")
+    pytest.importorskip("tf_keras")
+    keras_ranks.write_table(tmp_path)
+    ranks.run(keras_ranks.averages_weights, str(tmp_path), "tf_keras", timeout=250)
 
 
 @pytest.mark.slow
