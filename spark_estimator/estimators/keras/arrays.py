@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.errors import DataError
+from spark_estimator.keras.importing import is_keras_2, keras_of
 
 Shape = tuple[int | None, ...]
 
@@ -72,6 +73,18 @@ def _shaped(array: Array, shape: Shape, field: Field, number: int) -> Array:
             "feature_cols, or make the model with keras.Input of their shape."
         )
     return array.reshape(len(array), *(extent or 0 for extent in shape))
+
+
+def as_tensors(model: Any, arrays: Any) -> Any:
+    """Arrays of any structure as tensors of the model's backend, which losses and metrics get in Keras' own ``fit``.
+
+    Args:
+        arrays: or None.
+    """
+    if is_keras_2(model):  # which makes them itself, also of a single batch
+        return arrays
+    keras = keras_of(model)
+    return keras.tree.map_structure(lambda array: None if array is None else keras.ops.convert_to_tensor(array), arrays)
 
 
 def outputs_of(returned: Any) -> list[Any]:

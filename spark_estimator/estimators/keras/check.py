@@ -15,13 +15,21 @@ from spark_estimator.estimators.keras.arrays import (
     arrays_of,
     as_inputs,
     as_labels,
+    as_tensors,
     input_shapes,
     outputs_of,
 )
 from spark_estimator.estimators.keras.objects import Recipe, loaded, opened, rng_state_kept, values_of
 from spark_estimator.estimators.keras.spec import KerasParts
-from spark_estimator.estimators.rows.shapes import Fields, class_error, first_rows_name, not_finite, shown
-from spark_estimator.keras.importing import backend, keras_of
+from spark_estimator.estimators.rows.shapes import (
+    Fields,
+    MetricError,
+    class_error,
+    first_rows_name,
+    not_finite,
+    shown,
+)
+from spark_estimator.keras.importing import backend, is_keras_2, keras_of
 from spark_estimator.keras.optimizers import variables_of
 
 
@@ -76,9 +84,11 @@ class KerasTrial:
                         f"{field.name!r}: the first dimension must be the batch."
                     )
             targets = as_labels(returned, arrays[count : count + labels], self._parts.label_shapes)
+            inputs, targets, weight = as_tensors(model, (inputs, targets, weight))
             recipe: Recipe = opened(self._parts.recipe, self._custom)
             _check_classes(recipe.loss, outputs, arrays[count : count + labels], fields)
             recipe.compile(model)
+            _check_metrics(model, {"x": inputs, "y": targets, "y_pred": returned, "sample_weight": weight})
             if backend(model) != "jax":
                 model.run_eagerly = True  # a step of a graph would have to be made first
             logs = model.train_on_batch(inputs, targets, sample_weight=weight, return_dict=True)
@@ -91,6 +101,20 @@ class KerasTrial:
                 f"{not_finite(rows, fields) or 'the model computes it so from finite numbers'}. {shown(fields)}"
             )
         return tuple(int(math.prod(int(extent) for extent in output.shape[1:])) for output in outputs)
+
+
+def _check_metrics(model: Any, batch: Mapping[str, Any]) -> None:
+    """Raises MetricError if the losses can be computed, and the metrics cannot."""
+    if is_keras_2(model) or getattr(model, "_compile_metrics", None) is None:
+        return
+    model.compute_loss(**batch, training=False)
+    try:
+        model.compute_metrics(**batch)
+    except Exception as error:
+        raise MetricError(
+            f"a metric failed on a batch of the first rows, on the driver, with {type(error).__name__}: "
+            f"{str(error).rstrip('.')}. Metrics get labels and outputs as tensors of Keras' backend, {backend(model)}."
+        ) from error
 
 
 def _check_classes(loss: Any, outputs: list[Any], labels: list[Any], fields: Fields) -> None:

@@ -21,10 +21,10 @@ from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 from spark_estimator.elastic.peer_copies import smallest_within
 from spark_estimator.estimators.epoch_division import rest_of_epoch
-from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, as_labels
+from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, as_labels, as_tensors
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.compiled import compile_again, compile_step
-from spark_estimator.estimators.keras.objects import Recipe, assign, layers_of, loaded, opened, values_of
+from spark_estimator.estimators.keras.objects import Recipe, assign, layers_of, loaded, opened, register, values_of
 from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.keras.sums import Sums, metrics_variables_of
@@ -63,6 +63,7 @@ class Loop:
         custom = opened(parts.custom_objects)
         self.model = loaded(parts.model, custom)
         self._keras = keras_of(self.model)
+        register(self._keras, custom)
         self._keras.utils.set_random_seed(seed % (1 << 32))
         batch = rows.sample()
         result = arrays_of(batch.matrices, spec.fields)[: len(spec.inputs)]
@@ -336,7 +337,10 @@ class Loop:
         inputs, rest = result[: len(spec.inputs)], result[len(spec.inputs) :]
         labels = as_labels(self._returned, rest[: len(spec.labels)], self._label_shapes)
         weights = rest[len(spec.labels)].reshape(-1) if spec.weight is not None else None
-        return as_inputs(self.model, inputs, spec.inputs), labels, weights
+        tensors: tuple[Any, Any, Any] = as_tensors(
+            self.model, (as_inputs(self.model, inputs, spec.inputs), labels, weights)
+        )
+        return tensors
 
     def _enter(self, epoch: int) -> None:
         """Begins an epoch, or continues one."""

@@ -183,6 +183,21 @@ def opened(content: bytes, custom_objects: Mapping[str, Any] | None = None) -> A
         return pickle.loads(content)  # noqa: S301  # from the driver
 
 
+def register(keras: Any, custom_objects: Mapping[str, Any]) -> None:
+    """Registers the user's classes and functions in this process as they are in the driver's.
+
+    Keras saves a class that is registered under that name, and another under its plain name, which the driver may not
+    know.
+
+    Args:
+        keras: that of the model.
+    """
+    for name, item in custom_objects.items():
+        package, mark, rest = name.partition(">")
+        if mark:
+            keras.saving.register_keras_serializable(package, rest)(item)
+
+
 def dumped(model: Any) -> bytes:
     """A model as the bytes of a ``.keras`` file, its optimizer's state included.
 

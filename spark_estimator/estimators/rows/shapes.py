@@ -52,6 +52,10 @@ class LabelError(Exception):
         self.errors = errors
 
 
+class MetricError(Exception):
+    """A metric failed in a trial, and the losses did not; the framework's error is the cause."""
+
+
 class Trial(Protocol):
     """A framework's model, losses and metrics, to try on the first rows.
 
@@ -125,6 +129,8 @@ def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Seque
             break
     assert first_error is not None
     tried = Fields(tuple(natural), tuple(choices[0] for choices in label_choices), weight)
+    if isinstance(first_error, MetricError):
+        raise DataError(f"{first_error} {shown(tried)}") from first_error
     raise DataError(
         "the model and the losses don't fit the columns: a batch of the first rows failed on the driver with "
         f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {shown(tried)}"

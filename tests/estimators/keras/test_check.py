@@ -15,14 +15,14 @@ import keras
 from spark_estimator import DataError, KerasEstimator
 from spark_estimator.estimators.keras.check import KerasTrial
 from spark_estimator.estimators.keras.parts import parts_of
-from spark_estimator.estimators.rows.shapes import Fields
+from spark_estimator.estimators.rows.shapes import Fields, MetricError
 from tests.estimators.specs import X, Y
 
 FIELDS = Fields((X,), (Y,), None)
 
 
-def trial_of(net: Any, loss: Any = "mse", optimizer: str = "sgd") -> KerasTrial:
-    estimator = KerasEstimator(model=net, optimizer=optimizer, loss=loss, label_cols=["y"])
+def trial_of(net: Any, loss: Any = "mse", optimizer: str = "sgd", **parameters: Any) -> KerasTrial:
+    estimator = KerasEstimator(model=net, optimizer=optimizer, loss=loss, label_cols=["y"], **parameters)
     return KerasTrial(parts_of(estimator._value)[0], net, {})
 
 
@@ -62,3 +62,24 @@ def test_what_would_fail_on_the_ranks_fails_here() -> None:
     ):
         with pytest.raises(DataError, match=words):
             trial.run(rows(label), FIELDS)
+
+
+class OfTensors(keras.metrics.Mean):
+    """Refuses what Keras' own fit does not give to a metric."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if not (keras.ops.is_tensor(y_true) and keras.ops.is_tensor(y_pred)):
+            raise TypeError(f"no tensors: {type(y_true)} and {type(y_pred)}")
+        if self.name == "failing":
+            raise AttributeError("no such attribute")
+        return super().update_state(keras.ops.abs(y_true - y_pred), sample_weight)
+
+
+def test_metrics_get_tensors_and_are_named_when_they_fail() -> None:
+    assert trial_of(network(1), metrics=[OfTensors(name="own")]).run(rows(), FIELDS) == (1,)
+    with pytest.raises(
+        MetricError, match=r"a metric failed .* AttributeError: no such attribute\. Metrics get .* tens"
+    ):
+        trial_of(network(1), metrics=[OfTensors(name="failing")]).run(rows(), FIELDS)
+    with pytest.raises(ZeroDivisionError):
+        trial_of(network(1), lambda y, p: p / (1 // 0), metrics=["mae"]).run(rows(), FIELDS)
