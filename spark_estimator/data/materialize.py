@@ -30,6 +30,7 @@ from spark_estimator.data.columns import Readable
 from spark_estimator.data.numbers import kind_of
 from spark_estimator.data.parquet import DataFiles, files_at
 from spark_estimator.data.parquet_file import DataFile
+from spark_estimator.data.quoting import numbered, renamed
 from spark_estimator.errors import DataError, error_of_task
 from spark_estimator.log import logger
 from spark_estimator.store import FilesystemStore
@@ -61,11 +62,13 @@ class _PartWriter:
         store: which has the folder.
         folder: in which the driver waits for it.
         mark: the file that is there while it does.
+        names: [columns] under which they are written.
     """
 
     store: FilesystemStore
     folder: str
     mark: str
+    names: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         from pyspark import TaskContext
@@ -73,7 +76,7 @@ class _PartWriter:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         name = f"part-{partition:05d}-{secrets.token_hex(8)}.parquet"
-        reports = self._write(name, partition, filter(lambda batch: batch.num_rows, batches))
+        reports = self._write(name, partition, (renamed(batch, self.names) for batch in batches if batch.num_rows))
         yield pyarrow.RecordBatch.from_pydict({"report": pyarrow.array(reports, pyarrow.string())})
 
     def _write(self, name: str, partition: int, batches: Iterator[pyarrow.RecordBatch]) -> list[str]:
@@ -260,9 +263,10 @@ def _written(
     mark: str,
     fingerprint: str | None,
 ) -> DataFiles:
-    chosen = frame.select(*(column.stored for column in columns))
+    chosen = frame.select(*numbered(column.stored for column in columns))
+    writer = _PartWriter(store, folder, mark, tuple(column.name for column in columns))
     try:
-        rows = chosen.mapInArrow(_PartWriter(store, folder, mark), "report string").collect()
+        rows = chosen.mapInArrow(writer, "report string").collect()
         if not rows:
             raise DataError("the DataFrame has no rows.")
     except BaseException as error:

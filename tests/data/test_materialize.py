@@ -28,7 +28,7 @@ def folder(store: FilesystemStore) -> str:
     folder = store.get_train_data_path()
     mark = f"{folder}/_mark"
     store.write(mark, b"")
-    writer = materialize._PartWriter(store, folder, mark)
+    writer = materialize._PartWriter(store, folder, mark, ("n",))
     (report,) = writer._write("part-0.parquet", 0, iter([pyarrow.RecordBatch.from_pydict({"n": [1, 2]})]))
     store.remove(mark)
     write_manifest(store, folder, [json.loads(report)])
@@ -106,7 +106,7 @@ def test_a_task_writes_one_file_in_row_groups(
 ) -> None:
     monkeypatch.setattr(materialize, "_GROUP_BYTES", 100)
     store.write(str(tmp_path / "mark"), b"")
-    writer = materialize._PartWriter(store, str(tmp_path), str(tmp_path / "mark"))
+    writer = materialize._PartWriter(store, str(tmp_path), str(tmp_path / "mark"), ("n",))
     batches = [pyarrow.RecordBatch.from_pydict({"n": [number] * 8}) for number in range(5)]  # 64 bytes each
     (text,) = writer._write("part", 3, iter(batches))
     report = json.loads(text)
@@ -134,7 +134,7 @@ def test_a_task_that_still_writes_when_another_has_failed_leaves_nothing(
         yield rows
 
     with pytest.raises(DataError, match=r"part-0 cannot be written on host .*the driver has made, is not there"):
-        materialize._PartWriter(store, folder, mark)._write("part-0", 0, batches())
+        materialize._PartWriter(store, folder, mark, ("n",))._write("part-0", 0, batches())
     assert not Path(folder).exists()
 
 

@@ -26,6 +26,7 @@ import pyarrow.compute
 
 from spark_estimator.data.fields import Array, Field, matrix_of
 from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of, marks_error
+from spark_estimator.data.quoting import renamed
 from spark_estimator.data.rank.free_memory import free_memory
 from spark_estimator.env import IN_MEMORY, Settings
 from spark_estimator.errors import DataError
@@ -66,11 +67,13 @@ class SpoolFeed:
         fields: what the rows hold.
         marker: the Arrow column that marks rows for validation; None: no row is.
         preparation: what is done to the rows before; None: they already are as the fields need them.
+        names: [columns] under which the preparation knows them; empty: those that they have.
     """
 
     fields: tuple[Field, ...]
     marker: str | None = None
     preparation: Preparation | None = None
+    names: tuple[str, ...] = ()
 
     def take(
         self,
@@ -90,6 +93,8 @@ class SpoolFeed:
         """
         try:
             rows = _until(batches, ended)
+            if self.names:
+                rows = (renamed(batch, self.names) for batch in rows)
             if self.preparation is not None:
                 rows = self.preparation.batches(rows, dtypes_of(self.fields), batch_rows_of(self.fields))
             folder = Settings.read(environment).spool_folder

@@ -15,6 +15,7 @@ from spark_estimator.data.fields import Field
 from spark_estimator.data.materialize import materialized
 from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.preparation import Preparation, dtypes_of
+from spark_estimator.data.quoting import numbered
 from spark_estimator.data.rank.spool import Spool, SpoolFeed, receive
 from spark_estimator.data.scan import ThroughSpark, just_files
 from spark_estimator.estimators.rows.sampling import Columns, by_position
@@ -129,9 +130,10 @@ def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field]) 
     preparation = columns.preparation
     marker = "marker" if preparation.marks_rows else None
     if preparation.transformation is not None:
-        stored = frame.select(*(column.stored for column in columns.read))
+        stored = frame.select(*numbered(column.stored for column in columns.read))
         spooled = tuple(fields) if columns.kept is None else columns.kept.fields
-        return Rows(stored, SpoolFeed(spooled, marker, columns.reading))
+        names = tuple(column.name for column in columns.read)
+        return Rows(stored, SpoolFeed(spooled, marker, columns.reading, names))
     rows = frame.select(
         *cast_columns(columns.fed, dtypes_of(fields), preparation.nulls),
         *([columns.marker.marks.alias("marker")] if columns.marker else []),
@@ -145,9 +147,9 @@ def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field]) 
     encoders = by_position(preparation.encoders, columns.fed)
     if decoders or encoders:
         names = tuple(name for name in rows.columns if name != marker)
-        numbered = {name: f"c{number}" for number, name in enumerate(names)}
+        places = {name: f"c{number}" for number, name in enumerate(names)}
         packed_fields = tuple(
-            replace(field, columns=tuple(numbered[column] for column in field.columns)) for field in packed_fields
+            replace(field, columns=tuple(places[column] for column in field.columns)) for field in packed_fields
         )
         remaining = Preparation(names, marker, decoders=decoders, encoders=encoders)
         feed = SpoolFeed(packed_fields, marker, remaining)

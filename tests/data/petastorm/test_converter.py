@@ -66,6 +66,16 @@ def test_a_converter_of_files_and_of_any_other_plan(spark: SparkSession, numbers
     assert len(make_spark_converter(frame)) == 20, "what was deleted is written again"
 
 
+def test_names_with_dots_and_backticks_are_written(spark: SparkSession, tmp_path: Path) -> None:
+    spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, f"file://{tmp_path}")
+    frame = spark.range(5).selectExpr("id as `a.b`", "id * 2 as `c``d`", "id * 3 as a")
+    converter = make_spark_converter(frame)
+    with converter.make_torch_dataloader(5, 1) as loader:
+        (batch,) = loader
+    assert {name: sum(values.tolist()) for name, values in batch.items()} == {"a.b": 10, "c`d": 20, "a": 30}
+    converter.delete()
+
+
 def test_ranks_read_a_converter_s_shares(numbers: str) -> None:
     def work(rank: int, converter: SparkDatasetConverter) -> tuple[int, list[int]]:
         import spark_estimator.torch as hvd

@@ -17,6 +17,7 @@ from torch import nn
 from spark_estimator import DataError, TorchEstimator, TorchModel, WorkerFailedError
 from spark_estimator.estimators.rows.sampling import SAMPLE_ROWS
 from spark_estimator.observe.status_line import Log
+from spark_estimator.store import Store
 from tests.estimators.conftest import ROWS, TRUTH, line_rows, linear
 
 if TYPE_CHECKING:
@@ -364,3 +365,24 @@ def test_a_scheduler_of_schedulers_meets_the_rate_of_one_process(line: DataFrame
         optimizer.param_groups[0]["lr"] = rate
         scheduler.step()
     assert numpy.allclose(weights(model)[:3], net.weight.detach().ravel(), rtol=1e-4, atol=1e-6)
+
+
+def as_it_is(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
+def test_names_with_dots_and_backticks_and_fields_of_structs(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
+    """Rows through Spark, through files of a store, and through a function are those of plain names."""
+    parameters = {"batch_size": ROWS, "shuffle": False, "epochs": 2}
+    expected = estimator(feature_cols=["x0", "x1", "x2"], **parameters).fit(line).getHistory()
+    strange = line.selectExpr("x0 as `x.0`", "x1 as `x``1`", "struct(x2 as inner, held) as s", "y as `the.label`")
+    parameters |= {"feature_cols": ["x.0", "x`1", "s.inner"], "label_cols": ["the.label"]}
+    ways: list[dict[str, Any]] = [
+        {},
+        {"materialize": True, "store": Store.create(str(tmp_path))},
+        {"transformation_fn": as_it_is},
+    ]
+    for way in ways:
+        history = estimator(**parameters, **way).fit(strange).getHistory()
+        losses = [entry["train"]["loss"] for entry in history]
+        assert losses == pytest.approx([entry["train"]["loss"] for entry in expected], rel=1e-5), way
