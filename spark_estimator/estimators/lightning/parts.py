@@ -17,9 +17,9 @@ from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.estimators.torch.exchange import check_exchange
-from spark_estimator.estimators.torch.sending import prepare_to_send
 from spark_estimator.lightning import removed_hooks
 from spark_estimator.lightning.flavours import FLAVOURS, preferred
+from spark_estimator.torch.sending import prepare_to_send
 
 #: Arguments of a Trainer that the job itself decides -> why.
 _REFUSED = {

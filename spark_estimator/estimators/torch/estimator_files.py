@@ -24,7 +24,7 @@ from spark_estimator.estimators.persistence.horovod_files import HorovodFile
 from spark_estimator.estimators.persistence.manifest import Manifest
 from spark_estimator.estimators.persistence.remote_folders import readable_folder
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, module_of, read
-from spark_estimator.estimators.torch.sending import prepare_to_send
+from spark_estimator.torch.sending import prepare_to_send
 
 if TYPE_CHECKING:
     from typing_extensions import Self

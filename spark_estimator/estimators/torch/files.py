@@ -23,7 +23,7 @@ from spark_estimator.estimators.persistence import model_files
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, read
-from spark_estimator.estimators.torch.sending import prepare_to_send
+from spark_estimator.torch.sending import prepare_to_send
 
 _Model = TypeVar("_Model", bound=TableModel)
 

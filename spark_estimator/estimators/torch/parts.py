@@ -16,7 +16,7 @@ from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.estimators.torch.losses import TorchParts, check_reduction, divides_by_class, known
 from spark_estimator.estimators.torch.metric_names import grouped
-from spark_estimator.estimators.torch.sending import prepare_to_send
+from spark_estimator.torch.sending import prepare_to_send
 
 
 def check_callable(name: str, function: Any) -> None:

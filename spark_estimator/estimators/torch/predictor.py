@@ -23,8 +23,8 @@ from spark_estimator.estimators.torch.device import (
     wait_for,
 )
 from spark_estimator.estimators.torch.losses import outputs_of
-from spark_estimator.estimators.torch.sending import prepare_to_send
 from spark_estimator.estimators.torch.trainer import tensor_of
+from spark_estimator.torch.sending import prepare_to_send
 
 
 class TorchPredictor(Predictor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import time
@@ -13,6 +14,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from spark_estimator import DataError, TorchEstimator, TorchModel, WorkerFailedError
 from spark_estimator.estimators.rows.sampling import SAMPLE_ROWS
@@ -386,3 +388,30 @@ def test_names_with_dots_and_backticks_and_fields_of_structs(line: DataFrame, es
         history = estimator(**parameters, **way).fit(strange).getHistory()
         losses = [entry["train"]["loss"] for entry in history]
         assert losses == pytest.approx([entry["train"]["loss"] for entry in expected], rel=1e-5), way
+
+
+def test_a_parametrized_module_is_trained_as_in_one_process(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
+    net = parametrizations.weight_norm(nn.Linear(3, 1))
+    alone = copy.deepcopy(net)
+    model = estimator(model=net, batch_size=ROWS, epochs=3, shuffle=False).fit(line)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05 * 2)  # of two ranks
+    features, labels = (torch.from_numpy(each) for each in line_rows())
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(alone(features).reshape(-1), labels).backward()
+        optimizer.step()
+    weight: Any = model.getModel().weight
+    assert torch.allclose(weight, alone.weight, rtol=1e-4, atol=1e-6)
+    row = model.transform(line.select("features")).first()
+    expected = model.predict([row.features])
+    assert row.y__output == pytest.approx(float(expected.reshape(-1)[0]), rel=1e-5)
+    model.save(str(tmp_path / "model"))
+    for way in ({"model": net}, {"trust": True}):
+        assert TorchModel.load(str(tmp_path / "model"), **way).predict([row.features]) == pytest.approx(expected)
+
+
+def test_a_script_is_refused(estimator: Make, line: DataFrame) -> None:
+    inner = torch.jit.script(nn.Linear(3, 1))
+    for net, words in ((inner, "model is a Scrip"), (nn.Sequential(inner), "the model's 0 is a Script")):
+        with pytest.raises(ValueError, match=rf"{words}.*Give the torch\.nn\.Module .*torch\.jit\.script\(fitted\.get"):
+            estimator(model=net).fit(line)

@@ -59,3 +59,10 @@ def test_functions_need_trust(estimator: Make, tmp_path: Path) -> None:
         assert len(TorchEstimator.load(path).getMetrics()) == 1
     with pytest.raises(DataError):
         TorchEstimator.load(path)
+
+
+def test_an_estimator_of_a_parametrized_module_is_saved(estimator: Make, tmp_path: Path) -> None:
+    net, rows = nn.utils.parametrizations.orthogonal(linear()), torch.rand(5, 3)
+    estimator(model=net).save(str(tmp_path / "estimator"))
+    again = TorchEstimator.load(str(tmp_path / "estimator"), trust=True).getModel()
+    assert again is not None and torch.equal(again(rows), net(rows))
