@@ -403,10 +403,12 @@ def test_a_parametrized_module_is_trained_as_in_one_process(line: DataFrame, est
     weight: Any = model.getModel().weight
     assert torch.allclose(weight, alone.weight, rtol=1e-4, atol=1e-6)
     row = model.transform(line.select("features")).first()
+    assert row is not None
     expected = model.predict([row.features])
     assert row.y__output == pytest.approx(float(expected.reshape(-1)[0]), rel=1e-5)
     model.save(str(tmp_path / "model"))
-    for way in ({"model": net}, {"trust": True}):
+    ways: list[dict[str, Any]] = [{"model": net}, {"trust": True}]
+    for way in ways:
         assert TorchModel.load(str(tmp_path / "model"), **way).predict([row.features]) == pytest.approx(expected)
 
 
