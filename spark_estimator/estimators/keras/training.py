@@ -41,7 +41,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     In an elastic job it recovers within a step (`recovery`).
     """
     rank, size = context.rank(), context.size()
-    keras.utils.set_random_seed(spec.seed % (1 << 32))  # for what a data module draws
+    keras.utils.set_random_seed((spec.seed * 10_007 + rank) % (1 << 32))  # for what a data module draws
     with Saver(spec, KerasForm()) as saver, data_modules.opened(spec, rank, size) as brought:
         training = KerasTraining(spec, saver)
         if launcher_link.link() is not None:

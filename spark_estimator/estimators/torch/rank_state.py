@@ -40,7 +40,11 @@ def take_buffers(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def seed_generators(seed: int, epoch: int) -> None:
-    """Seeds PyTorch's, Python's and NumPy's generators for an epoch of this rank; earlier draws have no effect."""
+    """Seeds PyTorch's, Python's and NumPy's generators for an epoch of this rank; earlier draws have no effect.
+
+    Args:
+        epoch: from 0; -1: what comes before the first.
+    """
     _seed((seed * 100_003 + epoch) * 10_007 + hvd.rank())
 
 

@@ -30,7 +30,7 @@ from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.estimators.torch.epoch_log import epoch_log
 from spark_estimator.estimators.torch.identity import identity_of
 from spark_estimator.estimators.torch.losses import TorchParts, counts_some, leaves_out
-from spark_estimator.estimators.torch.rank_state import seed_start
+from spark_estimator.estimators.torch.rank_state import seed_generators
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -46,7 +46,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     In an elastic job it recovers within a step (`recovery`).
     """
     hvd.init()
-    seed_start(spec.seed)
+    seed_generators(spec.seed, -1)  # for what a data module draws
     with Saver(spec, TorchForm()) as saver, data_modules.opened(spec, hvd.rank(), hvd.size()) as brought:
         with epoch_log(spec, hvd.rank) as log:
             training = Training(spec, saver, log)
