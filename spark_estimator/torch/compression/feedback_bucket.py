@@ -151,7 +151,7 @@ class FeedbackBucket(Bucket):
         if self._dense is None:
             self._go_on()
 
-    def finish(self) -> None:
+    def finish(self) -> list[Slot]:
         if self._dense is None:
             self._receive()
         else:
@@ -161,6 +161,7 @@ class FeedbackBucket(Bucket):
         if self._dense is not None and not self._whole_yet():
             self._dense.forget()
             self._dense = None
+        return []  # what is owed may be sent for a parameter without a gradient: the step has no further exchange
 
     def forget(self) -> None:
         super().forget()

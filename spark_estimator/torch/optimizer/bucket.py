@@ -156,8 +156,12 @@ class Bucket(ABC):
         """Hands the gradients that there are to the engine. Does not block."""
 
     @abstractmethod
-    def finish(self) -> None:
-        """Waits for the reduction, then makes its results the parameters' gradients. Raises as ``Handle.wait`` does."""
+    def finish(self) -> list[Slot]:
+        """Waits for the reduction, then makes its results the parameters' gradients. Raises as ``Handle.wait`` does.
+
+        Returns:
+            The slots for which no rank had a gradient, so that none has one now: the same on all ranks.
+        """
 
     def forget(self) -> None:
         """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
@@ -285,7 +289,7 @@ class DenseBucket(Bucket):
             keep=keep,
         )
 
-    def finish(self) -> None:
+    def finish(self) -> list[Slot]:
         assert self._handle is not None
         await_outputs(self._handle, self._gpu, self._sent, "DistributedOptimizer")
         if self._held is not None:
@@ -293,16 +297,20 @@ class DenseBucket(Bucket):
                 for param, gradient in zip(self._params, self._held, strict=True):
                     if param.grad is not gradient:
                         param.grad = gradient
-            return
+            return []
         # Only where this rank misses a gradient: to read them makes the CPU wait for the GPU.
         misses = self._flags is not None and any(slot.gradient is None for slot in self.slots)
         flags = self._flags.tolist() if self._flags is not None and misses else None
+        unused = []
         for position, slot in enumerate(self.slots):
             if slot.gradient is None:
                 if flags is None or flags[position]:
                     self._give_back(slot)
+                else:
+                    unused.append(slot)
             elif slot.wire is not slot.gradient or slot.param.grad is not slot.gradient:
                 self._give_back(slot)
+        return unused
 
     def forget(self) -> None:
         super().forget()

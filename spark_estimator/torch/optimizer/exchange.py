@@ -16,6 +16,9 @@ A hook that calls ``step()`` in the middle of a pass exchanges what has been wri
 pass exchanges nothing, and what the pass has added since waits for the next step.
 `step_state` has the states of a step in one table.
 
+Parameters that no rank has reached in these N passes may be reached by further ones, N again, before ``step()``; see
+`remainder`.
+
 Where the last pass of a step is not known beforehand, N is one, passes that begin while ``accumulating``
 count for nothing, and each of the others may be followed by more: the average over ranks of (an earlier average plus a
 rank's later additions) equals the average of everything that was added.
@@ -50,6 +53,8 @@ from spark_estimator.torch.optimizer.hooks import (
     inside_backward,
 )
 from spark_estimator.torch.optimizer.membership import JobMembership
+from spark_estimator.torch.optimizer.plan import GradientPlan
+from spark_estimator.torch.optimizer.remainder import RemainderPlan
 from spark_estimator.torch.optimizer.shared_memory import note_gradients
 from spark_estimator.torch.optimizer.step_state import (
     EXCHANGED,
@@ -106,6 +111,7 @@ class GradientExchange:
         # The parameter whose hook called for the last exchange: its gradient was written before.
         self._exchanged_in_hook_of: int | None = None
         self._membership = JobMembership(optimizer, names, options, self._hooks, passes)
+        self._remainder: RemainderPlan | None = None  # of what may still be exchanged in this step
 
     # --- what the optimizer calls ---
 
@@ -143,14 +149,16 @@ class GradientExchange:
         if self._exchanged and self._averages_are_gone() and not self._has_gradients():
             self.begin_step()  # a step was given up: the other ranks may have averaged others since, for this one
         if not self._exchanged:
-            self._membership.refresh(self._progress.passes_per_step)
+            self._refresh()
             self._note_gradients()
         for newer in self._newer():
             membership = newer._membership  # if it has exchanged since the last step, that exchange is this step's
             if membership.exchanges == self._membership.exchanges_of_newer.get(membership.name, 0):
                 newer.synchronize()
+            newer._exchange_remainder()
         if not self._exchanged:
             self._exchange()
+        self._exchange_remainder()
 
     def forget_passes(self) -> None:
         """Counts backward passes from 0 again: their gradients have been used or discarded."""
@@ -164,6 +172,7 @@ class GradientExchange:
     def begin_step(self) -> None:
         """The averages have been used: the next exchange is the next step's."""
         self._progress.begin_step()
+        self._remainder = None
         newer = [exchange._membership for exchange in self._newer()]
         self._membership.exchanges_of_newer = {membership.name: membership.exchanges for membership in newer}
 
@@ -203,6 +212,8 @@ class GradientExchange:
             bucket = plan.bucket_of[key]
             if not bucket.missing and plan.agreed and not plan.repeats and self._pass.submits_early:
                 bucket.submit()
+        elif self._remainder is not None:
+            self._remainder.check_reached(key)
 
     def gradient_again(self, key: int) -> None:
         """A gradient that was complete in this pass has got more; see ``hooks.Listener``."""
@@ -228,24 +239,24 @@ class GradientExchange:
             self._pass.inner = InnerPass(outer)
             # If the outer pass raises from here on, it is not reported. A second attempt then adds to these gradients,
             # and must not use the memory that the engine works on.
-            self._membership.plan.detach_submitted()
+            self._plan.detach_submitted()
             call_after(outer, self._resume)
             return
         if self._progress.end_pass(self._pass.kind):
             # Every optimizer that this pass has reached has submitted before one waits: another rank's pass may have
             # reached some of them only, and that rank waits for those first.
             call_at_the_end(self._end_of_last_pass)
-            if self._membership.plan.agreed:
-                self._membership.plan.submit()
+            if self._plan.agreed:
+                self._plan.submit()
 
     def backward_raised(self) -> None:
         """The pass died. What has been submitted counts, as the other ranks count on it; the rest never happened."""
         self._hooks.counting[0] = False
         self._progress.apply(StepEvent.RAISE)
-        membership = self._membership
-        membership.interrupted_by = membership.plan.interrupted_by or membership.interrupted_by
-        membership.plan.detach_submitted()
-        membership.plan.forget_unsubmitted()
+        plan = self._plan
+        self._membership.interrupted_by = plan.interrupted_by or self._membership.interrupted_by
+        plan.detach_submitted()
+        plan.forget_unsubmitted()
 
     def _note_written(self, key: int) -> None:
         """The current pass has written the gradient of a parameter."""
@@ -266,10 +277,12 @@ class GradientExchange:
             self.before_backward()
         if self._progress.step_is_over(self._averages_are_gone):
             self.begin_step()
+        if self._remainder is not None and key in self._remainder.bucket_of:
+            self._progress.begin_further_passes()
         self._progress.check_pass()
-        self._membership.refresh(self._progress.passes_per_step)
+        self._refresh()
         submits_early = not self._hooks.stand_last()
-        self._pass = _BackwardPass(self._progress.next_pass(), submits_early, self._membership.plan.in_flight)
+        self._pass = _BackwardPass(self._progress.next_pass(), submits_early, self._plan.in_flight)
         if self._pass.kind is PassKind.LAST:
             self._note_gradients(key)
         self._listen(StepEvent.BEGIN)
@@ -282,7 +295,7 @@ class GradientExchange:
     def _listen(self, event: StepEvent) -> None:
         EndOfBackward(self)
         self._progress.apply(event)
-        self._hooks.counting[0] = self._pass.kind is PassKind.LAST
+        self._hooks.counting[0] = self._pass.kind is PassKind.LAST and self._remainder is None
 
     def _resume(self) -> None:
         """A backward inside another one is over, and the outer one continues."""
@@ -300,25 +313,56 @@ class GradientExchange:
         """Whether this step's exchange has taken place."""
         return self._progress.state in EXCHANGED
 
-    @torch.no_grad()
+    @property
+    def _plan(self) -> GradientPlan:
+        """The plan of the step's next exchange."""
+        return self._membership.plan if self._remainder is None else self._remainder
+
+    def _refresh(self) -> None:
+        """Makes a new plan where that is needed. Raises AssertionError between two exchanges of one step."""
+        self._membership.refresh(self._progress.passes_per_step)
+        if self._remainder is not None and self._remainder.whole is not self._membership.plan:
+            self._remainder = None
+            self._progress.passes = self._progress.passes_per_step
+            raise AssertionError(
+                "The optimizer's parameters have changed between two backward passes of one step, of which the first "
+                "has exchanged gradients. Call step() or zero_grad() on the optimizer before parameters are added, "
+                "frozen or unfrozen."
+            )
+
     def _exchange(self) -> None:
-        membership, event = self._membership, StepEvent.FAIL
+        event = StepEvent.FAIL
         try:
-            membership.plan.exchange(membership.listen)
+            self._exchange_by_plan()
             event = StepEvent.EXCHANGED
-            membership.exchanges += 1
             self._remember_an_average()
+        finally:
+            self._progress.apply(event)
+            self._exchanged_in_hook_of = self._hooks.running()
+            self._hooks.counting[0] = False  # the rest of this pass, if there is one, submits nothing early
+
+    def _exchange_remainder(self) -> None:
+        """Takes part in exchanges of what other ranks' further passes have reached, until none has any. Collective."""
+        while self._remainder is not None:
+            self._exchange_by_plan()
+
+    @torch.no_grad()
+    def _exchange_by_plan(self) -> None:
+        membership, plan = self._membership, self._plan
+        remainder, self._remainder = self._remainder, None
+        try:
+            unused = plan.exchange(membership.listen)
+            membership.exchanges += remainder is None
+            if not self._progress.is_open_ended:
+                self._remainder = RemainderPlan.of(plan, unused)
         except HorovodInternalError:
             raise  # as every later exchange will, unless the ranks have only disagreed
         except BaseException as error:  # Ctrl-C while it waited, for one
-            if membership.plan.in_flight:
+            if plan.in_flight:
                 membership.interrupted_by = type(error).__name__
             raise
         finally:
-            self._progress.apply(event)
-            membership.plan.forget()
-            self._exchanged_in_hook_of = self._hooks.running()
-            self._hooks.counting[0] = False  # the rest of this pass, if there is one, submits nothing early
+            plan.forget()
 
     def _remember_an_average(self) -> None:
         averages = ((param, param.grad) for param in self._membership.each_trainable())
@@ -339,6 +383,8 @@ class GradientExchange:
 
     def _note_gradients(self, first: int | None = None) -> None:
         """Finds out which gradients share memory: those must not be in flight while autograd is at work."""
+        if self._remainder is not None:
+            return  # nothing is in flight before the end of the pass, and gradients that share memory are copied
         slots = self._membership.plan.slots
         if note_gradients(slots, self._membership.trainable_of_others, first):
             self._pass.submits_early = False

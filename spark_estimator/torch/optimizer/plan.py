@@ -28,6 +28,7 @@ class GradientPlan:
         buckets: in the order in which they are expected to be complete.
         bucket_of: parameter id -> its bucket.
         repeats: a pass adds to some gradient more than once, so that none is complete before the end of the pass.
+        remainder: the plan of a further exchange that was made last, of those parameters that had no gradient.
 
     Args:
         name: of the exchange, alike on all ranks.
@@ -39,6 +40,7 @@ class GradientPlan:
     def __init__(self, name: str, slots: Sequence[Slot], options: Options, passes: int) -> None:
         self.slots = list(slots)
         self.repeats = False
+        self.remainder: GradientPlan | None = None
         self._agreed = False
         self._name = name
         self._options = options
@@ -64,11 +66,14 @@ class GradientPlan:
         for bucket in self.buckets:
             bucket.submit()
 
-    def exchange(self, buckets_changed: Callable[[], None]) -> None:
+    def exchange(self, buckets_changed: Callable[[], None]) -> list[Slot]:
         """Submits what has not been submitted, waits, and makes the averages the parameters' gradients. Collective.
 
         Args:
             buckets_changed: called when the buckets are others now: gradients have turned out to be sparse.
+
+        Returns:
+            The slots for which no rank had a gradient: the same on all ranks.
 
         Raises:
             MismatchError: the ranks disagree; they compare their plans again before the next exchange.
@@ -80,8 +85,7 @@ class GradientPlan:
             self.submit()
             for bucket in self.buckets:
                 bucket.proceed()
-            for bucket in self.buckets:
-                bucket.finish()
+            return [slot for bucket in self.buckets for slot in bucket.finish()]
         except MismatchError:
             self._agreed = False
             raise

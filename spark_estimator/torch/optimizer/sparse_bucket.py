@@ -66,7 +66,7 @@ class SparseBucket(Bucket):
         rows = gradient.values() if prescale == 1.0 else gradient.values() * prescale
         return gradient.indices().t().to(device).contiguous(), rows.to(device, self._wire_type).contiguous()
 
-    def finish(self) -> None:
+    def finish(self) -> list[Slot]:
         assert self._handle is not None
         slot = self.slots[0]
         row_shape = tuple(slot.param.shape[self._sparse_dims :])
@@ -82,10 +82,11 @@ class SparseBucket(Bucket):
             ) from error
         (indices, _), (rows, _), (flags, _) = received
         if not flags.any():
-            return  # no rank has a gradient
+            return [slot]
         rows = rows.to(slot.param.dtype)
         op, _, postscale = self._options.scaled_op()
         if op is ReduceOp.AVERAGE:
             postscale /= self._options.engine().size
         total = torch.sparse_coo_tensor(indices.t(), rows, tuple(slot.param.shape), check_invariants=False).coalesce()
         slot.param.grad = (total if postscale == 1.0 else total * postscale).to(slot.param.device).coalesce()
+        return []

@@ -138,6 +138,11 @@ class StepProgress:
         self._passes_per_step = passes_per_step
 
     @property
+    def is_open_ended(self) -> bool:
+        """Whether every pass is the last one, and may be followed by more."""
+        return self._passes_per_step is None
+
+    @property
     def passes_per_step(self) -> int:
         """N >= 1: the pass with this number is the step's last one."""
         return self._passes_per_step or 1
@@ -171,7 +176,12 @@ class StepProgress:
         Args:
             averages_are_gone: whether the user has cleared the gradients without a word to the optimizer.
         """
-        return self.passes >= self.passes_per_step and (self._passes_per_step is None or averages_are_gone())
+        return self.passes >= self.passes_per_step and (self.is_open_ended or averages_are_gone())
+
+    def begin_further_passes(self) -> None:
+        """A pass begins that reaches parameters which the exchanges of this step have left out: they have N passes."""
+        if self.passes >= self.passes_per_step:
+            self.passes = 0
 
     def check_pass(self) -> None:
         """Raises AssertionError when the step has had all of its passes."""
@@ -179,8 +189,8 @@ class StepProgress:
             raise AssertionError(
                 f"backward() was called more than backward_passes_per_step={self.passes_per_step} times before "
                 "step(). Call step() or zero_grad() on the optimizer in between (also where a GradScaler may have "
-                "skipped the step), or raise backward_passes_per_step: it counts calls of backward(), whichever "
-                "parameters they reach."
+                "skipped the step), or raise backward_passes_per_step: it counts calls of backward(). A further one "
+                "may only reach parameters that no rank has reached in this step."
             )
 
     def next_pass(self) -> PassKind:
