@@ -27,8 +27,8 @@ def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: i
     """Copies the root's parameters and buffers into those of every other rank, in place. Collective.
 
     Args:
-        params: ``model.state_dict()``, or a list of tensors or of (name, tensor). Entries that are no tensors (a
-            module's extra state) are left as they are.
+        params: ``model.state_dict()``, or a list of tensors or of (name, tensor). Entries with names may have another
+            order on each rank. Entries that are no tensors (a module's extra state) are left as they are.
         root_rank: whose values everyone gets.
 
     Raises:
@@ -79,6 +79,8 @@ def _pairs(params: object) -> list[tuple[str, object]]:
                 "broadcast_parameters takes a list of tensors, or of tuples (name, tensor); entry "
                 f"{number} is neither: {reprlib.repr(entry)}."
             )
+    if all(isinstance(entry, tuple) for entry in params) and len({name for name, _ in pairs}) == len(pairs):
+        pairs.sort(key=operator.itemgetter(0))
     return pairs
 
 

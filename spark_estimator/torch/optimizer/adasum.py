@@ -21,9 +21,11 @@ from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
+from spark_estimator.errors import MismatchError
 from spark_estimator.torch.collectives.device import location_of_all
 from spark_estimator.torch.collectives.memory import described, wire_form
 from spark_estimator.torch.optimizer.bucket import Options
+from spark_estimator.torch.optimizer.order import order_of_first_rank
 
 #: The attribute by which a GradScaler knows an optimizer that it need not skip; PyTorch's fused ones have it.
 TAKES_SCALE = "_step_supports_amp_scaling"
@@ -49,7 +51,8 @@ class AdasumStep:
         self._options = options
         self.bytes_given = 0  # to the engine in the last step
         self._engine: Engine | None = None
-        self._agreed: list[str] = []
+        self._agreed: list[str] = []  # the lines of all ranks, in this rank's order of parameters
+        self._order: list[int] = []  # of the positions of this rank's parameters, the same on all ranks
         self._depth = 0  # a step may call its base class's step, and the hooks see both
         self._evaluating = False
         self._start: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and their values before the step
@@ -115,7 +118,7 @@ class AdasumStep:
         self._withheld = []
         try:
             self._agree([param for param, _ in start])
-            self._combine(start)
+            self._combine([start[position] for position in self._order])
         except BaseException:
             for param, before in start:
                 param.copy_(before)
@@ -172,10 +175,25 @@ class AdasumStep:
             f"parameter {self._names.get(id(param), position)}: shape {tuple(param.shape)}, {param.dtype}"
             for position, param in enumerate(params)
         ]
-        if lines != self._agreed:
-            process_set, subject = self._options.process_set, "the parameters of DistributedOptimizer"
-            check_identical(lines, name=f"{self._prefix}.changes", subject=subject, process_set=process_set)
-            self._agreed = lines
+        if lines == self._agreed:
+            return
+        try:
+            self._compare(lines)
+            self._order = list(range(len(params)))
+        except MismatchError as error:
+            names = [self._names.get(id(param), position) for position, param in enumerate(params)]
+            name, process_set = f"{self._prefix}.order", self._options.process_set
+            is_disagreement = str(error).startswith("The ranks disagree")  # then all ranks have this error
+            order = order_of_first_rank(names, name=name, process_set=process_set) if is_disagreement else None
+            if order is None:
+                raise
+            self._compare([lines[0], *(lines[1 + position] for position in order)])
+            self._order = order
+        self._agreed = lines
+
+    def _compare(self, lines: list[str]) -> None:
+        name, subject = f"{self._prefix}.changes", "the parameters of DistributedOptimizer"
+        check_identical(lines, name=name, subject=subject, process_set=self._options.process_set)
 
     def _trainable(self) -> list[torch.Tensor]:
         optimizer = self._optimizer()

@@ -48,7 +48,7 @@ def plan(
         bucket_bytes: a bucket is closed before it would exceed this size in bytes; a larger gradient gets a separate
             bucket.
         groups: None: by `bucket_bytes`. A number: of nearly equal runs of the parameter order. Lists of positions: each
-            list together, each other parameter alone.
+            list together, in the parameter order; each other parameter alone.
 
     Returns:
         Buckets in the order in which they are expected to be complete. One whose wire type is not known is alone.
@@ -85,7 +85,7 @@ def _as_positions(groups: int | Sequence[Sequence[int]], count: int) -> list[lis
         number = min(groups, count)
         return [list(range(count * i // number, count * (i + 1) // number)) for i in range(number)]
     grouped = {position for group in groups for position in group}
-    return [list(group) for group in groups] + [[position] for position in range(count) if position not in grouped]
+    return [sorted(group) for group in groups] + [[position] for position in range(count) if position not in grouped]
 
 
 def _by_type(gradients: Sequence[Gradient], group: Sequence[int]) -> list[list[int]]:

@@ -98,11 +98,13 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
 
     Args:
         optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
-        named_parameters: usually ``model.named_parameters()``, for messages. None: parameters are named by number.
+        named_parameters: usually ``model.named_parameters()``, for messages. Ranks whose optimizers have these in other
+            orders exchange them by name. None: parameters are named by number.
         compression: how gradients are compressed; see `Compression`. By default SPARK_ESTIMATOR_COMPRESSION chooses it
             (none, fp16 or bf16).
         backward_passes_per_step: the number of backward passes whose gradients are added up before they are sent (they
-            are not divided by that number). An extra pass before ``step()`` raises AssertionError.
+            are not divided by that number). Before ``step()`` further passes, as many again, may reach parameters that
+            no rank has reached in this step, such as another part of the model; others raise AssertionError.
         op: `Average` or `Sum` of gradients. `Adasum`: each rank steps by its own gradients, and what the step has
             changed is combined by the adaptive sum.
         gradient_predivide_factor: f: an average is taken as 1/f before and f/size after the sum.

@@ -16,6 +16,7 @@ from spark_estimator.torch.collectives.memory import described, element_type
 from spark_estimator.torch.compression.compressors import BucketCompression, wire_dtype
 from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.bucket_sizes import Gradient, description, plan
+from spark_estimator.torch.optimizer.order import order_of_first_rank
 from spark_estimator.torch.optimizer.slot import Slot
 from spark_estimator.torch.optimizer.sparse_bucket import SparseBucket
 
@@ -24,7 +25,7 @@ class GradientPlan:
     """The buckets of some parameters' gradients.
 
     Attributes:
-        slots: of the parameters, in the optimizer's order.
+        slots: of the parameters, in the optimizer's order; where the ranks have other orders, in the first rank's.
         buckets: in the order in which they are expected to be complete.
         bucket_of: parameter id -> its bucket.
         repeats: a pass adds to some gradient more than once, so that none is complete before the end of the pass.
@@ -116,27 +117,50 @@ class GradientPlan:
         """Compares plans with the other ranks, before the first bucket is sent. Collective.
 
         Returns:
-            Whether the buckets are others now: gradients have turned out to be sparse on some rank.
+            Whether the buckets are others now: ranks had the same parameters in another order, or gradients have turned
+            out to be sparse on some rank.
 
         Raises:
             MismatchError: they differ, or another rank still exchanges by the plan before this one.
         """
-        # Under the first bucket's own name: a rank that holds to the old plan submits that, and all get an error.
-        name, detail = f"{self._name}.bucket.0", f"{self._name}.plan"
-        process_set = self._options.process_set
-        subject = "the parameters of DistributedOptimizer"
+        is_reordered = False
         try:
-            check_identical(self._description, name=name, subject=subject, detail_name=detail, process_set=process_set)
+            self._compare()
         except MismatchError as error:
-            if str(error).startswith("The ranks disagree"):
+            if not str(error).startswith("The ranks disagree"):  # else all ranks have this error
+                raise MismatchError(
+                    f"Rank {context.rank()} and another rank exchange gradients of different parameters. Create the "
+                    "same optimizers on all ranks, and call add_param_group or requires_grad_, or change a parameter's "
+                    f"type, on all ranks between the same two steps. ({error})"
+                ) from error
+            if not self._reorder():
                 raise
-            raise MismatchError(
-                f"Rank {context.rank()} and another rank exchange gradients of different parameters. Create the same "
-                "optimizers on all ranks, and call add_param_group or requires_grad_, or change a parameter's type, on "
-                f"all ranks between the same two steps. ({error})"
-            ) from error
+            self._compare()
+            is_reordered = True
         self._agreed = True
-        return not self._options.sparse_as_dense and self._find_sparse()
+        has_sparse = not self._options.sparse_as_dense and self._find_sparse()
+        return is_reordered or has_sparse
+
+    def _compare(self) -> None:
+        # Under the first bucket's own name: a rank that holds to the old plan submits that, and all get an error.
+        check_identical(
+            self._description,
+            name=f"{self._name}.bucket.0",
+            subject="the parameters of DistributedOptimizer",
+            detail_name=f"{self._name}.plan",
+            process_set=self._options.process_set,
+        )
+
+    def _reorder(self) -> bool:
+        """Puts the parameters into the first rank's order, by their names. Returns whether that was possible."""
+        # Shares are by position: no names, which is no common order. The ranks may disagree about `shard_state`, too.
+        names = [] if self._options.shard_state else [slot.name for slot in self.slots]
+        name = f"{self._name}.order"
+        order = order_of_first_rank(names, name=name, process_set=self._options.process_set)
+        if order is not None:
+            self.slots = [self.slots[position] for position in order]
+            self._make({})
+        return order is not None
 
     def _make(self, sparse_dims: dict[int, int]) -> None:
         """Makes the buckets.
