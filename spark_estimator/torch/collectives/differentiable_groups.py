@@ -60,7 +60,7 @@ def grouped_allreduce(
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Joins all ranks' tensors along the first dimension, as `allgather` does: all of the list, or none.
 
     Args:
@@ -76,10 +76,11 @@ def grouped_allgather(
     """
     members = group(tensors, _ALLGATHER)
     if _need_gradients(members, _ALLGATHER):
-        return list(HorovodGroupedAllgather.apply(name, process_set, *members))
+        joined: tuple[torch.Tensor, ...] = HorovodGroupedAllgather.apply(name, process_set, *members)
+        return joined
     gathered = allgather_of(members, _ALLGATHER, name, process_set).run()
     gradient_name(_ALLGATHER, name, process_set)
-    return [joined for joined, _ in gathered]
+    return tuple(tensor for tensor, _ in gathered)
 
 
 def grouped_reducescatter(
@@ -188,7 +189,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
             return tuple(tensor.narrow(0, *share) for tensor, share in zip(averaged, shares, strict=True))
 
         def joined(*again: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(grouped_allgather(again, name, process_set))
+            return grouped_allgather(again, name, process_set)
 
         derived = derivative(rows_of_this_rank, joined, *_floating(ctx, gradients))
         return (None, None, *_in_place_of(ctx, derived))

@@ -23,10 +23,10 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Reduces tensors over all ranks into new ones; see `grouped_allreduce`. Returns one handle, of a list."""
+    """Reduces tensors over all ranks into new ones; see `grouped_allreduce`. Returns one handle, of a tuple."""
     kind, operation = "grouped_allreduce", reduce_op(average, op)
     members = group(tensors, kind)
-    return allreduce_of(members, kind, name, operation, prescale_factor, postscale_factor, process_set).submit()
+    return allreduce_of(members, kind, name, operation, prescale_factor, postscale_factor, process_set).submit(tuple)
 
 
 def grouped_allreduce_async_(
@@ -38,10 +38,10 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Reduces tensors over all ranks in place; see `grouped_allreduce`. Returns one handle, of the list."""
+    """Reduces tensors over all ranks in place; see `grouped_allreduce`. Returns one handle, of a tuple of them."""
     kind, operation = "grouped_allreduce", reduce_op(average, op)
     factors = (prescale_factor, postscale_factor)
-    return allreduce_of(group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True).submit()
+    return allreduce_of(group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True).submit(tuple)
 
 
 def grouped_allreduce_(
@@ -52,20 +52,20 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """Reduces tensors over all ranks in place and returns their list; see `grouped_allreduce`. Not differentiable."""
+) -> tuple[torch.Tensor, ...]:
+    """Reduces tensors over all ranks in place and returns them; see `grouped_allreduce`. Not differentiable."""
     kind, operation = "grouped_allreduce", reduce_op(average, op)
     factors = (prescale_factor, postscale_factor)
-    return allreduce_of(group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True).run()
+    return tuple(allreduce_of(group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True).run())
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Joins all ranks' tensors along the first dimension; see `grouped_allgather`. Returns one handle, of a list."""
+    """Joins all ranks' tensors along the first dimension; see `grouped_allgather`. Returns one handle, of a tuple."""
     kind = "grouped_allgather"
     request = allgather_of(group(tensors, kind), kind, name, process_set)
-    return request.submit(lambda gathered: [joined for joined, _ in gathered])
+    return request.submit(lambda gathered: tuple(joined for joined, _ in gathered))
 
 
 def grouped_reducescatter_async(
@@ -76,7 +76,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Reduces tensors and gives each rank its rows; see `grouped_reducescatter`. Returns one handle, of a list."""
+    """Reduces tensors and gives each rank its rows; see `grouped_reducescatter`. Returns one handle, of a tuple."""
     kind, operation = "grouped_reducescatter", reduce_op(None, op)
     factors = (prescale_factor, postscale_factor)
-    return reducescatter_of(group(tensors, kind), kind, name, operation, *factors, process_set).submit()
+    return reducescatter_of(group(tensors, kind), kind, name, operation, *factors, process_set).submit(tuple)

@@ -42,7 +42,7 @@ def synchronize(handle: int) -> Any:
     The result of CUDA tensors may be used on the stream that is current now; the CPU does not wait for the GPU.
 
     Returns:
-        Its result: a tensor, of a grouped operation a list of tensors, of an alltoall the pair of the rows received
+        Its result: a tensor, of a grouped operation a tuple of tensors, of an alltoall the pair of the rows received
         and of how many each rank sent. None when the handle is unknown or was used before.
 
     Raises:
