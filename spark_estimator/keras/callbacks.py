@@ -251,7 +251,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: the rate afterwards: usually that of one rank times ``hvd.size()``.
-        warmup_epochs: how many epochs it takes.
+        warmup_epochs: how many epochs it takes; 0: the rate stays as it is.
         momentum_correction, steps_per_epoch: as for `LearningRateScheduleCallback`.
         verbose: 1: rank 0 prints the rate that is reached.
     """
@@ -270,8 +270,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             done = min(epoch + 1.0 / (self.steps_per_epoch or 1), warmup_epochs)
             return 1.0 / size * (done * (size - 1) / warmup_epochs + 1)
 
-        if warmup_epochs <= 0:
-            raise ValueError(f"warmup_epochs={warmup_epochs!r} must be greater than 0.")
         super().__init__(
             initial_lr,
             multiplier,

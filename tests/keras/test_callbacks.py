@@ -87,6 +87,9 @@ def test_momentum_follows_the_rate(two_ranks: RankPool) -> None:
             velocity = 0.5 * velocity * (new / old) - new * 2 * (weight - 1)
             weight += velocity
         assert numpy.allclose(layer.get_weights()[0], weight, rtol=1e-4), (layer.get_weights(), weight)
+        no_warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=7.0, warmup_epochs=0, verbose=1)
+        history = trained.fit(ones, ones, batch_size=2, verbose=0, callbacks=[no_warmup])
+        assert history.history["lr"] == pytest.approx([0.05])  # as it was
         scheduled = model_with_schedule = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
         rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
         scheduled.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), "mse")
