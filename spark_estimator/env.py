@@ -493,6 +493,20 @@ WITHOUT_EFFECT = {
     "HOROVOD_GLOO_IFACE": "the launcher selects the address where a rank listens",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": "the launcher sends each rank the addresses of its peers",
     "HOROVOD_GLOO_RENDEZVOUS_PORT": "the launcher sends each rank the addresses of its peers",
+    "HOROVOD_SECRET_KEY": "the launcher sends each rank the job's key through a pipe, not in its environment",
+    "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": "the GPU with the index of the local rank is the one that Spark gave",
+    "HOROVOD_SPARK_WORK_DIR": "a rank works in the folder of its Spark task",
+    "HOROVOD_SPARK_PYTHONPATH": "a rank has the Python path of its Spark task",
+    **dict.fromkeys(
+        (
+            *(f"HOROVOD_{w}_{part}" for w in ("WITH", "WITHOUT") for part in ("PYTORCH", "TENSORFLOW", "MXNET")),
+            *(f"HOROVOD_{w}_{part}" for w in ("WITH", "WITHOUT") for part in ("GLOO", "MPI", "NVTX")),
+            *(f"HOROVOD_NCCL_{part}" for part in ("HOME", "INCLUDE", "LIB", "LINK")),
+            *("HOROVOD_CUDA_HOME", "HOROVOD_ROCM_HOME", "HOROVOD_GPU", "HOROVOD_ALLOW_MIXED_GPU_IMPL"),
+            *("HOROVOD_BUILD_ARCH_FLAGS", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_CMAKE", "HOROVOD_DEBUG"),
+        ),
+        "an option of Horovod's build; the wheel has one form for all machines",
+    ),
 }
 
 #: Variables that launchers set for scripts to read, with their meaning.

@@ -1,12 +1,15 @@
 """Regenerates the table of Horovod's 413 public items: ``python -m tests.compat.surface`` writes it, and prints counts.
 
 ``horovod_items.tsv`` has the items: the section of the list, how common it is, and the item. The names in an item are
-looked up where the section's names are, on the aliases. An item without names is behaviour; the tests cover it.
-`DIFFERENCES` has names that work in another way, with the reason; `docs/reference/horovod.md` explains them.
+looked up where the section's names are, on the aliases; flags, arguments and variables in the package's own tables of
+those without effect. An item without names is behaviour: the tests cover it, and `BEHAVIOUR` names them for launchers
+and the engine. `DIFFERENCES` has names that work in another way, with the reason; `docs/reference/horovod.md` explains
+them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import os
@@ -19,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from spark_estimator import compat
+from spark_estimator import compat, env
 from spark_estimator.compat.unavailable import UNAVAILABLE
 
 ITEMS = Path(__file__).parent / "horovod_items.tsv"
@@ -46,6 +49,7 @@ class Status(Enum):
 
     REAL = "real"
     DIFFERS = "differs, documented"
+    NO_EFFECT = "no effect"
     SENTENCE = "a sentence"
     MISSING = "missing"
 
@@ -72,17 +76,42 @@ DIFFERENCES: dict[tuple[int, str], str] = {
     (3, "`sparse_allreduce_async`"): "averages of integers are integers",
     (3, "`allgather_async`"): "a 0-dimensional tensor is an error at the call",
     (4, "`DistributedOptimizer`"): "returns the same object, with its state",
+    (4, "`backward_passes_per_step`"): "counts calls of backward(), and not how often each parameter is reached",
+    (4, "`groups`"): "parameters that are added later are exchanged, each alone",
+    (4, "`.synchronize()`"): "a second call exchanges nothing",
     (4, "`broadcast_optimizer_state`"): "makes no step",
     (4, "`SyncBatchNorm`"): "also on CPU tensors",
+    (5, "`horovod.common.elastic.ObjectState`"): "keeps copies of the attributes",
     (5, "`State.save()`, `restore()`, `sync()`"): "sync() takes the present attributes",
+    (7, "`elastic.UpdateEpochStateCallback`"): "also right with fit(initial_epoch=state.epoch)",
     (8, "`spark.run`"): "barrier mode; starts a session where there is none",
     (9, "`train_steps_per_epoch`, `validation_steps_per_epoch`"): "at most one pass over the rows",
-    (9, "`validation`"): "a share is exact",
+    (9, "`validation`"): "a share is exact; a column holds 0 and 1, or booleans",
+    (9, "model `setOutputCols(list)`, `getOutputCols()`"): "the name of a column that is there is an error",
     (10, "metric form"): "also plain lists and dicts",
     (11, "`TorchModel`"): "the history has an entry for each epoch",
+    (14, "`-v`, `--version`"): "prints this package's version",
+    (14, "`--gloo-timeout-seconds`"): "as --start-timeout, which wins",
+    (14, "`--stall-check-warning-time-seconds`"): "10 by default",
+    (14, "elastic driver rules"): "a host is left out after its third failure, and not after the first",
+    (15, "tensor fusion"): "no cycle: what is ready while the engine works goes together",
     (15, "stall inspector"): "after 10 s",
     (15, "timeline"): "rows by rank; no MEMCPY phases",
+    (15, "autotune"): f"missing: {env.WITHOUT_EFFECT['HOROVOD_AUTOTUNE']}",
+    (15, "hierarchical and torus allreduce"): "hierarchical by size, where no variable is set; no torus",
+    (15, "averaging"): "16-bit values are added in float32 and rounded once, except by NCCL",
+    (15, "NVTX ranges"): f"missing: {env.WITHOUT_EFFECT['HOROVOD_DISABLE_NVTX_RANGES']}",
+    (16, "`HOROVOD_CONTROLLER`, `HOROVOD_CPU_OPERATIONS`"): "set to gloo for scripts; not read",
     (16, "`HOROVOD_STALL_CHECK_TIME_SECONDS`"): "10 by default",
+    (16, "`HOROVOD_GLOO_TIMEOUT_SECONDS`"): "as HOROVOD_START_TIMEOUT, which wins",
+    (16, "`HOROVOD_SPARK_START_TIMEOUT`"): "a job on a DataFrame's rows waits without limit where it is not set",
+    (16, "`NCCL_*`, `GLOO_*`"): "NCCL_... are passed on; GLOO_... are not: there is no Gloo",
+    (
+        16,
+        "build: `HOROVOD_WITH_*`, `HOROVOD_WITHOUT_*`, `HOROVOD_GPU_OPERATIONS`, `HOROVOD_GPU_<OP>`, "
+        "`HOROVOD_NCCL_HOME`, `HOROVOD_CUDA_HOME`, `HOROVOD_BUILD_ARCH_FLAGS`, `HOROVOD_CMAKE`, `HOROVOD_DEBUG` and "
+        "15 more",
+    ): "no effect: options of a build; but HOROVOD_GPU_OPERATIONS is read at run time: how GPU tensors travel",
     (
         2,
         "`init(comm=[ranks])`",
@@ -126,6 +155,31 @@ DIFFERENCES: dict[tuple[int, str], str] = {
     (19, "`horovod.mxnet`"): "an import error: MXNet is retired",
     (19, "`horovod.ray`"): "an import error: use Ray's own trainers",
 }
+
+
+#: (section, item without names) -> the test of it.
+BEHAVIOUR: dict[tuple[int, str], str] = {
+    (14, "`--blacklist-cooldown-range MIN MAX`"): (
+        "tests/launch/elastic/test_placement.py::test_a_host_comes_back_after_a_cool_down_that_grows"
+    ),
+    (14, "negative values"): "tests/launch/cli/test_main.py::test_what_cannot_be_done_is_said_in_a_line",
+    (15, "response cache"): "tests/scenarios/collectives/test_insight.py::test_counters_and_descriptions",
+    (15, "negotiation by name"): (
+        "tests/collectives/test_ops.py::test_a_thousand_random_allreduces_in_different_orders"
+    ),
+    (15, "stall shutdown"): (
+        "tests/scenarios/collectives/test_disagreements.py::test_different_names_are_told_and_fail_in_the_end_if_asked"
+    ),
+    (15, "CPU collectives"): (
+        "tests/collectives/test_ops.py::test_all_ranks_get_the_same_bits_and_both_channels_the_same_numbers"
+    ),
+    (15, "GPU collectives"): "tests/torch/test_gpu.py::test_every_form_of_every_op",
+    (15, "error propagation"): (
+        "tests/scenarios/collectives/test_faults.py::test_every_op_that_waits_for_a_killed_rank_names_it"
+    ),
+}
+#: Variables that the launcher sets and that are in no table of ``env``: Python's and CUDA's.
+_SET_BY_LAUNCHER = frozenset({"PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES"})
 
 
 def items() -> list[Item]:
@@ -196,10 +250,14 @@ def _members(module: Any) -> list[tuple[str, Any]]:
 
 def lookup(section: int, name: str) -> Status:
     """Whether a name is there, and more than a sentence."""
+    if reason_of(section, name):
+        return Status.NO_EFFECT
     if section == 14 or name.startswith("-"):
-        return Status.REAL if name in _flags() | _parameters(importlib.import_module("horovod").run) else Status.MISSING
-    if section in (15, 16):
-        return Status.REAL
+        arguments = _parameters(importlib.import_module("spark_estimator.runner").run)
+        return Status.REAL if name in _flags() | arguments else Status.MISSING
+    if section == 16:
+        variables = {field.metadata["variable"] for field in dataclasses.fields(env.Settings)}
+        return Status.REAL if name in variables | env.SET_FOR_SCRIPTS.keys() | _SET_BY_LAUNCHER else Status.MISSING
     name = _RENAMED.get(name, name)
     if name.startswith(("horovod.", "sparkdl.", "lightning_horovod.")):
         return _imported(name)
@@ -220,6 +278,22 @@ def lookup(section: int, name: str) -> Status:
         else:
             return Status.SENTENCE if _is_placeholder(value) else Status.REAL
     return Status.MISSING
+
+
+def reason_of(section: int, name: str) -> str:
+    """Why a flag, an argument or a variable has no effect; "" for what has one."""
+    if section == 14:
+        values = _flags_without_effect().get(name)
+        return "" if values is None else values[1] or "it is so in any case"
+    if section == 16:
+        return env.WITHOUT_EFFECT.get(f"HOROVOD_AUTOTUNE{name}" if name.startswith("_") else name, "")
+    reasons: dict[str, str] = importlib.import_module("spark_estimator.launch.cli.obsolete").REASONS
+    return reasons.get(name, "") if section == 8 else ""
+
+
+def _flags_without_effect() -> dict[str, tuple[int, str]]:
+    reasons: dict[str, tuple[int, str]] = importlib.import_module("spark_estimator.launch.cli.flags")._WITHOUT_EFFECT
+    return reasons
 
 
 def _imported(name: str) -> Status:
@@ -262,23 +336,37 @@ def _parameters(function: Any) -> frozenset[str]:
 def status_of(item: Item) -> Status:
     """By the worst of its names; an item that is there may differ."""
     statuses = [lookup(item.section, name) for name in names_of(item.text)]
-    differs = (item.section, item.text) in DIFFERENCES
-    if Status.MISSING in statuses and not differs:
-        return Status.MISSING
-    if differs:
+    if (item.section, item.text) in DIFFERENCES:
         return Status.DIFFERS
-    return Status.SENTENCE if Status.SENTENCE in statuses else Status.REAL
+    if not statuses and item.section in (14, 15, 16) and (item.section, item.text) not in BEHAVIOUR:
+        return Status.MISSING
+    worst = (Status.MISSING, Status.SENTENCE, Status.NO_EFFECT)
+    return next((status for status in worst if status in statuses), Status.REAL)
 
 
 def table(entries: Sequence[tuple[Item, Status]]) -> list[str]:
     """Markdown."""
     lines = ["| Section | Item | How common | Here |", "|---|---|---|---|"]
     for item, status in entries:
-        reason = DIFFERENCES.get((item.section, item.text))
-        absent = [name for name in names_of(item.text) if lookup(item.section, name) is Status.MISSING]
-        words = reason or (f"missing: {', '.join(absent)}" if status is Status.MISSING else status.value)
+        words = DIFFERENCES.get((item.section, item.text)) or status.value
+        if status is Status.MISSING:
+            absent = [name for name in names_of(item.text) if lookup(item.section, name) is Status.MISSING]
+            words = f"missing: {', '.join(absent)}"
+        elif status is Status.NO_EFFECT:
+            words = _effects(item)
         lines.append(f"| {item.section} | {item.text} | {item.rarity} | {words} |")
     return lines
+
+
+def _effects(item: Item) -> str:
+    """Which names of an item have no effect, and why."""
+    names_for: dict[str, list[str]] = {}
+    for name in names_of(item.text):
+        names_for.setdefault(reason_of(item.section, name), []).append(name)
+    words = {reason: f"no effect: {reason}" if reason else Status.REAL.value for reason in names_for}
+    if len(names_for) == 1:
+        return next(iter(words.values()))
+    return "; ".join(f"{', '.join(f'`{name}`' for name in names)}: {words[why]}" for why, names in names_for.items())
 
 
 def page_with(text: str, lines: Sequence[str]) -> str:

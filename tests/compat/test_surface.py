@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.compat.surface import DIFFERENCES, ITEMS, PAGE, ROOT, Item, items, names_of, page_with
+from tests.compat.surface import (
+    BEHAVIOUR,
+    DIFFERENCES,
+    ITEMS,
+    PAGE,
+    ROOT,
+    Item,
+    Status,
+    items,
+    lookup,
+    names_of,
+    page_with,
+    status_of,
+    table,
+)
 
 
 def test_items_and_their_names() -> None:
@@ -25,13 +40,41 @@ def test_items_and_their_names() -> None:
     assert ITEMS.exists() and isinstance(items()[0], Item)
 
 
+def test_behaviour_has_its_test() -> None:
+    assert not BEHAVIOUR.keys() & DIFFERENCES.keys()
+    for key, test in BEHAVIOUR.items():
+        assert any(key == (item.section, item.text) for item in items()), key
+        path, name = test.split("::")
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), test
+
+
+def test_flags_and_variables_say_what_they_do() -> None:
+    for section, name, status in (
+        (14, "--num-proc", Status.REAL),
+        (14, "--autotune", Status.NO_EFFECT),
+        (14, "--nothing", Status.MISSING),
+        (16, "HOROVOD_FUSION_THRESHOLD", Status.REAL),
+        (16, "HOROVOD_RANK", Status.REAL),
+        (16, "_WARMUP_SAMPLES", Status.NO_EFFECT),
+        (16, "HOROVOD_SECRET_KEY", Status.NO_EFFECT),
+        (16, "HOROVOD_NOTHING", Status.MISSING),
+    ):
+        assert lookup(section, name) is status, name
+    made = [Item(16, "rare", text) for text in ("`HOROVOD_RANK`, `HOROVOD_CYCLE_TIME`", "`HOROVOD_GLOO_IFACE`")]
+    lines = table([(item, status_of(item)) for item in made])
+    assert lines[2].endswith(
+        "| `HOROVOD_RANK`: real; `HOROVOD_CYCLE_TIME`: no effect: the engine has no cycle: each request wakes it |"
+    )
+    assert lines[3].endswith("| no effect: the launcher selects the address where a rank listens |")
+    assert status_of(Item(15, "rare", "something new")) is Status.MISSING  # behaviour that no test is named for
+
+
 PROGRAM = """
 from spark_estimator import compat
 compat.install()
 from tests.compat.surface import PAGE, Status, items, lookup, page_with, status_of, table
 assert lookup(3, "allreduce") is Status.REAL and lookup(3, "nothing") is Status.MISSING
 assert lookup(10, "NVTabularDataModule") is Status.SENTENCE
-assert lookup(14, "--num-proc") is Status.REAL and lookup(14, "--nothing") is Status.MISSING
 entries = [(item, status_of(item)) for item in items()]
 absent = [item for item, status in entries if status in (Status.MISSING, Status.SENTENCE)]
 assert not absent, absent
