@@ -249,5 +249,5 @@ def warn_of_int8() -> None:
     """Logs once that there is no kernel for int8 on a GPU."""
     _log.warning(
         "compression=hvd.Compression.int8: gradients on GPUs are sent in their own type, since int8 works only in host "
-        "memory. Use hvd.Compression.bf16 or powersgd() to send fewer bytes."
+        "memory. Use hvd.Compression.bf16 to send fewer bytes."
     )

@@ -1,4 +1,4 @@
-"""Compression of gradients: casts to 16 bits, the largest elements (topk) and low-rank factors (PowerSGD)."""
+"""Compression of gradients: casts to 16 bits, and int8 with error feedback."""
 
 from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.compression.compressors import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,11 +106,7 @@ def checked_compression(compression: object) -> object:
     """
     if isinstance(compression, BucketCompression):
         return compression.for_one_optimizer()
-    if isinstance(compression, FunctionType) and compression.__qualname__.startswith("Compression."):
-        raise ValueError(
-            f"compression=hvd.{compression.__qualname__} must be called: hvd.{compression.__qualname__}()."
-        )
-    return check_compressor(compression, choices="none, fp16, bf16, int8, powersgd() and topk()")
+    return check_compressor(compression, choices="none, fp16, bf16 and int8")
 
 
 def checked_compressor(compression: object, kind: str) -> Any:

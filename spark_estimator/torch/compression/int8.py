@@ -1,29 +1,59 @@
 """Gradients as int8 between hosts: the engine rounds them, and adds the rounding error to the next gradient.
 
-Each block of 256 values has a scale (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization"). With error
-feedback nothing is lost, only delayed; see ``feedback_bucket``.
+Each block of 256 values has a scale (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization"). With *error
+feedback* nothing is lost, only delayed: over any number of steps, what all ranks have received and what they still owe
+add up to all their gradients (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
 """
 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from spark_estimator.collectives.compression.int8 import LEAST_ELEMENTS, wire_bytes
+from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Plan
 from spark_estimator.torch.collectives.device import location_of_all, warn_of_int8
 from spark_estimator.torch.compression.compressors import BucketCompression, FP32Compressor, NoneCompressor
-from spark_estimator.torch.compression.feedback_bucket import Residues
 from spark_estimator.torch.optimizer.bucket import DenseBucket, Options
 from spark_estimator.torch.optimizer.slot import Slot
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
+
+
+class Residues:
+    """Keeps the rounding errors of one optimizer by parameter: [elements] float32, in memory order, on the CPU.
+
+    They outlive the optimizer's plans, but not the parameter, and not the job: after another ``init()`` other ranks may
+    take part, without these errors, so that all begin with zeros.
+    """
+
+    def __init__(self) -> None:
+        self._engine: weakref.ref[Engine] | None = None
+        self._residues = WeakTensorKeyDictionary()
+
+    def residue(self, slot: Slot, engine: Engine) -> torch.Tensor:
+        """Return the errors of a slot's parameter; zeros if its type, shape or order have changed."""
+        if self._engine is None or self._engine() is not engine:
+            self._engine = weakref.ref(engine)
+            self._residues = WeakTensorKeyDictionary()
+        form = (slot.dtype, slot.param.shape, slot.order)
+        known: tuple[object, torch.Tensor] | None = self._residues.get(slot.param)
+        if known is None or known[0] != form:
+            known = self._residues[slot.param] = (form, torch.zeros(slot.param.numel(), dtype=torch.float32))
+        return known[1]
+
+    def __reduce__(self) -> tuple[type[Residues], tuple[()]]:
+        """A copy, also in another process, has no errors."""
+        return Residues, ()
 
 
 @dataclass(frozen=True)
@@ -69,12 +99,9 @@ class Int8Bucket(DenseBucket):
         cast = NoneCompressor if slots[0].dtype is torch.float32 else FP32Compressor
         super().__init__(name, slots, dataclasses.replace(options, compression=cast))
         engine = options.engine()
-        self._owed = []
-        for slot in slots:
-            residue = settings.memory.residue(slot, engine)
-            if residue.owed is None and slot.param.numel() >= LEAST_ELEMENTS:
-                residue.owed = torch.zeros(slot.param.numel(), dtype=torch.float32)
-            self._owed.append(residue.owed)
+        self._owed = [
+            settings.memory.residue(slot, engine) if slot.param.numel() >= LEAST_ELEMENTS else None for slot in slots
+        ]
 
     def _submit_plan(self, wires: list[torch.Tensor], addresses: list[int], present: torch.Tensor) -> Handle:
         handle = super()._submit_plan(wires, addresses, present)

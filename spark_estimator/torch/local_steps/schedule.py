@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_estimator.torch.compression.feedback_bucket import check_whole
-
 
 @dataclass(frozen=True)
 class ExchangeSchedule:
@@ -29,9 +27,10 @@ class ExchangeSchedule:
     delay: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("inner_steps", self.inner_steps, 1)
-        check_whole("fragments", self.fragments, 1)
-        check_whole("delay", self.delay, 0)
+        for name, least in (("inner_steps", 1), ("fragments", 1), ("delay", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r} must be a whole number, {least} or more.")
         if self.delay >= self.inner_steps:
             raise ValueError(f"delay={self.delay} must be less than inner_steps={self.inner_steps}.")
         if self.fragments > self.inner_steps:

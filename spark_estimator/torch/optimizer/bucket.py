@@ -82,7 +82,7 @@ class Options:
 
 
 class Bucket(ABC):
-    """Gradients that are exchanged together: ``submit``, ``proceed``, ``finish`` and ``forget``, once in an exchange.
+    """Gradients that are exchanged together: ``submit``, ``finish`` and ``forget``, once in an exchange.
 
     Args:
         name: of the request; the same on all ranks.
@@ -147,9 +147,6 @@ class Bucket(ABC):
             others = self._streams - {self._gpu.stream}
             if others:
                 wait_for_streams(self._gpu.device, others)
-
-    def proceed(self) -> None:  # noqa: B027  most kinds have one part only
-        """Waits for the first part of an exchange that has two, and submits the second. Raises as `finish` does."""
 
     @abstractmethod
     def _submit(self) -> Handle:

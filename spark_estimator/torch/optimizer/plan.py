@@ -84,8 +84,6 @@ class GradientPlan:
             if not self._agreed and self._agree():
                 buckets_changed()
             self.submit()
-            for bucket in self.buckets:
-                bucket.proceed()
             return [slot for bucket in self.buckets for slot in bucket.finish()]
         except MismatchError:
             self._agreed = False

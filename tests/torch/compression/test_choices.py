@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
+from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.torch.compression import compressors
 from tests.support.compression_family import check_family
+from tests.torch.rank_pool import RankPool
 
 
 def test_the_family() -> None:
@@ -21,6 +24,30 @@ def test_the_family() -> None:
     )
 
 
-def test_settings_reach_the_algorithms() -> None:
-    assert repr(hvd.Compression.powersgd(3, dense_steps=7, seed=5)) == "PowerSGD(rank=3, dense_steps=7, seed=5)"
-    assert repr(hvd.Compression.topk(0.5, dense_steps=7, whole=9)) == "TopK(ratio=0.5, dense_steps=7, whole=9)"
+@pytest.mark.parametrize("compression", ["fp16", None])
+def test_other_values_are_refused(job_of_one: None, compression: object) -> None:
+    with pytest.raises(ValueError, match=f"compression={compression!r} must be one of"):
+        hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1), compression=compression)
+
+
+def test_the_environment_chooses_where_nobody_does(two_ranks: RankPool) -> None:
+    def check(rank: int) -> None:
+        import os
+
+        hvd.shutdown()
+        os.environ["SPARK_ESTIMATOR_COMPRESSION"] = "bf16"
+        hvd.init()
+        del os.environ["SPARK_ESTIMATOR_COMPRESSION"]
+        for options, expected in (
+            ({}, 2_000),
+            ({"compression": hvd.Compression.none}, 4_000),
+            ({"compression": hvd.Compression.fp16}, 2_000),
+            ({"op": hvd.Adasum}, 2_000),
+        ):
+            model = nn.Linear(100, 10, bias=False)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+            model(torch.ones(1, 100)).sum().backward()
+            optimizer.step()
+            assert expected <= optimizer.bytes_given <= expected + 4  # type: ignore[attr-defined]
+
+    two_ranks.run(check)

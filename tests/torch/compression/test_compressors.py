@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from spark_estimator.torch.compression import Compression, compressors
-
-
-def test_a_compression_that_was_not_called() -> None:
-    for name in ("powersgd", "topk"):
-        with pytest.raises(ValueError, match=rf"hvd\.Compression\.{name} must be called: hvd\.Compression\.{name}\(\)"):
-            compressors.checked_compression(getattr(Compression, name))
-    once = Compression.topk()
-    assert compressors.checked_compression(once) is not once  # each optimizer has separate residues
-    assert compressors.checked_compressor(once, "allreduce") is once
 
 
 def test_wire_types() -> None:

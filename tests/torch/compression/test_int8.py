@@ -14,13 +14,13 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.torch.compression.int8 import Int8
 from tests.support.by_sockets import by_sockets
-from tests.torch.feedback import Net, from_all_ranks, loss_of, owed_by, own_gradients
+from tests.torch.compression.compressed_net import Net, from_all_ranks, loss_of, owed_by, own_gradients
 from tests.torch.rank_pool import RankPool
 from tests.torch.training import assert_same_on_all_ranks
 
 
-def wrapped(param: nn.Parameter, **options: Any) -> torch.optim.Optimizer:
-    return hvd.DistributedOptimizer(torch.optim.SGD([param], lr=0.0), compression=hvd.Compression.int8, **options)
+def wrapped(*params: nn.Parameter, **options: Any) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(torch.optim.SGD(params, lr=0.0), compression=hvd.Compression.int8, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -110,6 +110,44 @@ def test_what_is_not_finite_reaches_all_and_spoils_nothing(two_ranks: RankPool) 
                 assert torch.isfinite(param.grad).all() == (weights is not gradient)
             torch.testing.assert_close(param.grad, torch.full((10000,), 0.7), rtol=0, atol=0.01)
             assert torch.isfinite(owed_by(optimizer, param)).all()
+
+    two_ranks.run(check)
+
+
+def test_errors_follow_a_parameter_through_other_plans(two_ranks: RankPool) -> None:
+    """Parameters are added and frozen, a backward raises half-way, and another job begins without errors."""
+
+    def check(rank: int) -> None:
+        with by_sockets():
+            first, second = (nn.Parameter(torch.zeros(20_000)) for _ in range(2))
+            optimizer = wrapped(first)
+
+            def pass_back(*params: nn.Parameter) -> None:
+                optimizer.zero_grad()
+                generator = torch.Generator().manual_seed(rank)
+                sum((param * torch.randn(20_000, generator=generator)).sum() for param in params).backward()  # type: ignore[union-attr]
+                optimizer.step()
+                for param in params:
+                    assert len({grad.numpy().tobytes() for grad in from_all_ranks(param.grad)}) == 1  # type: ignore[arg-type]
+
+            pass_back(first)
+            errors = owed_by(optimizer, first).clone()
+            assert errors.any()
+            optimizer.add_param_group({"params": [second]})
+            first.requires_grad_(False)
+            pass_back(second)
+            torch.testing.assert_close(owed_by(optimizer, first), errors, rtol=0, atol=0)
+            first.requires_grad_(True)
+            pass_back(first, second)
+            assert not torch.equal(owed_by(optimizer, first), errors)
+            # Rank 0 has the errors of the job before, rank 1 is new in this one: both begin with none.
+            with by_sockets():
+                if rank == 1:
+                    optimizer._distributed.exchange.close()  # type: ignore[attr-defined]
+                    optimizer = wrapped(first, second)
+                else:
+                    optimizer._distributed.exchange.begin_step()  # type: ignore[attr-defined]
+                pass_back(first, second)
 
     two_ranks.run(check)
 

@@ -161,19 +161,14 @@ def test_two_optimizers_in_one_pass(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
-@pytest.mark.parametrize("compression", ["none", "fp16", "topk"])
+@pytest.mark.parametrize("compression", ["none", "fp16", "int8"])
 def test_compressed_parts(two_ranks: RankPool, compression: str) -> None:
     def check(rank: int) -> None:
         model = Parts()
-        kind = hvd.Compression.topk(0.5) if compression == "topk" else getattr(hvd.Compression, compression)
-        optimizer = distributed(model, compression=kind)
+        optimizer = distributed(model, compression=getattr(hvd.Compression, compression))
         model.backward("a", rank + 1.0)
-        if compression == "topk":  # what it owes may be sent at any exchange
-            with pytest.raises(AssertionError, match="backward_passes_per_step=1 times"):
-                model.backward("b", 1.0)
-        else:
-            model.backward("b", rank + 1.0)
-            assert model.gradients() == [1.5, 1.5, None]
+        model.backward("b", rank + 1.0)
+        assert model.gradients() == [1.5, 1.5, None]
         optimizer.step()
 
     two_ranks.run(check)
