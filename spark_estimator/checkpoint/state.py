@@ -139,12 +139,6 @@ def check_names(names: Sequence[str], objects: Sequence[Any], where: str) -> Non
     for name, value in zip(names, objects, strict=True):
         if name in RESERVED or "." in name:
             raise ValueError(f"{where} has the name {name!r}: names have no dot, and {RESERVED} are the checkpoint's.")
-        distributed = getattr(value, "_distributed", None)
-        if getattr(distributed, "shards", None) is not None:
-            raise ValueError(
-                f"{where} {name!r} is an optimizer with shard_state=True, of which each rank has a share: a checkpoint "
-                "needs it whole. Wrap the optimizer without shard_state."
-            )
         lacking = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(value, method, None))]
         if lacking:
             raise TypeError(f"{where} {name!r} is a {type(value).__qualname__} without {' and '.join(lacking)}().")

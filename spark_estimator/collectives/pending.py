@@ -12,8 +12,8 @@ from spark_estimator.errors import HorovodInternalError
 # Enough to see which call is another on this rank than on the rest; a thousand gradients must not fill a log.
 _SHOWN = 10
 
-# Things whose requests are named by how many of them the rank had made before.
-_COUNTED = re.compile(r"(DistributedOptimizer|ShardedState)\.\d+\b")
+# Optimizers number their requests by how many of them the rank had made before.
+_COUNTED = re.compile(r"(DistributedOptimizer)\.\d+\b")
 
 
 def description(engines: Iterable[Engine], now: float) -> str:

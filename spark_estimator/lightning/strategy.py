@@ -68,7 +68,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         scale_lr: whether learning rates are multiplied by the number of ranks. None: no, unless the Trainer is made
             with an old spelling (`old_spellings`), or the class is that of ``lightning_horovod``.
         compression: what gradients are sent as; `hvd.Compression`.
-        gradient_predivide_factor, groups, sparse_as_dense, shard_state: as for `hvd.DistributedOptimizer`.
+        gradient_predivide_factor, groups, sparse_as_dense: as for `hvd.DistributedOptimizer`.
         sync: "allreduce": gradients are averaged in each step; "local_sgd" or "diloco": each rank steps alone, see
             `hvd.LocalSGD` and `hvd.DiLoCo`. Ranks have the same parameters when a validation begins, a checkpoint is
             made, and training ends. Learning rates are not multiplied.
@@ -100,7 +100,6 @@ class HorovodMethods(HorovodCollectives, _Base):
         gradient_predivide_factor: float = 1.0,
         groups: int | None = None,
         sparse_as_dense: bool = False,
-        shard_state: bool = False,
         sync: str = "allreduce",
         sync_options: dict[str, Any] | None = None,
         accelerator: Any = None,
@@ -134,7 +133,6 @@ class HorovodMethods(HorovodCollectives, _Base):
             "gradient_predivide_factor": gradient_predivide_factor,
             "groups": groups,
             "sparse_as_dense": sparse_as_dense,
-            "shard_state": shard_state,
         }
         if self._steps_locally:
             self._optimizer_options = dict(sync_options or {})
@@ -328,8 +326,7 @@ class HorovodMethods(HorovodCollectives, _Base):
     def teardown(self) -> None:
         """Leaves trainer, module and optimizers as they were; the rank stays in the job. Not collective.
 
-        A backward after it is this rank's own. Only optimizers whose state is divided stay distributed: a checkpoint
-        that is saved now gathers it.
+        A backward after it is this rank's own.
         """
         self._release()
         if self.epoch_outputs is not None:
@@ -337,7 +334,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         for optimizer in self._made_distributed:
             if isinstance(optimizer, LocalStepsMethods):
                 make_lone(optimizer)
-            elif not getattr(optimizer, "state_is_divided", False):
+            else:
                 unwrap(optimizer)
         self._made_distributed.clear()
         self._metrics.release()
@@ -424,14 +421,6 @@ class HorovodMethods(HorovodCollectives, _Base):
             yield
 
     # --- checkpoints ---
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Its state; one that is divided among the ranks is brought together on rank 0, and is empty elsewhere."""
-        optimizer = getattr(optimizer, "_optimizer", optimizer)
-        if getattr(optimizer, "state_is_divided", False):
-            optimizer.consolidate_state_dict(to=0)
-            return optimizer.state_dict() if self.is_global_zero else {}
-        return dict(optimizer.state_dict())
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Writes it on rank 0, with the factor of its learning rates."""

@@ -20,7 +20,7 @@ from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.torch.collectives import ops
 from spark_estimator.torch.collectives.memory import check_parameter, overlaps_itself, where
-from spark_estimator.torch.optimizer.optimizer import DistributedMethods, user_class_of
+from spark_estimator.torch.optimizer.optimizer import user_class_of
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: int) -> None:
@@ -98,8 +98,7 @@ def broadcast_optimizer_state(
         model: not needed; Horovod looks for sparse embeddings in it.
 
     Raises:
-        ValueError: the optimizer is an LBFGS, whose state cannot be separated from the path that led to it; or, on
-            all ranks, the root's state is divided (``shard_state=True``).
+        ValueError: the optimizer is an LBFGS, whose state cannot be separated from the path that led to it.
         MismatchError: the ranks' parameter groups differ; the first difference is named.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -128,9 +127,8 @@ def broadcast_optimizer_state(
     position_of = {id(param): number for number, param in enumerate(params)}
     tensors: list[torch.Tensor] = []
     skeleton: Any = None
-    divided = isinstance(optimizer, DistributedMethods) and optimizer.state_is_divided
-    fresh = not optimizer.state and not divided
-    if context.rank() == root and not divided:
+    fresh = not optimizer.state
+    if context.rank() == root:
         own_state: dict[Any, Any] = optimizer.state
         state = [
             (
@@ -141,17 +139,9 @@ def broadcast_optimizer_state(
         ]
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         skeleton = (state, _without_tensors(groups, tensors))
-    received = broadcast_object(skeleton, root, name="broadcast_optimizer_state.skeleton")
-    if received is None:
-        raise ValueError(
-            f"The state of root rank {root}'s optimizer (shard_state=True) is divided among the ranks since its "
-            "first step, and cannot be broadcast: load_state_dict() a whole one there first."
-        )
-    state, groups = received
+    state, groups = broadcast_object(skeleton, root, name="broadcast_optimizer_state.skeleton")
     first = params[0] if params else None
     if context.rank() != root:
-        if isinstance(optimizer, DistributedMethods):
-            optimizer.forget_divided_state()
         optimizer.state.clear()
         for key, value in state:
             owner = key.key if isinstance(key, _OtherKey) else params[key]

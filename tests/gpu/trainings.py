@@ -48,7 +48,7 @@ def as_plain_pytorch() -> None:
         "capturable": lambda params: torch.optim.Adam(params, lr=1e-3, capturable=True),
     }
     options: list[dict[str, Any]] = [
-        {}, {"groups": 5}, {"gradient_predivide_factor": 2.0}, {"shard_state": True},
+        {}, {"groups": 5}, {"gradient_predivide_factor": 2.0},
         {"backward_passes_per_step": 2}, {"compression": hvd.Compression.bf16},
     ]  # fmt: skip
     for name, make in made.items():

@@ -275,25 +275,6 @@ def test_only_rank_0_writes_and_all_read(two_ranks: RankPool, tmp_path: Path) ->
     assert first[1] == pytest.approx(first[2], abs=1e-6)
 
 
-def test_a_state_that_is_divided_is_whole_in_the_file(two_ranks: RankPool, tmp_path: Path) -> None:
-    def check(rank: int) -> list[Any]:
-        from spark_estimator.lightning import HorovodStrategy
-
-        full, half, row_shape = (module_of() for _ in range(3))
-        trainer_of(max_epochs=2, strategy=HorovodStrategy(shard_state=True)).fit(full, loader())
-        trainer = trainer_of(strategy=HorovodStrategy(shard_state=True))
-        trainer.fit(half, loader())
-        trainer.save_checkpoint(tmp_path / "half.ckpt")
-        assert len(torch.load(tmp_path / "half.ckpt", weights_only=False)["optimizer_states"][0]["state"]) == 4
-        trainer_of(max_epochs=2, strategy=HorovodStrategy(shard_state=True)).fit(
-            row_shape, loader(), ckpt_path=tmp_path / "half.ckpt"
-        )
-        return [weights(row_shape), weights(full)]
-
-    first, second = two_ranks.run(check)
-    assert first == second and first[0] == pytest.approx(first[1], abs=1e-6)
-
-
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_rank_that_skips_a_step_is_told_at_once(two_ranks: RankPool, accumulated: int) -> None:
     def check(rank: int) -> None:

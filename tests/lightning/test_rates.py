@@ -183,7 +183,7 @@ def test_who_scales(two_ranks: RankPool) -> None:
             trainer_of(strategy=HorovodStrategy(scale_lr=False)),
             old_trainer(strategy=HorovodStrategy(scale_lr=False), max_epochs=1),
             trainer_of(strategy=HorovodStrategy(scale_lr=True)),
-            trainer_of(strategy=type("Derived", (HorovodStrategy,), {})(scale_lr=True, shard_state=True)),
+            trainer_of(strategy=type("Derived", (HorovodStrategy,), {})(scale_lr=True)),
             old_trainer(max_epochs=1),
             old_trainer(accelerator="cpu", strategy="horovod", max_epochs=1),
         ):

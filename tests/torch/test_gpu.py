@@ -151,11 +151,10 @@ def test_gradients_are_those_of_both_ranks(
 @pytest.mark.parametrize(
     "options",
     [
-        {"shard_state": True},
         {"op": hvd.Adasum},
         {"backward_passes_per_step": 2},
     ],
-    ids=["shards", "adasum", "passes"],
+    ids=["adasum", "passes"],
 )
 def test_ranks_stay_alike(on_gpus: Callable[[int, str], RankPool], options: dict[str, Any]) -> None:
     def check(rank: int) -> list[float]:

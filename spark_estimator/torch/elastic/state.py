@@ -16,7 +16,6 @@ from spark_estimator.elastic.state import ObjectState
 from spark_estimator.torch.elastic.sampler import ElasticSampler
 from spark_estimator.torch.elastic.steps import HeritableContent, RankContent, StepKeeper
 from spark_estimator.torch.local_steps import LocalStepsMethods
-from spark_estimator.torch.optimizer.optimizer import DistributedMethods
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 
 
@@ -86,21 +85,9 @@ class ModelStateHandler(StateDictHandler):
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """For optimizers, wrapped or not.
-
-    Raises:
-        ValueError: its state is divided among the ranks: a rank that is lost would take its share along.
-    """
+    """For optimizers, wrapped or not."""
 
     value: torch.optim.Optimizer
-
-    def __init__(self, value: torch.optim.Optimizer) -> None:
-        if isinstance(value, DistributedMethods) and value._distributed.shards is not None:
-            raise ValueError(
-                "an optimizer with shard_state=True cannot be part of an elastic state: the share of a lost rank "
-                "could not be restored. Wrap the optimizer without shard_state."
-            )
-        super().__init__(value)
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=self.root)

@@ -44,7 +44,6 @@ class Options:
         groups: explicit buckets: a number of them, or lists of parameters; None: by size.
         sparse_as_dense: sparse gradients are sent as dense ones and returned as sparse ones.
         process_set: over whose ranks; None: all.
-        shard_state: whether each rank then steps a share of the parameters only.
     """
 
     compression: Any
@@ -53,7 +52,6 @@ class Options:
     groups: int | Sequence[Sequence[torch.Tensor]] | None
     sparse_as_dense: bool
     process_set: ProcessSet | None = None
-    shard_state: bool = False
 
     def engine(self) -> Engine:
         """That of the ranks which exchange. Raises as ``context.engine`` does."""

@@ -90,9 +90,6 @@ class _BackwardPass:
 class GradientExchange:
     """Listens to the parameters of one optimizer and exchanges their gradients.
 
-    Attributes:
-        before_backward: called as a backward begins: for what a step that raised has left.
-
     Args:
         optimizer: whose parameters; also those that are added or made trainable later.
         names: parameter id -> name, for messages; parameters without one are named by group and position.
@@ -101,7 +98,6 @@ class GradientExchange:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str], passes: int, options: Options) -> None:
-        self.before_backward: Callable[[], None] | None = None
         self._progress = StepProgress(passes)
         self._pass = _BackwardPass(PassKind.EARLIER)  # the present one, or the one before
         self._hooks = ParameterHooks(self)
@@ -273,8 +269,6 @@ class GradientExchange:
         if self._progress.state is StepState.SUSPENDED:
             self._listen(StepEvent.RESUME)
             return
-        if self.before_backward is not None:
-            self.before_backward()
         if self._progress.step_is_over(self._averages_are_gone):
             self.begin_step()
         if self._remainder is not None and key in self._remainder.bucket_of:

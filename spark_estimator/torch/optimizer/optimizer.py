@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,7 +38,6 @@ from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
 from spark_estimator.torch.optimizer.exchange import GradientExchange
 from spark_estimator.torch.optimizer.horovod_names import HorovodNames, Synchronization, warn_of_second_exchange
-from spark_estimator.torch.optimizer.sharded_state import ShardedState, check_can_shard
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -59,12 +57,6 @@ class _Distributed:
     hooks: list[Any]
     names: dict[int, str]
     synchronization: Synchronization = Synchronization.BY_STEP
-    shards: ShardedState | None = None
-
-    def after_a_step_that_raised(self) -> None:
-        """Repairs the optimizer's groups after a step that raised."""
-        if self.shards is not None:
-            self.shards.restore()
 
 
 def DistributedOptimizer(  # Horovod's name: a function that is used like a class
@@ -78,7 +70,6 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-    shard_state: bool = False,
 ) -> OptimizerT:
     """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
 
@@ -94,7 +85,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     order. A parameter that several have is exchanged by the one that was made last; the others step with the result.
 
     A copy or a pickle is a plain optimizer of the original class: wrap it again. LBFGS works, each evaluation of its
-    closure an exchange; its state can be neither broadcast nor divided.
+    closure an exchange; its state cannot be broadcast.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``. Parameters may be added, frozen or unfrozen later, on all ranks alike.
@@ -114,9 +105,6 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         sparse_as_dense: sparse gradients are sent as dense ones and returned as sparse ones; without it their rows are
             sent.
         process_set: over whose ranks; a rank outside it steps by its own gradients.
-        shard_state: each rank holds the optimizer's state for its share of the parameters only (for Adam 8 bytes a
-            parameter in the job instead of on each rank) and steps that share. For optimizers of ``torch.optim`` that
-            treat each element separately (``sharded_state.ELEMENTWISE``) and their subclasses. Not in Horovod.
 
     Raises:
         ValueError: an argument is out of range, or `named_parameters` is not a list of unique names that covers the
@@ -150,16 +138,8 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         checked_groups(optimizer, groups),
         sparse_as_dense,
         over,
-        shard_state,
     )
     check_adasum(operation, size, "DistributedOptimizer")
-    if shard_state:
-        check_can_shard(optimizer)
-        if operation is ReduceOp.ADASUM:
-            raise ValueError(
-                f"{where('DistributedOptimizer')}: shard_state=True is not supported with op=hvd.Adasum, where each "
-                "rank steps on its own."
-            )
 
     unwrap(optimizer)
     distributed = _Distributed(options, backward_passes_per_step, None, [], names)
@@ -168,11 +148,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         if operation is ReduceOp.ADASUM:
             distributed.exchange = AdasumStep(optimizer, names, options)
         else:
-            distributed.exchange = exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
-            if shard_state:
-                distributed.shards = ShardedState(optimizer, over)
-                distributed.hooks.append(optimizer.register_step_pre_hook(_enter_pieces))
-                exchange.before_backward = distributed.shards.restore
+            distributed.exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
     optimizer.__class__ = wrapped_class(DistributedMethods, type(optimizer))  # type: ignore[assignment]  # which is a subclass of it
     setattr(optimizer, _ATTRIBUTE, distributed)
     return optimizer
@@ -249,7 +225,6 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As the optimizer's own. Raises AssertionError inside a backward pass, while gradients are in flight."""
-        self._distributed.after_a_step_that_raised()
         exchange = self._distributed.exchange
         if exchange is not None:
             if exchange.in_backward:
@@ -259,55 +234,11 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
             exchange.begin_step()  # averages that were not used are discarded, as on ranks without a backward
         super().zero_grad(*args, **kwargs)
 
-    def register_step_pre_hook(self, hook: Any) -> Any:
-        """As the optimizer's own; the work of ``shard_state=True`` before a step runs after all such hooks."""
-        handle = super().register_step_pre_hook(hook)
-        if self._distributed.shards is not None:
-            last, hooks = self._distributed.hooks[-1].id, self._optimizer_step_pre_hooks
-            hooks[last] = hooks.pop(last)
-        return handle
-
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As the optimizer's own; backward passes that were counted for the coming step are forgotten."""
         if self._distributed.exchange is not None:
             self._distributed.exchange.begin_step()
-        if self._distributed.shards is not None:
-            self._distributed.shards.forget()
         super().load_state_dict(*args, **kwargs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """As the optimizer's own. With ``shard_state=True``, what `consolidate_state_dict` has brought together here.
-
-        Raises:
-            RuntimeError: the state is divided among the ranks and has not been brought together since the last step.
-        """
-        shards = self._distributed.shards
-        full_state = None if shards is None else shards.consolidated_state()
-        if full_state is None:
-            return super().state_dict()
-        divided_state, self.state = self.state, defaultdict(dict, full_state)
-        try:
-            return super().state_dict()
-        finally:
-            self.state = divided_state
-
-    def consolidate_state_dict(self, to: int = 0) -> None:
-        """Gathers a divided state on one rank, whose ``state_dict()`` is then complete. A collective.
-
-        Without ``shard_state=True`` there is nothing to do.
-        """
-        if self._distributed.shards is not None:
-            self._distributed.shards.consolidate(to)
-
-    @property
-    def state_is_divided(self) -> bool:
-        """Whether steps have left a state that is divided among the ranks (``shard_state=True``)."""
-        return self._distributed.shards is not None and self._distributed.shards.holds_state
-
-    def forget_divided_state(self) -> None:
-        """Drops this rank's share of a divided state: a whole one takes its place."""
-        if self._distributed.shards is not None:
-            self._distributed.shards.forget()
 
     @property
     def bytes_given(self) -> int:
@@ -346,11 +277,6 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy or a pickle is an optimizer of the user's own class, not a distributed one: it belongs to no job."""
-        if self._distributed.shards is not None and self._distributed.shards.holds_state:
-            raise TypeError(
-                "An optimizer whose state is divided among ranks (shard_state=True) cannot be copied or pickled; use "
-                "consolidate_state_dict() and state_dict()."
-            )
         added = {_ATTRIBUTE, TAKES_SCALE} if self._distributed.options.op is ReduceOp.ADASUM else {_ATTRIBUTE}
         return reduced_to_user_class(self, added)
 
@@ -395,14 +321,6 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
     return None
 
 
-@_disable_dynamo
-def _enter_pieces(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
-    """The last before a step with ``shard_state=True``: no other hook sees the pieces, or leaves them by raising."""
-    shards = optimizer._distributed.shards
-    if shards is not None and not callable(args[1] if len(args) > 1 else kwargs.get("closure")):
-        shards.enter()
-
-
 def _first_after_step(optimizer: torch.optim.Optimizer) -> Any:
     """Registers `_after_step` before the hooks that there are: they see what the step has made in the end."""
     hooks = optimizer._optimizer_step_post_hooks
@@ -418,8 +336,6 @@ def _after_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> None:
     progress.count_step()
     exchange = optimizer._distributed.exchange
     assert exchange is not None
-    if optimizer._distributed.shards is not None:
-        optimizer._distributed.shards.leave()
     exchange.after_step()
 
 
@@ -433,9 +349,5 @@ class _AveragedClosure:
     def __call__(self) -> Any:
         distributed = self._optimizer._distributed
         assert distributed.exchange is not None
-        distributed.after_a_step_that_raised()
         skips = distributed.synchronization is Synchronization.SKIPPED
-        loss = distributed.exchange.evaluate(self._closure, synchronize=not skips)
-        if distributed.shards is not None:
-            distributed.shards.enter()
-        return loss
+        return distributed.exchange.evaluate(self._closure, synchronize=not skips)

@@ -151,8 +151,7 @@ class GradientPlan:
 
     def _reorder(self) -> bool:
         """Puts the parameters into the first rank's order, by their names. Returns whether that was possible."""
-        # Shares are by position: no names, which is no common order. The ranks may disagree about `shard_state`, too.
-        names = [] if self._options.shard_state else [slot.name for slot in self.slots]
+        names = [slot.name for slot in self.slots]
         name = f"{self._name}.order"
         order = order_of_first_rank(names, name=name, process_set=self._options.process_set)
         if order is not None:
@@ -189,8 +188,6 @@ class GradientPlan:
         )
         if self._passes > 1:
             header += f", {self._passes} backward passes a step"
-        if self._options.shard_state:
-            header += ", state in shares"
         if isinstance(self._options.compression, BucketCompression):
             header += f", {self._options.compression!r}"
         self._description = description(gradients, [*planned, *([position] for position in sparse_dims)], header)

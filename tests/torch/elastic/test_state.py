@@ -116,22 +116,6 @@ def test_attributes_are_handled_by_their_types_and_may_be_exchanged(alone: None)
             TorchState(**{name: nn.Linear(1, 1)})
 
 
-def test_state_that_is_divided_among_ranks_is_refused(two_ranks: RankPool) -> None:
-    def work(rank: int) -> str:
-        import torch
-
-        import spark_estimator.torch as hvd
-
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([torch.zeros(4, requires_grad=True)]), shard_state=True)
-        try:
-            hvd.elastic.TorchState(optimizer=optimizer)
-        except ValueError as error:
-            return str(error)
-        return ""
-
-    assert all("shard_state=True cannot be part of an elastic state" in message for message in two_ranks.run(work))
-
-
 def test_a_reset_shares_out_what_is_left(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     state: Any = TorchState(sampler=ElasticSampler(range(10), shuffle=False))
     state.sampler.record_batch(0, 4)

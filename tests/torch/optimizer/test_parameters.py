@@ -197,7 +197,6 @@ def test_different_parameters_are_an_error_that_names_the_first(two_ranks: RankP
             ([nn.Linear(6, 4 + rank)], {}, r"Rank 0 has: parameter 0\.weight: shape \(4, 6\).*Rank 1 has:.*\(5, 6\)"),
             ([nn.Linear(6, 4)] + [nn.Linear(4, 2)] * rank, {}, "Rank 0 has: 2 parameters.* Rank 1 has: 4 parameters"),
             ([nn.Linear(6, 4)], {"op": [hvd.Sum, hvd.Average][rank]}, "sum.*average"),
-            ([nn.Linear(6, 4)], {"shard_state": rank == 1}, "Rank 1 has: .* state in shares"),
             ([nn.Linear(6, 4)], {"backward_passes_per_step": 1 + rank}, "Rank 1 has: .* 2 backward passes a step"),
             ([nn.Linear(6, 4, dtype=[torch.float32, torch.float64][rank])], {}, "float32.*float64"),
         ]

@@ -30,7 +30,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"gradient_predivide_factor": 2.0},
     {"groups": 3},
     {"op": hvd.Sum, "groups": 3},
-    {"shard_state": True},
     {"backward_passes_per_step": 2},
     {"sparse_as_dense": True},
     {"compression": hvd.Compression.int8},
