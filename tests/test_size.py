@@ -1,0 +1,116 @@
+"""Holds the package to the limits of size that CONTRIBUTING names, and finds folders that import each other."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.test_layers import PACKAGE, ROOT, imports, type_lines
+
+# Folders of one parent that import each other, directly or by way of others. Remove an entry when its circle is untied;
+# a new circle is a fault of the change that makes it.
+CIRCLES = {
+    ("keras", "tensorflow"),  # as the table of layers allows: each Keras backend has its own way to exchange gradients
+    (
+        "estimators/backends",
+        "estimators/model",
+        "estimators/params",
+        "estimators/persistence",
+        "estimators/protocol",
+        "estimators/tracking",
+    ),
+    ("torch/collectives", "torch/compression", "torch/optimizer"),
+}
+_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def find_sources() -> dict[str, Path]:
+    """Return each module's path below the package, by its path as text, such as ``torch/rates.py``."""
+    return {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def count_code_lines(source: str) -> int:
+    """Return the number of lines that are not blank, a comment, or part of a docstring."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            assert node.end_lineno is not None
+            docstrings |= set(range(node.lineno, node.end_lineno + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+def read_limits() -> dict[str, int]:
+    """Return the rows of CONTRIBUTING's table of limits: what is counted, and its limit."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(
+        r"^\| ([^|]+?) \| ([\d,]+) \|$", text.partition("## Limits of size")[2].partition("\n## ")[0], re.M
+    )
+    return {name: int(limit.replace(",", "")) for name, limit in rows}
+
+
+def find_circles(graph: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
+    """Return the groups of nodes that reach each other, each group sorted (Tarjan 1972, by reachability)."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for target in graph.get(waiting.pop(), set()) - seen:
+                seen.add(target)
+                waiting.append(target)
+        reach[start] = seen
+    circles = {tuple(sorted(b for b in reach[a] if a in reach.get(b, set()))) for a in graph if a in reach[a]}
+    return sorted(circle for circle in circles if len(circle) > 1)
+
+
+def find_folder_circles() -> Iterator[tuple[str, ...]]:
+    """Yield groups of siblings, of which at least one is a folder, that import each other; paths from the package."""
+    paths = find_sources()
+    names = {
+        ".".join(("spark_estimator", *Path(key).with_suffix("").parts)).removesuffix(".__init__"): key for key in paths
+    }
+    graphs: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for name, key in names.items():
+        source = paths[key].read_text()
+        skipped = type_lines(source)
+        for line, full in imports(source, name, key.endswith("__init__.py")):
+            target = full if full in names else full.rpartition(".")[0]
+            if line in skipped or target not in names or key.endswith("__init__.py"):
+                continue
+            mine, theirs = name.split(".")[1:], target.split(".")[1:]
+            depth = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+            if depth is not None:
+                graph = graphs.setdefault(tuple(mine[:depth]), {})
+                graph.setdefault(mine[depth], set()).add(theirs[depth])
+    for parent, graph in sorted(graphs.items()):
+        for circle in find_circles(graph):
+            yield tuple("/".join((*parent, part)) for part in circle)
+
+
+def test_the_package_is_within_its_limits() -> None:
+    limits = read_limits()
+    sources = {key: path.read_text() for key, path in find_sources().items()}
+    sizes = {"lines of Python": sum(source.count("\n") for source in sources.values())}
+    sizes["lines of code"] = sum(map(count_code_lines, sources.values()))
+    sizes["modules"] = len(sources)
+    print(sizes)
+    assert limits.keys() == sizes.keys()
+    assert not {name: (size, limits[name]) for name, size in sizes.items() if size > limits[name]}
+
+
+def test_no_folders_import_each_other_in_a_circle() -> None:
+    assert find_circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [("a", "b", "c")]
+    assert set(find_folder_circles()) == CIRCLES
+
+
+def test_what_counts_as_code() -> None:
+    source = '"""Module."""\n\n# reason\ndef f():\n    """Doc\n    string."""\n    return (1,\n        2)\n'
+    assert count_code_lines(source) == 3
