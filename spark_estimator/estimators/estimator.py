@@ -58,7 +58,6 @@ class FrameworkTraining(Protocol):
 
     Attributes:
         labels: the label columns.
-        state_bytes: how many the model's numbers are.
         output_kinds: [labels] what each output is, as `prediction_columns` has them.
         trial: tries the model on the first rows.
         train: what every rank runs; is pickled.
@@ -67,12 +66,15 @@ class FrameworkTraining(Protocol):
     """
 
     labels: list[str]
-    state_bytes: int
     output_kinds: Sequence[OutputKind]
     trial: Trial
     train: Callable[[TrainSpec], TrainResult | None]
     framework: Any
     recovers: bool
+
+    @property
+    def state_bytes(self) -> int:
+        """Return how many bytes the numbers are that the model is saved with."""
 
     def digest(self) -> str:
         """Of the model's numbers before the training; empty where a run's identity has it."""

@@ -75,7 +75,7 @@ class HadoopFiles:
         OSError: this Hadoop does not know the scheme, or the path is none.
     """
 
-    part_bytes = None
+    part_bytes: int | None = None
 
     def __init__(self, session: SparkSession, path: str) -> None:
         state: Any = session
@@ -174,7 +174,7 @@ class FsspecFiles:
         PreflightError: fsspec does not know the scheme, or lacks a package for it.
     """
 
-    part_bytes = None
+    part_bytes: int | None = None
 
     def __init__(self, uri: str) -> None:
         store = Store.create(uri)
@@ -232,7 +232,7 @@ class ConnectFiles:
         OSError: the server's Hadoop does not know the scheme, or the path is none.
     """
 
-    part_bytes = _CONNECT_PART
+    part_bytes: int | None = _CONNECT_PART
 
     def __init__(self, session: SparkSession, path: str) -> None:
         self._session = session

@@ -35,7 +35,7 @@ def test_what_could_not_come_back_is_refused_before_it_trains(spark: SparkSessio
     memory = model_transfer.driver_memory(spark)
     assert memory is not None and memory > 100 << 20, "what the JVM has"
     model_transfer.check_room(spark, memory // 10, None)
-    with pytest.raises(PreflightError, match="spark.driver.memory="):
+    with pytest.raises(PreflightError, match=r"spark\.driver\.memory="):
         model_transfer.check_room(spark, memory // 8, None)  # 128 MiB of 1 GiB
     model_transfer.check_room(spark, memory, Store.create(str(tmp_path)))
     with pytest.raises(PreflightError, match=rf"the model has {memory >> 20} MiB.*store=Store.create"):
