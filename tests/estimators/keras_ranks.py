@@ -300,7 +300,7 @@ def callbacks_and_best(rank: int, folder: str) -> None:
     rates = [entry["more"]["learning_rate"] for entry in result.history]
     assert numpy.allclose(rates, 1.2), (rates, "those in force")
     rate = float(keras.ops.convert_to_numpy(back.optimizer.learning_rate))
-    assert numpy.isclose(rate, 0.06), (rate, "the plateau's, of one process, for the next training")
+    assert numpy.isclose(rate, 0.6), (rate, "of one process, in the best epoch")
 
 
 def rates_that_user_code_sets(rank: int, folder: str) -> None:

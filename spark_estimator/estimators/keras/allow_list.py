@@ -64,6 +64,11 @@ CLASSES = {
         "keras.optimizers": """
             Adadelta Adafactor Adagrad Adam AdamW Adamax Ftrl Lamb Lion LossScaleOptimizer MultiOptimizer Muon Nadam
             OptimizerMap RMSprop SGD ScheduleFreeAdamW""",
+        # How the torch backend names the same optimizers.
+        **{
+            f"keras.src.backend.torch.optimizers.torch_{name.lower()}": name
+            for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "Nadam", "RMSprop", "SGD")
+        },
         "keras.optimizers.schedules": """
             CosineDecay CosineDecayRestarts ExponentialDecay InverseTimeDecay PiecewiseConstantDecay PolynomialDecay""",
         "keras.initializers": """

@@ -6,6 +6,9 @@ import importlib.util
 import inspect
 import io
 import json
+import os
+import subprocess
+import sys
 import types
 import zipfile
 from pathlib import Path
@@ -53,7 +56,36 @@ def classes_in(module: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("module", sorted(CLASSES.keys() - {"keras", "keras.src.models.functional"}))
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_optimizers_of_other_backends_need_no_trust(backend: str) -> None:
+    program = """
+import json, keras
+from spark_estimator.estimators.keras.allow_list import CLASSES, strange_names
+for name in sorted(CLASSES["keras.optimizers"] - {"MultiOptimizer", "OptimizerMap", "LossScaleOptimizer"}):
+    optimizer = getattr(keras.optimizers, name, None)
+    for made in [optimizer(), keras.optimizers.LossScaleOptimizer(optimizer())] if optimizer else []:
+        assert not (names := strange_names(keras.saving.serialize_keras_object(made), ())), (name, names)
+"""
+    environ = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_optimizers_of_the_torch_backend_are_keras_own() -> None:
+    modules = [module for module in CLASSES if ".torch." in module]
+    assert {module.rpartition("_")[2] for module in modules} == {
+        path.stem.removeprefix("torch_")
+        for path in (Path(keras.__file__).parent / "src/backend/torch/optimizers").glob("torch_*.py")
+        if path.stem not in ("torch_optimizer", "torch_parallel_optimizer")
+    }
+
+
+@pytest.mark.parametrize(
+    "module",
+    sorted(module for module in CLASSES.keys() - {"keras", "keras.src.models.functional"} if ".torch." not in module),
+)
 def test_each_class_of_keras_is_in_the_table_or_needs_trust(module: str) -> None:
     """Where this fails with a new Keras, decide for each new class whether it only computes."""
     if module.startswith("keras.src") and importlib.util.find_spec(module) is None:
