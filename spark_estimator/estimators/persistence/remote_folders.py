@@ -298,12 +298,13 @@ def _without_session(text: str) -> Path:
         root = default_filesystem(text, {})
     except PreflightError:
         root = ""
-    has_scheme = _SCHEME.match(text) is not None
-    if root or has_scheme:
-        where = "is not a path of this machine" if has_scheme else f"is on Hadoop's default file system, {root}"
+    missing = "and there is no Spark session, which would reach it. Make the session first."
+    if _SCHEME.match(text):
+        raise DataError(f"{text} is not a path of this machine, {missing}")
+    if root:
         raise DataError(
-            f"{text} {where}, and there is no Spark session, which would reach it. Make the session first. A folder of "
-            f"this machine is file://{os.path.abspath(text)}."
+            f"{text} is on Hadoop's default file system, {root}, {missing} A folder of this machine is "
+            f"file://{os.path.abspath(text)}."
         )
     return local_path(text)
 

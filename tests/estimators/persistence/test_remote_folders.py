@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +22,7 @@ from spark_estimator.estimators.persistence.folders import MANIFEST_FILE
 from spark_estimator.estimators.persistence.remote_folders import RemoteFolder
 from tests.hadoop_daemons import Hadoop, start_hadoop
 from tests.launch import clusters
+from tests.store.hadoop import core_site
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,6 +125,33 @@ def test_a_killed_driver_leaves_the_old_one_or_the_new_one(
         assert TorchEstimator.load(place).getEpochs() == 3
     for uri in (hadoop.uri, "viewfs://disk"):
         assert not re.search(r"\.next", hadoop.shell("-ls", "-R", f"{uri}/killed")), "the next writer completes it"
+
+
+def test_a_path_without_a_session(tmp_path: Path) -> None:
+    """It is this machine's, unless the configuration of Hadoop says that Spark would take it for another."""
+    program = (
+        "from spark_estimator.estimators.persistence.remote_folders import folder_at\n"
+        "for path in ('/models/a', 'file:///models/a', 's3a://bucket/a'):\n"
+        "    try: print(folder_at(path))\n"
+        "    except Exception as error: print(str(error).splitlines()[0])\n"
+    )
+
+    def answers(**env: str) -> list[str]:
+        variables = {
+            name: value for name, value in os.environ.items() if name not in ("HADOOP_CONF_DIR", "HADOOP_HOME")
+        }
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=variables | env, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout.splitlines()
+
+    no_session = "and there is no Spark session, which would reach it. Make the session first."
+    local, by_url, elsewhere = answers()
+    assert (local, by_url) == ("/models/a", "/models/a")
+    assert elsewhere.startswith(f"s3a://bucket/a is not a path of this machine, {no_session}")
+    local, by_url, elsewhere = answers(HADOOP_CONF_DIR=str(core_site(tmp_path, fs__defaultFS="hdfs://name:8020")))
+    assert local.startswith(f"/models/a is on Hadoop's default file system, hdfs://name:8020, {no_session}")
+    assert local.endswith("A folder of this machine is file:///models/a.")
+    assert by_url == "/models/a"
 
 
 def test_a_file_system_of_fsspec() -> None:
