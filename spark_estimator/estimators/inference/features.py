@@ -165,8 +165,8 @@ def matrices_of(
         raise TypeError(_ROWS)
     array_likes = list(features) if is_list_of_any and len(inputs) > 1 else [features]
     if len(array_likes) != len(inputs):
-        given = f"{len(array_likes)} array{' was' if len(array_likes) == 1 else 's were'}"
-        raise DataError(f"{given} given for {len(inputs)} input{'s' * (len(inputs) > 1)}. {_TAKEN}.")
+        number = f"{len(array_likes)} array{' was' if len(array_likes) == 1 else 's were'}"
+        raise DataError(f"{number} given for {len(inputs)} input{'s' * (len(inputs) > 1)}. {_TAKEN}.")
     matrices = [
         _matrix(array, wanted, encoders, null_values, zone) for array, wanted in zip(array_likes, inputs, strict=True)
     ]

@@ -100,9 +100,9 @@ class HadoopFiles:
         result: dict[str, int] = {}
         with _as_os_errors():
             root = self._fs.makeQualified(self._path(folder)).toString()
-            found = self._fs.listFiles(self._path(folder), True)
-            while found.hasNext():
-                status = found.next()
+            files = self._fs.listFiles(self._path(folder), True)
+            while files.hasNext():
+                status = files.next()
                 result[status.getPath().toString()[len(root) :].lstrip("/")] = int(status.getLen())
         return result
 

@@ -104,7 +104,7 @@ def log_model(model: TableModel, features: Features, options: MlflowOptions) -> 
     code = "code_paths" if "code_paths" in taken else "code_path"  # before MLflow 2.12
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / MLFLOW_FOLDER)
-        model.save(f"file://{path}")  # wherever the session's default file system is
+        model.save(f"file://{path}")  # also where the session's default file system is another one
         logged = mlflow.pyfunc.log_model(
             **{name: MODEL_NAME, code: options.code_paths},
             loader_module=__name__,

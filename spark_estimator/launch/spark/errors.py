@@ -20,7 +20,7 @@ from spark_estimator.errors import (
 )
 from spark_estimator.launch.job.failures import shorten
 from spark_estimator.launch.job.spark_settings import BARRIER
-from spark_estimator.launch.spark.executor_losses import described, lost_executor
+from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
 
 _MODULES = {
     "spark_estimator": "pip install the wheel that the driver has (spark_estimator-*.whl)",
@@ -138,7 +138,7 @@ def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
     if lost is None:
         text = f"Spark ended the job before the ranks could report: {telling_line(error)}"
     else:
-        why = described(lost[1]) or "has died or was cut off"
+        why = describe_loss(lost[1]) or "has died or was cut off"
         text = f"a Spark executor that had ranks of {function} {why}; see its log"
     return JobFailedError(text, traceback=shorten(str(error)))
 

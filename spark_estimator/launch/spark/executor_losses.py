@@ -1,4 +1,4 @@
-"""Says why Spark has lost an executor: the reasons of YARN, Kubernetes and standalone masters, and what helps."""
+"""Describes why Spark has lost an executor: reasons of YARN, Kubernetes and standalone masters, and what helps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MEMORY = (
     "an executor"
 )
 _TAKEN_AWAY = "Restart after such a loss with max_restarts, or run an elastic job, which continues without the rank"
-_NODE = "Look at the node's state. max_restarts starts all ranks anew; an elastic job continues without the rank"
+_NODE = "Look at the node's state. max_restarts starts all ranks again; an elastic job continues without the rank"
 #: Exit codes of Spark's own executors (org.apache.spark.executor.ExecutorExitCode): what they mean, and what helps.
 _EXIT_CODES = {
     50: ("an exception that nothing caught", "The executor's log has it"),
@@ -42,21 +42,21 @@ _CODE = re.compile(r"(?:exited with code|exit code|exit status:|executor exit co
 _OF_CONTAINERS = " The API gave the following container statuses"
 
 
-def described(reason: str) -> str:
+def describe_loss(reason: str) -> str:
     """Return what has happened to an executor, as the rest of a sentence on it, and a second sentence on what helps.
 
     Args:
         reason: in Spark's words, one line or several; "" where it gives none.
 
     Returns:
-        Without a full stop at the end; "" if the reason says no more than that the executor is gone.
+        Without a full stop at the end; "" if the reason is only that the executor is gone.
     """
     text = printable(" ".join(reason.split())).rstrip(" .")
     if not text or re.match(r"Remote RPC client disassociated|Pending loss reason|Executor Process Lost", text):
         return ""
     for describe in (_of_memory_limit, _taken_away, _of_node, _of_exit):
-        if found := describe(text):
-            return ". ".join(part for part in found if part)
+        if sentences := describe(text):
+            return ". ".join(filter(None, sentences))
     return f"was lost ({_core(text)})"
 
 
@@ -131,7 +131,7 @@ class FailedTasks:
         stages: returns the numbers of the stages whose tasks are meant.
 
     Attributes:
-        answers: False: Spark Connect, which has no such store.
+        answers: False: Spark Connect, which lacks this store.
     """
 
     def __init__(self, spark: SparkSession, stages: Callable[[], Iterable[int]]) -> None:

@@ -19,7 +19,7 @@ from spark_estimator.launch.job.monitor import (
     ProgressReported,
     RecordReceived,
 )
-from spark_estimator.launch.spark.executor_losses import described, lost_executor
+from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
 from spark_estimator.observe import frames
 from spark_estimator.observe.driver_log import coloured, printable
 from spark_estimator.observe.progress import Progress
@@ -102,7 +102,7 @@ class RankEvents:
         Args:
             reason: in Spark's words; "" if it gives none.
         """
-        report = self._lost(partition, described(reason))
+        report = self._lost(partition, describe_loss(reason))
         return replace(report, when=min([report.when, *list(self.vanished.values())]))
 
     def repeated(self, partition: int) -> FailureReport:

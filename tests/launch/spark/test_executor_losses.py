@@ -13,7 +13,7 @@ from spark_estimator.errors import without_links
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.monitor import JobMonitor
 from spark_estimator.launch.spark import errors as spark_errors
-from spark_estimator.launch.spark.executor_losses import described, lost_executor
+from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.observe import frames
 from tests.launch import clusters
@@ -126,7 +126,7 @@ def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
     ],
 )
 def test_the_reason_stands_first_and_the_remedy_after_it(reason: str, says: str, remedy: str) -> None:
-    text = described(reason)
+    text = describe_loss(reason)
     assert says in text and remedy in text
     assert "\n" not in text and not text.endswith(".")
     assert "container name" not in text
@@ -136,7 +136,7 @@ def test_the_reason_stands_first_and_the_remedy_after_it(reason: str, says: str,
     "reason", ["", "Remote RPC client disassociated. Likely due to containers exceeding thresholds"]
 )
 def test_what_says_no_more_than_that_it_is_gone_is_left_out(reason: str) -> None:
-    assert described(reason) == ""
+    assert describe_loss(reason) == ""
 
 
 def test_the_reason_replaces_the_report_that_has_none() -> None:

@@ -22,7 +22,7 @@ from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.results import verified_value
 from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask
-from spark_estimator.launch.spark.executor_losses import described
+from spark_estimator.launch.spark.executor_losses import describe_loss
 from spark_estimator.observe.driver_log import printable
 from spark_estimator.peer_json import parse_object
 from spark_estimator.reader_thread import ReaderThread
@@ -178,7 +178,7 @@ class SparkWorkerHandle:
                 if over is not None:
                     self._jobs.ended_by_spark(over, connected=True)
                 elif error is None or isinstance(error, OSError):
-                    happened = described(self._task.reason_of_loss(_REASON))
+                    happened = describe_loss(self._task.reason_of_loss(_REASON))
                     why = f"its Spark executor {happened}" if happened else why
             there.lost(why)
             self._task.hang_up()
