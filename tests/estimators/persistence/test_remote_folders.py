@@ -128,7 +128,7 @@ def test_a_killed_driver_leaves_the_old_one_or_the_new_one(
 
 
 def test_a_path_without_a_session(tmp_path: Path) -> None:
-    """It is this machine's, unless the configuration of Hadoop names that Spark would take it for another."""
+    """It is this machine's, unless Hadoop is configured so that Spark takes it for another."""
     program = (
         "from spark_estimator.estimators.persistence.remote_folders import folder_at\n"
         "for path in ('/models/a', 'file:///models/a', 's3a://bucket/a'):\n"
