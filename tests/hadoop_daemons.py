@@ -63,8 +63,8 @@ class Hadoop:
 
     Attributes:
         conf: HADOOP_CONF_DIR, the folder of core-site.xml.
-        uri: of HDFS, such as hdfs://127.0.0.1:12345; viewfs://view is the same.
-        views: settings of viewfs://view, and of viewfs://disk, which is a folder of this machine.
+        uri: of HDFS, such as hdfs://127.0.0.1:12345; viewfs://view/data is its folder /viewed.
+        views: settings of viewfs://view, and of viewfs://disk, whose /data is a folder of this machine.
         resource_manager: the address of its REST API, or "" without YARN.
     """
 
@@ -132,8 +132,9 @@ class Hadoop:
         self.uri = f"hdfs://127.0.0.1:{self._port()}"
         self._name_node = f"127.0.0.1:{self._port()}"
         (self._folder / "disk").mkdir()
-        targets = {"view": self.uri, "disk": f"file://{self._folder}/disk"}
-        self.views = {f"fs.viewfs.mounttable.{name}.linkMergeSlash": target for name, target in targets.items()}
+        # Not linkMergeSlash: Spark's own writers fail there with FileNotFoundException.
+        targets = {"view": f"{self.uri}/viewed", "disk": f"file://{self._folder}/disk"}
+        self.views = {f"fs.viewfs.mounttable.{name}.link./data": target for name, target in targets.items()}
         user = {"hadoop.proxyuser.root.hosts": "*", "hadoop.proxyuser.root.groups": "*"}
         self._write(
             "core-site", {"fs.defaultFS": self.uri, "hadoop.tmp.dir": self._folder / "tmp", **self.views, **user}

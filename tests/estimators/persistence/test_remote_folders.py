@@ -68,19 +68,22 @@ def in_each(folders: tuple[str, ...], expected: Mapping[str, str | None]) -> dic
 
 
 @pytest.mark.parametrize(
-    ("kinds", "expected"),
+    ("kinds", "expected", "spellings"),
     [
-        ("torch", OF_TORCH),
-        pytest.param("keras,lightning,transformers", OTHERS, marks=pytest.mark.slow),
+        ("torch", OF_TORCH, slice(1)),
+        pytest.param("torch", OF_TORCH, slice(1, None), marks=pytest.mark.slow),
+        pytest.param("keras,lightning,transformers", OTHERS, slice(None), marks=pytest.mark.slow),
     ],
-    ids=["torch", "others"],
+    ids=["default", "torch", "others"],
 )
-def test_each_object_in_each_spelling(hadoop: Hadoop, tmp_path: Path, kinds: str, expected: dict[str, str]) -> None:
+def test_each_object_in_each_spelling(
+    hadoop: Hadoop, tmp_path: Path, kinds: str, expected: dict[str, str], spellings: slice
+) -> None:
     """Twice, the second time over the first; and loaded in another program."""
     env = hadoop.environ()
     root = f"/{kinds.partition(',')[0]}"
-    folders = (f"{root}/a folder", f"{hadoop.uri}{root}/url", f"viewfs://view{root}/view", f"viewfs://disk{root}")
-    folders = (*folders, f"file://{tmp_path}")
+    folders = (f"{root}/a folder", f"{hadoop.uri}{root}/url", f"viewfs://view/data{root}", f"viewfs://disk/data{root}")
+    folders = (*folders, f"file://{tmp_path}")[spellings]
     saved = run("save", "local[1]", kinds, *folders, folder=tmp_path, **env)
     assert saved == in_each(folders, dict.fromkeys(expected))
     assert run("load", "local[1]", kinds, *folders, folder=tmp_path, **env) == in_each(folders, expected)
@@ -96,7 +99,7 @@ def test_over_connect(hadoop: Hadoop, tmp_path: Path) -> None:
     with clusters.connect_server(tmp_path, "local[2]", env=hadoop.environ()) as address:
         assert run("save", address, "torch,large", *folders, folder=tmp_path) == dict.fromkeys(expected)
         assert run("load", address, "torch,large", *folders, folder=tmp_path) == expected
-        elsewhere = "viewfs://view/connect"  # of which fsspec has no view
+        elsewhere = "viewfs://view/data/connect"  # of which fsspec has no view
         refused = run("save", address, "large", elsewhere, folder=tmp_path)[f"{elsewhere}/large"]
         assert re.search(r"writes files only to its default file system, hdfs://.*fsspec does not", str(refused)), (
             refused
@@ -111,7 +114,7 @@ def test_a_killed_driver_leaves_the_old_one_or_the_new_one(
     """Each kill interrupts eight writers, each at another moment."""
     for key, value in hadoop.views.items():
         spark.conf.set(key, value)  # settings of the session count
-    places = [f"{uri}/killed/{number}" for uri in (hadoop.uri, "viewfs://disk") for number in range(4)]
+    places = [f"{uri}/killed/{number}" for uri in (hadoop.uri, "viewfs://disk/data") for number in range(4)]
     for _ in range(kills):
         with clusters.driver("endless_saves.py", *places, folder=tmp_path, env=hadoop.environ()) as driver:
             driver.wait_for("SAVING")
@@ -123,7 +126,7 @@ def test_a_killed_driver_leaves_the_old_one_or_the_new_one(
     for place in places:
         TorchEstimator(model=nn.Linear(1, 1), loss=nn.MSELoss(), epochs=3).write().overwrite().save(place)
         assert TorchEstimator.load(place).getEpochs() == 3
-    for uri in (hadoop.uri, "viewfs://disk"):
+    for uri in (hadoop.uri, "viewfs://disk/data"):
         assert not re.search(r"\.next", hadoop.shell("-ls", "-R", f"{uri}/killed")), "the next writer completes it"
 
 
