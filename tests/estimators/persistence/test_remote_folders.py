@@ -70,8 +70,8 @@ def in_each(folders: tuple[str, ...], expected: Mapping[str, str | None]) -> dic
 @pytest.mark.parametrize(
     ("kinds", "expected", "spellings"),
     [
-        ("torch", OF_TORCH, slice(1)),
-        pytest.param("torch", OF_TORCH, slice(1, None), marks=pytest.mark.slow),
+        ("one", {"model": OF_TORCH["model"]}, slice(1)),
+        pytest.param("torch", OF_TORCH, slice(None), marks=pytest.mark.slow),
         pytest.param("keras,lightning,transformers", OTHERS, slice(None), marks=pytest.mark.slow),
     ],
     ids=["default", "torch", "others"],

@@ -21,6 +21,10 @@ def linear(rows=1):
     return net
 
 
+def one_model():
+    return {"model": TorchModel(model=linear(), feature_columns=["x"], label_columns=["y"])}
+
+
 def of_torch():
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.classification import OneVsRestModel
@@ -88,6 +92,7 @@ def of_transformers():
 
 MAKERS = {
     "torch": of_torch,
+    "one": one_model,
     "large": large,
     "keras": of_keras,
     "lightning": of_lightning,
@@ -104,7 +109,8 @@ def told(call):
 
 def kinds_below(loaded):
     """The class of an object, and those of the objects in it; of a model its number."""
-    inside = [*(getattr(loaded, "stages", None) or []), *(getattr(loaded, "models", None) or [])]
+    lists = (getattr(loaded, name, None) for name in ("stages", "models"))  # of an unfitted Pipeline a Param
+    inside = [item for value in lists if isinstance(value, list) for item in value]
     inside += [loaded.bestModel] if hasattr(loaded, "bestModel") else []
     inside += loaded.getStages() if hasattr(loaded, "getStages") else []
     number = f"={float(loaded.getModel().weight[0, 0])}" if type(loaded) is TorchModel else ""
