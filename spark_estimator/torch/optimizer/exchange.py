@@ -33,6 +33,7 @@ that in the first exchange, which sends nothing before the end; from then on its
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable
@@ -87,6 +88,16 @@ class _BackwardPass:
     inner: InnerPass | None = None
 
 
+#: All that have not been closed.
+_live: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
+
+
+def note_new_optimizer() -> None:
+    """Have the optimizers of this process compare again whether each is the only one; all ranks make one more."""
+    for exchange in list(_live):
+        exchange._is_alone = exchange._remainder = None
+
+
 class GradientExchange:
     """Listens to the parameters of one optimizer and exchanges their gradients.
 
@@ -108,6 +119,8 @@ class GradientExchange:
         self._exchanged_in_hook_of: int | None = None
         self._membership = JobMembership(optimizer, names, options, self._hooks, passes)
         self._remainder: RemainderPlan | None = None  # of what may still be exchanged in this step
+        self._is_alone: bool | None = None  # the job has no other optimizer; None: the ranks have not compared that
+        _live.add(self)
 
     # --- what the optimizer calls ---
 
@@ -188,6 +201,7 @@ class GradientExchange:
 
     def close(self) -> None:
         """Listens no more."""
+        _live.discard(self)
         self._membership.leave()
 
     # --- what autograd calls ---
@@ -344,10 +358,12 @@ class GradientExchange:
     def _exchange_by_plan(self) -> None:
         membership, plan = self._membership, self._plan
         remainder, self._remainder = self._remainder, None
+        if not plan.agreed:
+            self._is_alone = None
         try:
             unused = plan.exchange(membership.listen)
             membership.exchanges += remainder is None
-            if not self._progress.is_open_ended:
+            if unused and not self._progress.is_open_ended and self._is_only_optimizer():
                 self._remainder = RemainderPlan.of(plan, unused)
         except HorovodInternalError:
             raise  # as every later exchange will, unless the ranks have only disagreed
@@ -357,6 +373,18 @@ class GradientExchange:
             raise
         finally:
             plan.forget()
+
+    def _is_only_optimizer(self) -> bool:
+        """Return whether no rank has another optimizer: a step of this one may then wait for passes of other ranks.
+
+        With others a rank would wait here for one that waits for it in an exchange of theirs. Collective where the
+        ranks have not compared it yet.
+        """
+        if self._is_alone is None:
+            gc.collect()  # an optimizer that the user has dropped may be part of a cycle
+            others = [other for other in _live if other is not self and other._membership.has_optimizer]
+            self._is_alone = not self._membership.is_true_on_a_rank("others", bool(others))
+        return self._is_alone
 
     def _remember_an_average(self) -> None:
         averages = ((param, param.grad) for param in self._membership.each_trainable())

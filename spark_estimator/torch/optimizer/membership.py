@@ -13,9 +13,12 @@ from operator import attrgetter, eq
 
 import torch
 
+from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import context
+from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import HorovodInternalError
+from spark_estimator.torch.collectives.memory import described
 from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.hooks import ParameterHooks
 from spark_estimator.torch.optimizer.plan import GradientPlan
@@ -95,6 +98,11 @@ class JobMembership:
         self._hooks.keep_only(set())
         _in_order[:] = [other for other in _in_order if other() is not self]
 
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether the optimizer has not been collected."""
+        return self._optimizer() is not None
+
     def trainable(self) -> list[torch.Tensor]:
         """The optimizer's parameters that have gradients; none when it has been collected."""
         return list(self.each_trainable())
@@ -109,6 +117,23 @@ class JobMembership:
         """The parameters of all other optimizers in this process."""
         members = [member for reference in _in_order if (member := reference()) is not None and member is not self]
         return [param for member in members for param in member.trainable()]
+
+    def is_true_on_a_rank(self, name: str, value: bool) -> bool:
+        """Return whether the value is true on some rank; of a rank that has joined it is false. Collective.
+
+        Args:
+            name: of the question, unique in the optimizer.
+        """
+        answer = torch.tensor([value], dtype=torch.int64)
+        collectives.submit(
+            Op.ALLREDUCE,
+            f"{self.name}.{name}",
+            [described(answer)],
+            reduce_op=ReduceOp.SUM,
+            process_set=self._options.process_set,
+            keep=answer,
+        ).wait()
+        return bool(answer.item())
 
     def refresh(self, passes: int) -> None:
         """Makes a new plan where that is needed.

@@ -36,7 +36,7 @@ from spark_estimator.torch.optimizer.arguments import (
 )
 from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
-from spark_estimator.torch.optimizer.exchange import GradientExchange
+from spark_estimator.torch.optimizer.exchange import GradientExchange, note_new_optimizer
 from spark_estimator.torch.optimizer.horovod_names import HorovodNames, Synchronization, warn_of_second_exchange
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -142,6 +142,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     check_adasum(operation, size, "DistributedOptimizer")
 
     unwrap(optimizer)
+    note_new_optimizer()
     distributed = _Distributed(options, backward_passes_per_step, None, [], names)
     if size > 1 or (over is None and context.settings().elastic):  # an elastic job may get more ranks
         distributed.hooks = [optimizer.register_step_pre_hook(_before_step), _first_after_step(optimizer)]

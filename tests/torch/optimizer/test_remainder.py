@@ -144,19 +144,37 @@ def test_a_part_that_is_reached_again(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
-def test_two_optimizers_in_one_pass(two_ranks: RankPool) -> None:
+def test_a_rank_that_leaves_out_one_of_two_optimizers(two_ranks: RankPool) -> None:
+    """The step of the first one must not wait for a rank that waits for the second one."""
+
+    def check(rank: int) -> None:
+        first, second = Parts(), Parts()
+        optimizers = [distributed(first)]
+        first.backward("a", rank + 1.0)  # while it is alone, with parts that may follow
+        optimizers.append(distributed(second))
+        optimizers[0].step()
+        for step in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            inputs = torch.full((1, 2), rank + 1.0)
+            losses = [first["a"](inputs)] + [second["a"](inputs)] * (rank == 0 or step == 0)
+            torch.stack(losses).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            assert first.gradients() == [1.5, None, None]
+            assert second.gradients() == [0.5 if step else 1.5, None, None]
+
+    two_ranks.run(check)
+
+
+def test_two_optimizers_have_one_part_each(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         models = Parts(), Parts()
         optimizers = [distributed(model) for model in models]
-        for _ in range(3):
-            for names in ("a", "bc"):
-                inputs = torch.full((1, 2), rank + 1.0)
-                torch.stack([model[name](inputs) for model in models for name in names]).sum().backward()
-                assert [model.gradients()[names != "a"] for model in models] == [1.5, 1.5]
-            for model, optimizer in zip(models, optimizers, strict=True):
-                optimizer.step()
-                assert model.gradients() == [1.5, 1.5, 1.5]
-                optimizer.zero_grad()
+        models[0].backward("a", rank + 1.0)
+        with pytest.raises(AssertionError, match="backward_passes_per_step=1 times"):
+            models[0].backward("b", 1.0)
+        optimizers[0].step()
 
     two_ranks.run(check)
 
