@@ -20,7 +20,7 @@ from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.torch.collectives import ops
 from spark_estimator.torch.collectives.memory import check_parameter, overlaps_itself, where
-from spark_estimator.torch.optimizer.optimizer import user_class_of
+from spark_estimator.torch.optimizer.optimizer import DistributedMethods, user_class_of
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: int) -> None:
@@ -117,8 +117,10 @@ def broadcast_optimizer_state(
         for position, param in enumerate(group["params"]):
             if param.requires_grad:
                 check_parameter(f"group {number}, parameter {position}", param, "broadcast_optimizer_state")
+    # Ranks whose optimizers have the same parameters in another order exchange gradients by these names.
+    names = optimizer._distributed.names if isinstance(optimizer, DistributedMethods) else {}
     lines = [user_class_of(optimizer).__name__] + [
-        f"group {number}: parameter of shape {tuple(param.shape)}, {param.dtype}"
+        f"group {number}: parameter {names.get(id(param), '')} of shape {tuple(param.shape)}, {param.dtype}"
         for number, group in enumerate(optimizer.param_groups)
         for param in group["params"]
     ]
