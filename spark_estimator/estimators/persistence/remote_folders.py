@@ -5,7 +5,7 @@ this machine's disk and copies its files. Where the file system moves a folder i
 
 1. The files go to ``.NAME.TOKEN.partial`` beside the target.
 2. Without a previous folder it becomes the target in one step. Else it becomes ``.NAME.next`` in one step, the previous
-   folder is removed, and ``.NAME.next`` becomes the target.
+   folder is moved away, ``.NAME.next`` becomes the target, and the previous folder is removed.
 
 Elsewhere the manifest is copied last. Without a previous folder the files go to the target, else to ``.NAME.next``.
 Then the previous folder is removed, the files go to the target, and ``.NAME.next`` gets an empty manifest and is
@@ -58,6 +58,8 @@ class RemoteFolder:
         self.uri = uri.rstrip("/")
         self._fs = filesystem
         self._parent, _, self._name = self.uri.rpartition("/")
+        if self._name in ("", ".", "..") or not self._parent or self._parent.endswith(":/"):
+            raise DataError(f"{uri} has no name for a folder: pass the path of a folder below it.")
         self._next = f"{self._parent}/.{self._name}.next"
 
     @contextmanager
@@ -71,11 +73,12 @@ class RemoteFolder:
         with self._told("is not saved"):
             if isinstance(self._fs, ConnectFiles):
                 self._fs.check_writing()
-            self._finish()
-            if not overwrite and self._fs.exists(self.uri):
+            if overwrite:
+                self._finish()
+            elif self._fs.exists(self.uri) or self._is_whole(self._next):
                 raise FileExistsError("it exists already. Call write().overwrite().save(...) to replace it.")
         with tempfile.TemporaryDirectory(prefix="spark_estimator-") as private:
-            local = Path(private) / self._name
+            local = Path(private) / "folder"
             local.mkdir()
             yield local
             with self._told("is not saved"):
@@ -93,7 +96,7 @@ class RemoteFolder:
                 the copy is missing, too.
         """
         with tempfile.TemporaryDirectory(prefix="spark_estimator-") as private:
-            local = Path(private) / self._name
+            local = Path(private) / "folder"
             try:
                 with self._told("is not loaded"):
                     self._fetch(local)
@@ -107,7 +110,7 @@ class RemoteFolder:
                 raise type(error)(text) from error
 
     def _replace_by_moves(self, filesystem: HadoopFiles, local: Path) -> None:
-        partial = f"{self._parent}/.{self._name}.{secrets.token_hex(4)}.partial"
+        partial = self._partial()
         pattern = re.sub(r"([\\\[\]{}*?,])", r"\\\1", f"{self._parent}/.{self._name}.") + "????????.partial"
         try:
             filesystem.begin(partial, pattern)
@@ -136,12 +139,26 @@ class RemoteFolder:
         if not self._is_whole(self._next):
             return
         if isinstance(self._fs, HadoopFiles) and self._fs.moves_at_once(self.uri):
-            self._fs.remove(self.uri)
-            self._fs.move(self._next, self.uri)
+            self._move_next(self._fs)
             return
         with tempfile.TemporaryDirectory(prefix="spark_estimator-") as private:
             self._get(self._next, Path(private))
             self._copy_next(Path(private))
+
+    def _move_next(self, filesystem: HadoopFiles) -> None:
+        """Put the next folder in place. Another program may do the same at this moment: no folder is lost by that."""
+        previous = self._partial()
+        with contextlib.suppress(FileNotFoundError):  # there is none, or another program has moved it
+            filesystem.move(self.uri, previous)
+        try:
+            filesystem.move(self._next, self.uri)
+        except FileNotFoundError:  # another program has put it in place, perhaps before this one's first move
+            if not filesystem.exists(self.uri):
+                filesystem.move(previous, self.uri)
+        filesystem.remove(previous)
+
+    def _partial(self) -> str:
+        return f"{self._parent}/.{self._name}.{secrets.token_hex(4)}.partial"
 
     def _copy_next(self, local: Path) -> None:
         self._fs.remove(self.uri)
@@ -174,7 +191,7 @@ class RemoteFolder:
                 if self._fs.exists(f"{self.uri}/metadata"):  # of Horovod's folders
                     self._get(f"{self.uri}/metadata", local / "metadata")
                 return
-            again = local.with_name(f"{self._name} again")
+            again = local.with_name("again")
             with contextlib.suppress(FileNotFoundError):  # another program replaces it
                 self._get(source, local)
                 self._get(f"{source}/{MANIFEST_FILE}", again)

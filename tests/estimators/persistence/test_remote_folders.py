@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel, trust_files
-from spark_estimator.estimators.persistence.filesystems import FsspecFiles
+from spark_estimator.estimators.persistence.filesystems import FsspecFiles, HadoopFiles
 from spark_estimator.estimators.persistence.folders import MANIFEST_FILE
 from spark_estimator.estimators.persistence.remote_folders import RemoteFolder
 from tests.hadoop_daemons import Hadoop, start_hadoop
@@ -128,6 +128,52 @@ def test_a_killed_driver_leaves_the_old_one_or_the_new_one(
         assert TorchEstimator.load(place).getEpochs() == 3
     for uri in (hadoop.uri, "viewfs://disk/data"):
         assert not re.search(r"\.next", hadoop.shell("-ls", "-R", f"{uri}/killed")), "the next writer completes it"
+
+
+class LateMove(HadoopFiles):
+    """Lets another program act before the first move of a folder."""
+
+    def __init__(self, spark: SparkSession, path: str, act: Callable[[], None]) -> None:
+        super().__init__(spark, path)
+        self._acts = [act]
+
+    def move(self, source: str, target: str) -> None:
+        while self._acts:
+            self._acts.pop()()
+        super().move(source, target)
+
+
+def test_two_programs_put_a_folder_in_place(hadoop: Hadoop, spark: SparkSession) -> None:
+    """Whichever is first, the folder that was saved last is there."""
+    uri = f"{hadoop.uri}/together/model"
+
+    def save(folder: RemoteFolder, text: str) -> None:
+        with folder.replaced(overwrite=True) as new:
+            (new / MANIFEST_FILE).write_text(text)
+
+    def finish() -> None:
+        RemoteFolder(uri, HadoopFiles(spark, uri))._finish()
+
+    save(RemoteFolder(uri, HadoopFiles(spark, uri)), "old")
+    for text in ("new", "newer"):
+        hadoop_files = HadoopFiles(spark, uri)
+        # As a writer leaves it that was killed.
+        with RemoteFolder(f"{hadoop.uri}/together/.model.next", hadoop_files).replaced(overwrite=False) as new:
+            (new / MANIFEST_FILE).write_text(text)
+        RemoteFolder(uri, LateMove(spark, uri, finish))._finish()
+        with RemoteFolder(uri, hadoop_files).fetched() as copy:
+            assert (copy / MANIFEST_FILE).read_text() == text
+    with pytest.raises(FileExistsError):
+        with RemoteFolder(uri, HadoopFiles(spark, uri)).replaced(overwrite=False):
+            pass
+    assert hadoop.shell("-ls", f"{hadoop.uri}/together").count("model") == 1
+
+
+@pytest.mark.parametrize("path", ["hdfs://name/models/..", "hdfs://name/.", "hdfs://name", "memory://"])
+def test_a_path_without_a_name(path: str) -> None:
+    """It would have been a folder above the private copy, which is emptied."""
+    with pytest.raises(DataError, match="has no name for a folder"):
+        RemoteFolder(path, FsspecFiles("memory://models"))
 
 
 def test_a_path_without_a_session(tmp_path: Path) -> None:
