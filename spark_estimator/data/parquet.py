@@ -182,6 +182,7 @@ def files_at(
     store = store or store_for(named[0], storage_options)
     result: list[DataFile] = []
     kinds: dict[str, str] = {}
+    formats: dict[str, frozenset[str]] = {}
     for spelling, path in zip(written, named, strict=True):
         folder = store.get_full_path(path)
         if delta.is_delta(folder, store):
@@ -193,7 +194,7 @@ def files_at(
             entries = store.entries(folder)
         except FileNotFoundError as error:
             raise DataError(f"{path}: the file or folder does not exist.{_on_the_cluster(spelling)}") from error
-        check_outside_tables(path, folder, entries, store)
+        check_outside_tables(path, folder, entries, store, formats)
         for entry in entries:
             name = entry.path.rstrip("/").rpartition("/")[2]
             if name.startswith(("_", ".")):

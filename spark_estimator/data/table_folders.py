@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
+from collections.abc import Callable
 from pathlib import PurePath
 
 from spark_estimator.data import delta
@@ -15,7 +15,9 @@ from spark_estimator.store.filesystem import Entry
 _AUTHORITY = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/]*")
 # Of catalogs, with a UUID; of file systems, with a version. Either may be compressed.
 _ICEBERG_METADATA = re.compile(r"(?:\d+-[0-9a-fA-F-]{36}|v\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?")
-_HUDI_METADATA = ".hoodie"
+_HUDI_METADATA = ".hoodie/hoodie.properties"
+# Folders below a Delta table's: of partitions, of random prefixes, of the change data feed.
+_DELTA_FOLDER = re.compile(r"[^/=]+=[^/]*|\w{1,2}|_change_data")
 _REMEDIES = {
     "Delta": "spark.read.format('delta').load({table!r}). make_torch_dataloader({table!r}, ...) reads the log itself",
     "Hudi": "spark.read.format('hudi').load({table!r})",
@@ -23,23 +25,32 @@ _REMEDIES = {
 }
 
 
-def check_outside_tables(path: str, folder: str, entries: list[Entry], store: FilesystemStore) -> None:
+def check_outside_tables(
+    path: str, folder: str, entries: list[Entry], store: FilesystemStore, formats: dict[str, frozenset[str]]
+) -> None:
     """Refuse a folder that is in a Delta, Hudi or Iceberg table, or is one; a file that is named itself is accepted.
+
+    A folder somewhere below a table that the table's format would not make there is none of its own.
 
     Args:
         path: as the user has written it.
         folder: the same as the store writes it.
         entries: of the folder.
+        formats: folder -> what it is the folder of, of earlier calls; is extended.
 
     Raises:
         DataError: it is part of a table; the text names it, and how to read it.
     """
     if [entry.path for entry in entries] == [folder]:
         return
-    for parent in _with_parents(folder):
-        kind = ""
-        with contextlib.suppress(Exception):  # each file system has other errors where it forbids to look
-            kind = _format_of(parent, store)
+    parents = _with_parents(folder)
+    for parent in parents:
+        if parent not in formats:
+            formats[parent] = frozenset(kind for kind, is_table in _TABLES.items() if _is_true(is_table, parent, store))
+        inner = parents[0][len(parent) :].strip("/")
+        kind = next(
+            (kind for kind in sorted(formats[parent]) if _may_hold(kind, inner.split("/") if inner else [])), ""
+        )
         if kind:
             remedy = _REMEDIES[kind].format(table=parent)
             raise DataError(
@@ -59,14 +70,36 @@ def _with_parents(folder: str) -> list[str]:
     return ["/".join([authority[0], *names[:count]]) for count in range(len(names), -1, -1)]
 
 
-def _format_of(folder: str, store: FilesystemStore) -> str:
-    """Return the format of the table whose own folder this is; "" where it is none."""
-    if delta.is_delta(folder, store):
-        return "Delta"
-    if store.exists(f"{folder}/{_HUDI_METADATA}"):
-        return "Hudi"
+def _may_hold(kind: str, inner: list[str]) -> bool:
+    """Return whether a table of this format has files in this folder, whose names below the table's are given."""
+    if kind == "Delta":
+        return all(map(_DELTA_FOLDER.fullmatch, inner))
+    return kind == "Hudi" or not inner or inner[0] == "data"
+
+
+def _is_true(is_table: Callable[[str, FilesystemStore], bool], folder: str, store: FilesystemStore) -> bool:
     try:
-        names = [entry.path.rpartition("/")[2] for entry in store.entries(f"{folder}/metadata")]
-    except FileNotFoundError:
-        return ""
-    return "Iceberg" if any(_ICEBERG_METADATA.fullmatch(name) for name in names) else ""
+        return is_table(folder, store)
+    except Exception:  # each file system has other errors where it forbids to look
+        return False
+
+
+def _is_delta(folder: str, store: FilesystemStore) -> bool:
+    if not delta.is_delta(folder, store):
+        return False
+    return any(
+        entry.path.endswith((".json", ".parquet", "_last_checkpoint"))
+        for entry in store.entries(f"{folder}/{delta.LOG}")
+    )
+
+
+def _is_hudi(folder: str, store: FilesystemStore) -> bool:
+    return store.exists(f"{folder}/{_HUDI_METADATA}")
+
+
+def _is_iceberg(folder: str, store: FilesystemStore) -> bool:
+    names = [entry.path.rpartition("/")[2] for entry in store.entries(f"{folder}/metadata")]
+    return any(map(_ICEBERG_METADATA.fullmatch, names))
+
+
+_TABLES = {"Delta": _is_delta, "Hudi": _is_hudi, "Iceberg": _is_iceberg}

@@ -18,6 +18,7 @@ from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.parquet import files_at
 from spark_estimator.data.petastorm import make_batch_reader
 from spark_estimator.errors import DataError
+from spark_estimator.store import FilesystemStore
 
 _UUID = uuid.UUID(int=7)
 #: The file that makes a folder a table, and where its data is below it.
@@ -92,3 +93,32 @@ def test_what_is_no_table_is_read(tmp_path: Path) -> None:
     assert files_at([named]).rows == 1000
     with make_batch_reader([Path(named).as_uri()], num_epochs=1) as reader:
         assert sum(len(batch.n) for batch in reader) == 1000
+
+
+@pytest.mark.parametrize(
+    ("marker", "data"),
+    [
+        ("_delta_log/empty.txt", "year=2024"),
+        ("_delta_log/00000000000000000000.json", "exports/today"),
+        (".hoodie/empty.txt", "data"),
+        ("metadata/v3.metadata.json", "exports/data"),
+    ],
+)
+def test_a_folder_that_no_table_would_make_is_read(tmp_path: Path, marker: str, data: str) -> None:
+    """Other programs write below a table's folder, and an empty folder of a log makes no table."""
+    assert files_at(str(write_table(tmp_path / "lake", marker, data))).rows == 3000
+
+
+def test_each_folder_is_looked_at_once(tmp_path: Path) -> None:
+    paths = [str(write_table(tmp_path / "many" / str(number), "other", "data")) for number in range(5)]
+
+    class Counted(FilesystemStore):
+        asked: list[str] = []
+
+        def exists(self, path: str) -> bool:
+            self.asked.append(path)
+            return super().exists(path)
+
+    files_at(paths, Counted(str(tmp_path)))
+    above = [path for path in Counted.asked if path.startswith(f"{tmp_path}/_delta_log")]
+    assert len(above) == 1 and len(set(Counted.asked)) > 10

@@ -221,7 +221,7 @@ def _files_below(
     except FileNotFoundError as error:
         raise DataError(f"{path}: the file or folder does not exist.") from error
     if not values:
-        check_outside_tables(path, folder, entries, store)
+        check_outside_tables(path, folder, entries, store, {})
     result = []
     for entry in sorted(entries, key=lambda item: item.path):
         name = entry.path.rstrip("/").rpartition("/")[2]
