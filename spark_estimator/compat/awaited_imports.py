@@ -47,8 +47,9 @@ class _AwaitingFinder:
 
             def exec_module(module: ModuleType) -> None:
                 original(module)
-                for act in _awaited.pop(name, []):
-                    act(name)
+                if module.__name__ == name:  # modules of an archive share a loader
+                    for act in _awaited.pop(name, []):
+                        act(name)
 
             # In the loader itself, which others ask for the package's sources and files.
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -85,6 +85,9 @@ class _Pickler(cloudpickle.Pickler):
         {types.CodeType: _with_its_file, CachedFunction: _cached}, cloudpickle.Pickler.dispatch_table
     )
 
+    #: What is pickled stays in Spark's tasks, where accumulators count.
+    is_for_tasks = False
+
     def reducer_override(self, thing: Any) -> Any:
         """Refuses accumulators, and takes functions without a module by value.
 
@@ -93,7 +96,8 @@ class _Pickler(cloudpickle.Pickler):
         """
         if isinstance(thing, types.FunctionType) and not thing.__module__:
             return self._dynamic_function_reduce(thing)
-        if type(thing).__name__ == "Accumulator" and type(thing).__module__ == "pyspark.accumulators":
+        is_accumulator = type(thing).__name__ == "Accumulator" and type(thing).__module__ == "pyspark.accumulators"
+        if is_accumulator and not self.is_for_tasks:
             raise TypeError("a rank is a separate process, from which nothing is added to an accumulator")
         return super().reducer_override(thing)
 
@@ -118,26 +122,29 @@ def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
         raise PicklingError(explain(function, args, kwargs, error)) from error
 
 
-def dump_value(name: str, value: object) -> bytes:
+def dump_value(name: str, value: object, *, for_tasks: bool = False) -> bytes:
     """Pickles a value as `dump_function` does.
 
     Args:
         name: of the value, for messages: ``the rows``.
+        for_tasks: it stays in Spark's tasks, where accumulators count.
 
     Raises:
         PicklingError: something in it cannot be pickled; the text names it, its type and what to do.
     """
     try:
-        return _dumped(value)
+        return _dumped(value, for_tasks=for_tasks)
     except Exception as error:
         path = _path_to_culprit(_parts(value), set(), 0)
         what = f"{name} {_sentence(path)}".replace(" ,", ",") if path else f"{name} cannot be pickled"
         raise PicklingError(f"{what} ({type(error).__name__}: {error}).") from error
 
 
-def _dumped(value: object) -> bytes:
+def _dumped(value: object, *, for_tasks: bool = False) -> bytes:
     pickled = io.BytesIO()
-    _Pickler(pickled).dump(value)
+    pickler = _Pickler(pickled)
+    pickler.is_for_tasks = for_tasks
+    pickler.dump(value)
     return pickled.getvalue()
 
 

@@ -73,7 +73,8 @@ def packed(spark: SparkSession, job: JobSpec, feed: Feed | None = None) -> Itera
         PicklingError: the feed can't be pickled.
         PreflightError: the rest is so large that Spark would write it into a file.
     """
-    rest, contents = replace(job, payload=b""), (job.payload, b"" if feed is None else dump_value("the rows", feed))
+    rows = b"" if feed is None else dump_value("the rows", feed, for_tasks=True)
+    rest, contents = replace(job, payload=b""), (job.payload, rows)
     limit = _most_bytes(spark)
     small = len(pickle.dumps(rest))
     if limit is not None and small > limit:

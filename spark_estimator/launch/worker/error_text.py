@@ -28,8 +28,9 @@ def described(error: BaseException) -> str:
     Those of an exception group are followed by its members' in the same line.
     """
     causes: list[str] = []
-    cause = error.__cause__
-    while cause is not None and len(causes) < _MOST_CAUSES:
+    cause, seen = error.__cause__, {id(error)}
+    while cause is not None and id(cause) not in seen and len(causes) < _MOST_CAUSES:
+        seen.add(id(cause))
         causes.append(f"\n  from {_with_members(cause)}{_place(cause)}")
         cause = cause.__cause__
     return f"{_with_members(error)}{_place(error)}{''.join(causes)}"
@@ -71,7 +72,10 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 def members(error: BaseException) -> tuple[BaseException, ...]:
     """The members of an exception group, also of the backport for Python 3.10; else empty."""
-    group = getattr(error, "exceptions", None)
+    try:
+        group = getattr(error, "exceptions", None)
+    except Exception:  # a user's property may fail
+        return ()
     is_group = isinstance(group, tuple) and all(isinstance(member, BaseException) for member in group)
     return tuple(group or ()) if is_group else ()
 

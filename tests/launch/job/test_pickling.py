@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spark_estimator.errors import PicklingError
-from spark_estimator.launch.job.pickling import dump_function, load_values, name_of
+from spark_estimator.launch.job.pickling import dump_function, dump_value, load_values, name_of
 
 pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
 
@@ -153,6 +153,7 @@ def test_an_accumulator(spark: Any) -> None:
     def train() -> None:
         counter.add(1)
 
+    dump_value("the rows", train, for_tasks=True)  # where it counts
     text = refusal(train)
     assert "train() uses the variable 'counter'" in text and "nothing is added to an accumulator" in text
     assert "To fix it: return the number from train(), or add up the ranks' numbers by hvd.allreduce." in text

@@ -79,4 +79,9 @@ def test_an_error_whose_text_fails() -> None:
         def __str__(self) -> str:
             raise ValueError("no text")
 
+        @property
+        def exceptions(self) -> Any:
+            raise RuntimeError("no members")
+
     assert "Odd" in error_text.described(fail(Odd()))
+    assert not error_text.is_secondary(fail(Odd()))
