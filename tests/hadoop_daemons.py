@@ -209,6 +209,8 @@ class Hadoop:
 
     def _start(self, name: str, settings: Mapping[str, Any] | None = None) -> None:
         command = [
+            # A run of tests that is killed leaves no daemon.
+            *(("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()),
             "java",
             "-Xmx512m",
             "-XX:TieredStopAtLevel=1",
