@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: A model of more bytes is put into the store, where there is one.
 LARGE = 16 << 20
-# The memory of Java's that a model needs, in its own bytes. Eight were enough at times, and not at others.
+# The memory of Java that a model needs, in its own bytes: it failed at eight times, and ten leave a margin.
 _COPIES = 10
 _UNITS = {"": 20, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 

@@ -79,4 +79,5 @@ def test_a_rank_that_dies_is_named_by_all() -> None:
     with start_ranks(SIZE, work, environ=environ) as ranks:
         for outcome in ranks.wait():
             if outcome.rank != 4:
+                assert outcome.returned, outcome
                 assert re.search(r"rank 4 .*is lost: its connection (ended|broke)", outcome.value), outcome
