@@ -30,7 +30,7 @@ def check_outside_tables(
 ) -> None:
     """Refuse a folder that is in a Delta, Hudi or Iceberg table, or is one; a file that is named itself is accepted.
 
-    A folder somewhere below a table that the table's format would not make there is none of its own.
+    A folder below a table that the table's format would not make there is not a part of the table.
 
     Args:
         path: as the user has written it.

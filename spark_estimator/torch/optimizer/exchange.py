@@ -377,8 +377,8 @@ class GradientExchange:
     def _is_only_optimizer(self) -> bool:
         """Return whether no rank has another optimizer: a step of this one may then wait for passes of other ranks.
 
-        With others a rank would wait here for one that waits for it in an exchange of theirs. Collective where the
-        ranks have not compared it yet.
+        With others a rank would wait here for one that waits for it in another optimizer's exchange. Collective where
+        the ranks have not compared it yet.
         """
         if self._is_alone is None:
             gc.collect()  # an optimizer that the user has dropped may be part of a cycle
