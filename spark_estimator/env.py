@@ -477,7 +477,7 @@ WITHOUT_EFFECT = {
         ),
         "no parameters are tuned: the engine chooses algorithms by size and hosts",
     ),
-    "HOROVOD_NUM_NCCL_STREAMS": "the engine uses one stream of its own",
+    "HOROVOD_NUM_NCCL_STREAMS": "the engine uses one separate stream",
     **dict.fromkeys(
         (f"HOROVOD_GPU_{op}" for op in ("ALLREDUCE", "ALLGATHER", "ALLTOALL", "BROADCAST", "REDUCESCATTER")),
         "a build option of Horovod; HOROVOD_GPU_OPERATIONS applies to all operations",

@@ -13,7 +13,7 @@ from spark_estimator.errors import HorovodInternalError
 _SHOWN = 10
 
 # Optimizers number their requests by how many of them the rank had made before.
-_COUNTED = re.compile(r"(DistributedOptimizer)\.\d+\b")
+_COUNTED = re.compile(r"DistributedOptimizer\.\d+\b")
 
 
 def description(engines: Iterable[Engine], now: float) -> str:

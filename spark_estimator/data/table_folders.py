@@ -46,7 +46,7 @@ def check_outside_tables(
     parents = _with_parents(folder)
     for parent in parents:
         if parent not in formats:
-            formats[parent] = frozenset(kind for kind, is_table in _TABLES.items() if _is_true(is_table, parent, store))
+            formats[parent] = frozenset(kind for kind, is_table in _TABLES.items() if _is_of(is_table, parent, store))
         inner = parents[0][len(parent) :].strip("/")
         kind = next(
             (kind for kind in sorted(formats[parent]) if _may_hold(kind, inner.split("/") if inner else [])), ""
@@ -77,7 +77,7 @@ def _may_hold(kind: str, inner: list[str]) -> bool:
     return kind == "Hudi" or not inner or inner[0] == "data"
 
 
-def _is_true(is_table: Callable[[str, FilesystemStore], bool], folder: str, store: FilesystemStore) -> bool:
+def _is_of(is_table: Callable[[str, FilesystemStore], bool], folder: str, store: FilesystemStore) -> bool:
     try:
         return is_table(folder, store)
     except Exception:  # each file system has other errors where it forbids to look

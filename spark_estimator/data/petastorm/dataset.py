@@ -199,8 +199,9 @@ def dataset_at(
         raise DataError("no path of Parquet files was given.")
     store = store or store_for(named[0], storage_options)
     files: list[tuple[DataFile, dict[str, str]]] = []
+    formats: dict[str, frozenset[str]] = {}
     for path in named:
-        files += _files_below(store, store.get_full_path(path), path, {})
+        files += _files_below(store, store.get_full_path(path), path, {}, formats)
     if not files:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
     names = list(files[0][1])
@@ -214,14 +215,14 @@ def dataset_at(
 
 
 def _files_below(
-    store: FilesystemStore, folder: str, path: str, values: dict[str, str]
+    store: FilesystemStore, folder: str, path: str, values: dict[str, str], formats: dict[str, frozenset[str]]
 ) -> list[tuple[DataFile, dict[str, str]]]:
     try:
         entries = store.entries(folder)
     except FileNotFoundError as error:
         raise DataError(f"{path}: the file or folder does not exist.") from error
     if not values:
-        check_outside_tables(path, folder, entries, store, {})
+        check_outside_tables(path, folder, entries, store, formats)
     result = []
     for entry in sorted(entries, key=lambda item: item.path):
         name = entry.path.rstrip("/").rpartition("/")[2]
@@ -236,7 +237,7 @@ def _files_below(
                 f"{path} has the folder {name!r} inside, whose name is not that of a partition (name=value): name the "
                 "folders that hold files."
             )
-        result += _files_below(store, entry.path, path, {**values, unquote(column): unquote(value)})
+        result += _files_below(store, entry.path, path, {**values, unquote(column): unquote(value)}, formats)
     return result
 
 
