@@ -258,7 +258,7 @@ def test_what_only_mpi_needed_is_explained_and_goes_on() -> None:
     done = horovodrun(*flags, "-np", "1", "echo", "fine")
     assert done.returncode == 0 and "[0]<stdout>:fine" in done.stdout
     assert "--mpi has no effect: there is no MPI" in done.stderr and "--gloo" not in done.stderr
-    assert "--num-nccl-streams has no effect: the engine uses one stream" in done.stderr
+    assert "--num-nccl-streams has no effect: the engine uses one separate stream" in done.stderr
     assert "torus" not in done.stderr
 
 
