@@ -16,7 +16,7 @@ Lightning's DDP over gloo. A step of the Trainer lasts from one batch to the req
 
 ``--tensorflow`` adds the resnet50 step in TensorFlow: without communication, with ``DistributedGradientTape``, and with
 ``MultiWorkerMirroredStrategy`` over its ring (``mwms``); and with Keras' ``train_on_batch`` on TensorFlow, without
-communication and with ``DistributedOptimizer``. ``spark_estimator/README.md`` documents their lower bounds.
+communication and with ``DistributedOptimizer``. ``docs/explanation/performance.md`` documents their lower bounds.
 
 ``--busy 2`` and ``--jvm`` run other programs beside the ranks, as executors have them; ``--quota 1`` limits the
 processor time of all ranks together, as containers do.

@@ -9,6 +9,8 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.test_layers import PACKAGE, ROOT, imports, type_lines
 
 # Folders of one parent that import each other, directly or by way of others. Remove an entry when its circle is untied;
@@ -114,3 +116,8 @@ def test_no_folders_import_each_other_in_a_circle() -> None:
 def test_what_counts_as_code() -> None:
     source = '"""Module."""\n\n# reason\ndef f():\n    """Doc\n    string."""\n    return (1,\n        2)\n'
     assert count_code_lines(source) == 3
+
+
+@pytest.mark.parametrize("page", ["spark_estimator/README.md", "native/README.md"])
+def test_a_contributors_page_can_be_read_in_a_sitting(page: str) -> None:
+    assert len((ROOT / page).read_text().splitlines()) <= 250

@@ -1,5 +1,5 @@
 // Which algorithm carries out a collective, as a pure function of what all ranks know. The table is in
-// native/README.md.
+// native/algorithms/README.md.
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_CHOOSE_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_CHOOSE_H_
 

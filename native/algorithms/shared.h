@@ -3,7 +3,7 @@
 // All ranks call the same functions in the same order with matching sizes; buffers are each rank's own, and overlap
 // only where documented. Every element is reduced by one rank in rank order, so that all ranks hold the same bits. An
 // error (a peer is lost, this rank is leaving) leaves the group unusable. Steps and bytes of each are in
-// native/README.md.
+// native/algorithms/README.md.
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_SHARED_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_SHARED_H_
 

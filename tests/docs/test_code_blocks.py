@@ -202,7 +202,7 @@ PROGRAMS = (
     ),
     Program("docs/how-to/petastorm.md", (0,), prints(r".*accuracy of the last batch: 1\.0"), slow=True),
     Program("docs/how-to/petastorm.md", (1,), prints(r".*loss below 0\.1: True"), needs="tensorflow", slow=True),
-    Program("spark_estimator/README.md", (0,), prints(r".*rank 1 came last", r".*reducescatter"), TWO),
+    Program("docs/explanation/allreduce.md", (0,), prints(r".*rank 1 came last", r".*reducescatter"), TWO),
 )
 
 

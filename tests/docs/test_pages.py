@@ -63,7 +63,7 @@ def test_the_bundle_names_what_is_there() -> None:
     assert set(re.findall(r"\$\{var\.(\w+)\}", bundle)) == declared
 
 
-@pytest.mark.parametrize("page", ["spark_estimator/README.md", "native/README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["spark_estimator/README.md", "native/README.md", "native/algorithms/README.md", "native/gpu/README.md", "CONTRIBUTING.md"])
 def test_files_that_a_contributors_page_names_exist(page: str) -> None:
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`((?!build/)(?:[\w-]+/)+[\w-]*(?:\.\w+)?)`", text))  # build/ is made by a build

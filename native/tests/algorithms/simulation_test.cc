@@ -1,5 +1,5 @@
 // The real algorithms on up to a thousand ranks of a modelled network: right results, and as many messages, bytes and
-// steps as native/README.md promises.
+// steps as native/algorithms/README.md promises.
 #include <algorithm>
 #include <bit>
 #include <cmath>
