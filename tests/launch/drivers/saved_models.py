@@ -85,7 +85,7 @@ def of_transformers():
     )
     net = transformers.BertForSequenceClassification(config)
     model = TransformersModel(
-        model=net, tokenizer=tokenizer, task="classification", labels=["a", "b"], text_col="text", label_col="y"
+        model=net, tokenizer=tokenizer, task="classification", labels=["a", "b"], feature_columns=["text"], label_columns=["y"]
     )
     return {"transformers_model": model}
 
