@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from pyspark.ml.param import Param, Params
 
@@ -488,6 +488,14 @@ MODEL = (
     *PREDICTING,
 )
 
+#: A model's keywords that are no parameters, with their types.
+MODEL_PARTS = {
+    "inputs": "Sequence[Field] | None",
+    "outputs": "Sequence[int] | None",
+    "label_types": "Sequence[str] | None",
+    "output_kinds": "Sequence[OutputKind] | None",
+}
+
 _FOR_MODULES = "; a class that is given as data_module gets the value"
 _NO_READERS = f"rows are memory-mapped; there are no reader threads{_FOR_MODULES}"
 _NO_NVTABULAR = f"rows are not read by NVTabular{_FOR_MODULES}"
@@ -507,7 +515,6 @@ WITHOUT_EFFECT = {
 
 _T = TypeVar("_T")
 _Params = TypeVar("_Params", bound="TableParams")
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class TableParams(Params):
@@ -517,14 +524,12 @@ class TableParams(Params):
         _public_path: where users import the class from; saved pipelines name it.
         _reasons: parameters that are accepted and ignored, with the reason.
         _ineffective: those of them that can be set and read, with their defaults.
-        _call_keywords: the keywords of the call of a `by_keyword` method that is running.
     """
 
     _rows: Sequence[Row] = ()
     _public_path: ClassVar[str]
     _reasons: ClassVar[Mapping[str, str]] = WITHOUT_EFFECT
     _ineffective: ClassVar[Mapping[str, Any]] = {}
-    _call_keywords: Mapping[str, Any]
 
     def __init_subclass__(cls) -> None:
         """A client's class keeps what it mixes in under names that Horovod's classes lack.
@@ -614,40 +619,53 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def by_keyword(method: _Method) -> _Method:
-    """Records which keywords a call passes in ``self._call_keywords``; the method's body reads them from there.
+def with_params(
+    rows: Sequence[Row], parts: Mapping[str, str] | None = None
+) -> Callable[[type[_Params]], type[_Params]]:
+    """Add a class's Params, and show them in the signatures of its constructor and ``setParams``.
 
-    As `pyspark.keyword_only`: a parameter that is passed differs from one that has its default. Names are checked by
-    `TableParams._take`, so that a wrong one gets a suggestion.
+    Args:
+        rows: its parameters.
+        parts: types of the constructor's other keywords, by name, as Python source.
     """
-
-    parameters = list(inspect.signature(method).parameters.values())[1:]
-    required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
-
-    @functools.wraps(method)
-    def recording(self: TableParams, *args: Any, **keywords: Any) -> Any:
-        if args:
-            kind = type(self).__name__
-            raise TypeError(f"{kind} takes keyword arguments only, as in {kind}(model=...); got {args[0]!r:.100}.")
-        self._call_keywords = keywords
-        try:
-            return method(self, **{name: keywords[name] for name in required if name in keywords})
-        finally:
-            del self._call_keywords
-
-    return recording  # type: ignore[return-value]  # the same signature
-
-
-def with_params(rows: Sequence[Row]) -> Callable[[type[_Params]], type[_Params]]:
-    """Adds a class's Params."""
 
     def decorate(cls: type[_Params]) -> type[_Params]:
         cls._rows = rows
         for row in rows:
             setattr(cls, row.name, Param(Params._dummy(), row.name, row.doc, _Converter(cls, row.name)))
+        keywords = [_Keyword(row.name, row.default if row.name != "history" else None, row.type) for row in rows]
+        others = [_Keyword(name, None, kind) for name, kind in (parts or {}).items()]
+        for name, shown in (("__init__", [*others, *keywords]), ("setParams", keywords)):
+            setattr(cls, name, _take_keywords_only(getattr(cls, name), shown))
         return cls
 
     return decorate
+
+
+class _Keyword(NamedTuple):
+    name: str
+    default: Any
+    kind: str
+
+
+def _take_keywords_only(method: Callable[..., Any], accepted: Sequence[_Keyword]) -> Callable[..., Any]:
+    """Return a method that refuses other arguments; `inspect`, ``help()`` and notebooks see its keywords."""
+
+    @functools.wraps(method)
+    def call(self: TableParams, *args: Any, **keywords: Any) -> Any:
+        if args:
+            kind = type(self).__name__
+            raise TypeError(f"{kind} takes keyword arguments only, as in {kind}(model=...); got {args[0]!r:.100}.")
+        return method(self, **keywords)
+
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, default, kind in accepted
+    ]
+    returns = method.__annotations__.get("return", inspect.Signature.empty)
+    vars(call)["__signature__"] = inspect.Signature([this, *shown], return_annotation=returns)
+    return call
 
 
 @dataclass(frozen=True)

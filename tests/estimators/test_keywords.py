@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from spark_estimator import compat
-from tests.estimators.generate_keywords import COMMAND, FOLDER, MODULES, ROOT, Module, source_of
+from spark_estimator import TorchEstimator, compat
+from tools.generate_keywords import COMMAND, FOLDER, MODULES, ROOT, Module, shorten, write_source
 
 CLASSES = (
     "spark_estimator.TorchEstimator",
@@ -40,7 +40,7 @@ def cls(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.path)
 def test_the_modules_are_current(module: Module) -> None:
-    assert (FOLDER / module.path).read_text(encoding="utf-8") == source_of(module), f"run {COMMAND}"
+    assert (FOLDER / module.path).read_text(encoding="utf-8") == write_source(module), f"run {COMMAND}"
 
 
 @pytest.mark.parametrize("method", [None, "setParams"])
@@ -69,11 +69,12 @@ def test_every_listed_parameter_has_a_setter_and_a_getter(cls: Any) -> None:
         value = {"num_gpus": 1}.get(row.name, getter(instance))
         assert setter(instance, value) is instance
         assert instance.isSet(row.name) and getter(instance) == value
-        assert row.doc in " ".join(setter.__doc__.split()) and row.doc in " ".join(getter.__doc__.split())
+        assert setter.__doc__ == shorten(f"Set {row.name}: {row.doc}")
+        assert getter.__doc__ == shorten(f"Return {row.name}: {row.doc}")
 
 
 def test_a_subclass_may_have_a_constructor_of_its_own(cls: Any) -> None:
-    class Mine(cls):  # type: ignore[misc]
+    class Mine(cls):
         def __init__(self, size: int, **keywords: Any) -> None:
             super().__init__(**keywords)
             self.size = size
@@ -88,6 +89,15 @@ def test_a_subclass_may_have_a_constructor_of_its_own(cls: Any) -> None:
         Mine(3, batchsize=5, **others)
     with pytest.raises(TypeError, match="Mine takes keyword arguments only"):
         mine.setParams(7)
+
+
+def test_a_notebook_completes_a_parameter() -> None:
+    """jedi is what IPython asks; it does not know PEP 692, and reads the signatures of objects."""
+    jedi = pytest.importorskip("jedi")
+    known = {"TorchEstimator": TorchEstimator, "estimator": TorchEstimator()}
+    for call in ("TorchEstimator(", "estimator.setParams("):
+        completions = jedi.Interpreter(f"{call}num_p", [known]).complete()
+        assert [completion.name for completion in completions] == ["num_proc="]
 
 
 PROGRAM = """

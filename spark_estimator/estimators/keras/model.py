@@ -17,11 +17,11 @@ from spark_estimator.estimators.keras.objects import custom_objects_of, dumped, 
 from spark_estimator.estimators.keras.params import MODEL
 from spark_estimator.estimators.keras.parts import output_kinds_of
 from spark_estimator.estimators.keras.predictor import KerasPredictor
-from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.params import MODEL_PARTS, with_params
 from spark_estimator.keras.importing import keras_of
 
 
-@with_params(MODEL)
+@with_params(MODEL, MODEL_PARTS)
 class KerasModel(KerasModelKeywords, model.TableModel):
     """What `KerasEstimator.fit` returns: see `model.TableModel`. Its model is a `keras.Model`."""
 

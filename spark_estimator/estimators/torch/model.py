@@ -15,7 +15,7 @@ from spark_estimator.data.fields import Field
 from spark_estimator.estimators import model
 from spark_estimator.estimators.inference.features import matrices_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
-from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.params import MODEL_PARTS, with_params
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
 from spark_estimator.estimators.persistence.remote_folders import readable_folder
 from spark_estimator.estimators.torch import files as torch_files
@@ -28,7 +28,7 @@ from spark_estimator.estimators.torch.reading import module_of
 _Self = TypeVar("_Self", bound="TorchModel")
 
 
-@with_params(MODEL)
+@with_params(MODEL, MODEL_PARTS)
 class TorchModel(TorchModelKeywords, model.TableModel):
     """What `TorchEstimator.fit` returns: see `model.TableModel`. Its model is a `torch.nn.Module`."""
 
