@@ -63,12 +63,21 @@ def test_the_bundle_names_what_is_there() -> None:
     assert set(re.findall(r"\$\{var\.(\w+)\}", bundle)) == declared
 
 
-@pytest.mark.parametrize("page", ["spark_estimator/README.md", "native/README.md", "native/algorithms/README.md", "native/gpu/README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "spark_estimator/README.md",
+        "native/README.md",
+        "native/algorithms/README.md",
+        "native/gpu/README.md",
+        "CONTRIBUTING.md",
+    ],
+)
 def test_files_that_a_contributors_page_names_exist(page: str) -> None:
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`((?!build/)(?:[\w-]+/)+[\w-]*(?:\.\w+)?)`", text))  # build/ is made by a build
     assert len(named) > 5
-    folder = (ROOT / page).parent
+    folder = ROOT / next(iter(Path(page).parent.parts), "")
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if ".venv" not in path.parts}
     known = "\n".join(f"/{name}\n/{Path(name).with_suffix('')}\n/{name}/" for name in files) + "\n"
     missing = {name for name in named if f"/{name}\n" not in known and not (ROOT / name).exists()}

@@ -85,7 +85,12 @@ def of_transformers():
     )
     net = transformers.BertForSequenceClassification(config)
     model = TransformersModel(
-        model=net, tokenizer=tokenizer, task="classification", labels=["a", "b"], feature_columns=["text"], label_columns=["y"]
+        model=net,
+        tokenizer=tokenizer,
+        task="classification",
+        labels=["a", "b"],
+        feature_columns=["text"],
+        label_columns=["y"],
     )
     return {"transformers_model": model}
 
