@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("spark_estimator", "benchmarks", "chaos", "matrix", "docker", "release")
+PRODUCT = ("spark_estimator", "benchmarks", "chaos", "examples", "matrix", "docker", "release")
 
 # Words that do not describe the value: use the noun of the field (`column`, `process`, `missing_ranks`).
 BANNED_NAMES = frozenset({"found", "given", "one", "own", "said", "told"})

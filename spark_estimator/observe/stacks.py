@@ -21,7 +21,7 @@ MAX_CHARACTERS = 32_000
 _ASK_SECONDS = 60.0  # how long one call waits; the engine ends it when it shuts down
 _STOP_SECONDS = 2.0
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_PROGRAMS = (str(Path(_PACKAGE, "examples")) + os.sep, str(Path(_PACKAGE, "demo.py")))
+_DEMO = str(Path(_PACKAGE, "demo.py"))
 _WAITING = frozenset({threading.__file__, queue.__file__, selectors.__file__})
 _log = logger(__name__)
 
@@ -61,9 +61,9 @@ def _stack(name: str, frame: FrameType) -> str:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether a call is of this package, and not of one of its example programs."""
+    """Whether a call is of this package, and not of its example program."""
     path = frame.f_code.co_filename
-    return path.startswith(_PACKAGE) and not path.startswith(_PROGRAMS)
+    return path.startswith(_PACKAGE) and path != _DEMO
 
 
 def _is_own(frame: FrameType) -> bool:

@@ -14,7 +14,7 @@ def run(size: int, example: str, *words: str) -> str:
     """What rank 0 prints."""
     command = [sys.executable, "-m", "spark_estimator", "run", "-np", str(size)]
     answer = subprocess.run(
-        [*command, sys.executable, "-m", f"spark_estimator.examples.{example}", *words],
+        [*command, sys.executable, "-m", f"examples.{example}", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spark_estimator.examples.imagenet_resnet import PatternedImages, latest_checkpoint, rate_at, save
+from examples.imagenet_resnet import PatternedImages, latest_checkpoint, rate_at, save
 from tests.examples.running import run
 
 

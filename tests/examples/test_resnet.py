@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spark_estimator.examples.resnet import DEPTHS, Block, resnet
+from examples.resnet import DEPTHS, Block, resnet
 
 
 def test_resnet_50_has_its_parameters() -> None:

@@ -25,7 +25,7 @@ GOOD = {"digits": 0.93, "breast_cancer": 0.92, "diabetes": 0.3, "generated": 0.8
 def test_scores_are_those_of_one_process() -> None:
     cases = ["digits:1,3", "breast_cancer:2", "generated:3"]
     answer = subprocess.run(
-        [sys.executable, "-m", "spark_estimator.examples.tables", *cases, "--rows", "50000"],
+        [sys.executable, "-m", "examples.tables", *cases, "--rows", "50000"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,

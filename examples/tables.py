@@ -1,6 +1,6 @@
 """Trains on well-known tables in one process and with `TorchEstimator` on several ranks, and prints their scores.
 
-``python -m spark_estimator.examples.tables digits:1,2,3 breast_cancer:2 --rows 2000000``
+``python -m examples.tables digits:1,2,3 breast_cancer:2 --rows 2000000``
 
 The tables are scikit-learn's digits, breast_cancer, wine and diabetes, and a generated table of ``--rows`` rows. The
 numbers after a table's name are the numbers of ranks. The total batch size, the learning rate, the initial parameters

@@ -1,6 +1,6 @@
 """Trains on the digits in an elastic job, which continues if a rank is lost. Kill one of its processes to see it.
 
-``horovodrun -np 3 --min-np 2 python -m spark_estimator.examples.elastic_digits --epochs 20``
+``horovodrun -np 3 --min-np 2 python -m examples.elastic_digits --epochs 20``
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import spark_estimator.torch as hvd
 from spark_estimator.demo import network
-from spark_estimator.examples.digits import accuracy, load
+from examples.digits import accuracy, load
 
 
 def main(argv: Sequence[str] | None = None) -> float:

@@ -3,7 +3,7 @@
 The images are synthetic (one pattern for each class, plus noise), so that nothing has to be downloaded. For real
 images, replace `PatternedImages` by a ``torchvision.datasets.ImageFolder``.
 
-``horovodrun -np 2 python -m spark_estimator.examples.imagenet_resnet --checkpoint-folder /tmp/resnet``
+``horovodrun -np 2 python -m examples.imagenet_resnet --checkpoint-folder /tmp/resnet``
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 import spark_estimator.torch as hvd
-from spark_estimator.examples.resnet import DEPTHS, resnet
+from examples.resnet import DEPTHS, resnet
 
 
 class PatternedImages(Dataset[tuple[torch.Tensor, int]]):

@@ -3,7 +3,7 @@
 Kill it at any moment and start it again, also with another number of ranks: no row of the epoch is left out, and none
 is read twice, relative to the checkpoint.
 
-``horovodrun -np 2 python -m spark_estimator.examples.checkpoints --folder /tmp/run``
+``horovodrun -np 2 python -m examples.checkpoints --folder /tmp/run``
 """
 
 from __future__ import annotations

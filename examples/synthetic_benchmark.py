@@ -1,6 +1,6 @@
 """Measures the training throughput of a job, in images per second, on random images.
 
-``horovodrun -np 2 python -m spark_estimator.examples.synthetic_benchmark``
+``horovodrun -np 2 python -m examples.synthetic_benchmark``
 
 By default it trains ResNet-50 on images of 224 pixels on a GPU, or, without a GPU, ResNet-18 on a few images of 64
 pixels for some seconds.
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.examples.resnet import DEPTHS, resnet
+from examples.resnet import DEPTHS, resnet
 
 
 def main(argv: Sequence[str] | None = None) -> float:

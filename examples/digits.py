@@ -1,6 +1,6 @@
 """Trains a convolutional network on handwritten digits: the usual first program for Horovod.
 
-``horovodrun -np 2 python -m spark_estimator.examples.digits --epochs 10``
+``horovodrun -np 2 python -m examples.digits --epochs 10``
 """
 
 from __future__ import annotations
