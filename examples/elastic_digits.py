@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import spark_estimator.torch as hvd
-from spark_estimator.demo import network
 from examples.digits import accuracy, load
+from spark_estimator.demo import network
 
 
 def main(argv: Sequence[str] | None = None) -> float:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Packages whose conftest.py keeps ranks alive between tests. Each such set of ranks takes several seconds to start.
 PACKAGES_WITH_RANKS = (
     "tests/checkpoint/",
+    "tests/extensions/process_group/",
     "tests/keras/",
     "tests/lightning/",
     "tests/scenarios/huggingface/",
@@ -28,7 +29,14 @@ PACKAGES_WITH_RANKS = (
 )
 
 # Folders whose files take long for the number of their tests.
-LONG = ("tests/compat/", "tests/docs/", "tests/estimators/", "tests/notebooks/", "tests/scenarios/")
+LONG = (
+    "tests/compat/",
+    "tests/docs/",
+    "tests/estimators/",
+    "tests/extensions/",
+    "tests/notebooks/",
+    "tests/scenarios/",
+)
 
 
 def scope_of(nodeid: str) -> str:

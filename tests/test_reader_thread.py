@@ -70,8 +70,8 @@ OTHERS = {
     "launch/ssh/hosts.py": "passes any error on",
     "observe/progress.py": "nothing waits for it",
     "observe/stacks.py": "nothing waits for it",
-    "torch/process_group/messages.py": "passes any error on",
-    "torch/process_group/work.py": "passes any error on",
+    "extensions/process_group/messages.py": "passes any error on",
+    "extensions/process_group/work.py": "passes any error on",
 }
 
 

@@ -26,7 +26,7 @@ def torch_variables(rendezvous: Rendezvous) -> dict[str, str]:
 
     MASTER_PORT is the port at which rank 0 listens for its peers. Torch's own handler of ``env://`` fails there,
     because the port is in use, and so does not listen at every interface. The handler of
-    ``torch.process_group.creation`` needs no port.
+    ``extensions.process_group.creation`` needs no port.
     """
     topology, master = rendezvous.topology, rendezvous.peers[0]
     hosts = list(dict.fromkeys(peer.host_id for peer in rendezvous.peers))

@@ -233,7 +233,8 @@ def shims_path() -> str:
 
 def autoload_path() -> str:
     """The folder to add to PYTHONPATH, so that torch calls this package when it is imported: ``torch_autoload/``."""
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_autoload")
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.join(package, "extensions", "process_group", "torch_autoload")
 
 
 def _real_spec(root: str) -> ModuleSpec | None:

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import DistBackendError
 
 from spark_estimator.errors import MismatchError, PeerLostError
-from spark_estimator.torch.process_group.work import AllOf, GroupWork, in_torchs_words, runs_callbacks
+from spark_estimator.extensions.process_group.work import AllOf, GroupWork, in_torchs_words, runs_callbacks
 
 MINUTE = timedelta(minutes=1)
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from spark_estimator.torch.process_group.transfer import Envelope, TensorSpec, Transfer, memory_at
+from spark_estimator.extensions.process_group.transfer import Envelope, TensorSpec, Transfer, memory_at
 
 
 def test_headers_are_read_as_they_were_packed() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import spark_estimator.torch as hvd
-from spark_estimator.torch.process_group import creation
+from spark_estimator.extensions.process_group import creation
 from tests.torch.in_group import in_group
 from tests.torch.rank_pool import RankPool
 

@@ -68,10 +68,28 @@ the ranks; bitwise ``reduce_scatter``. ``"cpu:spark_estimator,cuda:nccl"`` uses 
 other backend beside one that is written in Python.
 """
 
-from spark_estimator.torch.process_group.creation import register
-from spark_estimator.torch.process_group.group import EngineGroup
-from spark_estimator.torch.process_group.issuing import BACKEND_NAME
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_estimator.extensions.process_group import BACKEND_NAME, EngineGroup
 
 __all__ = ["BACKEND_NAME", "EngineGroup"]
 
-register()
+_HOME = {
+    "BACKEND_NAME": "spark_estimator.extensions.process_group",
+    "EngineGroup": "spark_estimator.extensions.process_group",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name from the extension (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+# This module is imported for its effect: the extension makes the backend known to torch.
+__getattr__("BACKEND_NAME")

@@ -19,11 +19,11 @@ from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import kind_of_unnamed, unnamed_number
 from spark_estimator.collectives.requests import run, submit
 from spark_estimator.errors import MismatchError, ShutDownError
-from spark_estimator.torch.process_group import callbacks
-from spark_estimator.torch.process_group.callbacks import ProgramPoint
-from spark_estimator.torch.process_group.elements import ElementReduction
-from spark_estimator.torch.process_group.messages import Mailbox
-from spark_estimator.torch.process_group.work import (
+from spark_estimator.extensions.process_group import callbacks
+from spark_estimator.extensions.process_group.callbacks import ProgramPoint
+from spark_estimator.extensions.process_group.elements import ElementReduction
+from spark_estimator.extensions.process_group.messages import Mailbox
+from spark_estimator.extensions.process_group.work import (
     AllOf,
     GroupWork,
     about_to_block,

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_CREATION = "spark_estimator.torch.process_group.creation"
+_CREATION = "spark_estimator.extensions.process_group.creation"
 _BACKEND = "spark_estimator"
 _ACCELERATE_ON_CPU = "ACCELERATE_USE_CPU"
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.torch_version import TorchVersion
 
-from spark_estimator.torch.process_group.issuing import BACKEND_NAME
+from spark_estimator.extensions.process_group.issuing import BACKEND_NAME
 
 _OLDEST = "2.7"
 # From this version on torch's new_group calls the default group's on all ranks.

@@ -19,9 +19,9 @@ from torch.distributed import DistBackendError
 from torch.futures import Future
 
 from spark_estimator.errors import MismatchError
-from spark_estimator.torch.process_group import callbacks
-from spark_estimator.torch.process_group.callbacks import ProgramPoint
-from spark_estimator.torch.process_group.uncompiled import uncompiled
+from spark_estimator.extensions.process_group import callbacks
+from spark_estimator.extensions.process_group.callbacks import ProgramPoint
+from spark_estimator.extensions.process_group.uncompiled import uncompiled
 
 #: Torch's value for "no time-out set".
 _NO_TIMEOUT = timedelta(0)

@@ -12,8 +12,7 @@ import torch
 
 from spark_estimator._native import Op
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.torch.collectives.memory import described
-from spark_estimator.torch.process_group.elements import (
+from spark_estimator.extensions.process_group.elements import (
     ElementReduction,
     flat,
     flat_joined,
@@ -31,10 +30,11 @@ from spark_estimator.torch.process_group.elements import (
     taken,
     writable,
 )
-from spark_estimator.torch.process_group.issuing import Finish, IssuingGroup
-from spark_estimator.torch.process_group.transfer import MessageBytes, TensorSpec, memory_at
-from spark_estimator.torch.process_group.uncompiled import uncompiled
-from spark_estimator.torch.process_group.work import GroupWork
+from spark_estimator.extensions.process_group.issuing import Finish, IssuingGroup
+from spark_estimator.extensions.process_group.transfer import MessageBytes, TensorSpec, memory_at
+from spark_estimator.extensions.process_group.uncompiled import uncompiled
+from spark_estimator.extensions.process_group.work import GroupWork
+from spark_estimator.torch.collectives.memory import described
 
 Tensors = Sequence[torch.Tensor]
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store
 
-from spark_estimator.torch.process_group.links import Links, receive_exactly
+from spark_estimator.extensions.process_group.links import Links, receive_exactly
 
 PURPOSE = "store"
 

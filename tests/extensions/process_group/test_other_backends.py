@@ -15,8 +15,8 @@ from spark_estimator import HorovodRunner
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.errors import EncryptionUnavailableError, WorkerFailedError
+from spark_estimator.extensions.process_group import other_backends
 from spark_estimator.launch.cli.main import run_command
-from spark_estimator.torch.process_group import other_backends
 
 SCRIPT = """
 import gc

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from spark_estimator.torch.process_group import creation, older_torch
-from spark_estimator.torch.process_group.issuing import IssuingGroup
+from spark_estimator.extensions.process_group import creation, older_torch
+from spark_estimator.extensions.process_group.issuing import IssuingGroup
 from tests.torch.in_group import in_group
 from tests.torch.rank_pool import RankPool
 

@@ -7,7 +7,7 @@ import torch
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from spark_estimator._native import ReduceOp
-from spark_estimator.torch.process_group import elements
+from spark_estimator.extensions.process_group import elements
 
 
 def test_reductions() -> None:

@@ -18,7 +18,7 @@ atexit.register(lambda: print("threads at the end:", gloo_threads._threads(), fi
 import torch
 import torch.distributed as dist
 import torch.distributed.nn
-from spark_estimator.torch.process_group import gloo_threads
+from spark_estimator.extensions.process_group import gloo_threads
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 torch._C._stash_obj_in_tls("an object of Python, which each collective refers to", [])

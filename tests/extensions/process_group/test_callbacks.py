@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spark_estimator.torch.process_group import callbacks
-from spark_estimator.torch.process_group.callbacks import ProgramPoint
+from spark_estimator.extensions.process_group import callbacks
+from spark_estimator.extensions.process_group.callbacks import ProgramPoint
 from tests.torch.in_group import in_group
 from tests.torch.rank_pool import RankPool
 

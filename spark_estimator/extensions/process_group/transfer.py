@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from spark_estimator.extensions.process_group.links import receive_exactly
 from spark_estimator.log import logger
-from spark_estimator.torch.process_group.links import receive_exactly
 
 _log = logger(__name__)
 

@@ -20,12 +20,19 @@ from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.torch_variables import has_launchers_master
 from spark_estimator.env import MASTER_VARIABLE, Settings
-from spark_estimator.torch.process_group import gloo_threads, messages, older_torch, other_backends, reducers, store
-from spark_estimator.torch.process_group.group import EngineGroup
-from spark_estimator.torch.process_group.issuing import BACKEND_NAME
-from spark_estimator.torch.process_group.links import Links
-from spark_estimator.torch.process_group.messages import Mailbox
-from spark_estimator.torch.process_group.store import JobStore, KeyValues
+from spark_estimator.extensions.process_group import (
+    gloo_threads,
+    messages,
+    older_torch,
+    other_backends,
+    reducers,
+    store,
+)
+from spark_estimator.extensions.process_group.group import EngineGroup
+from spark_estimator.extensions.process_group.issuing import BACKEND_NAME
+from spark_estimator.extensions.process_group.links import Links
+from spark_estimator.extensions.process_group.messages import Mailbox
+from spark_estimator.extensions.process_group.store import JobStore, KeyValues
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # PyTorch 2.6 and 2.7 have none

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import PeerLostError, ShutDownError
+from spark_estimator.extensions.process_group.links import Links, receive_exactly
+from spark_estimator.extensions.process_group.transfer import Envelope, MessageBytes, TensorSpec, Transfer
 from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security.authentication import NotReadyError
-from spark_estimator.torch.process_group.links import Links, receive_exactly
-from spark_estimator.torch.process_group.transfer import Envelope, MessageBytes, TensorSpec, Transfer
 
 PURPOSE = "messages"
 WATCH = "watch"

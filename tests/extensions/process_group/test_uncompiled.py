@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spark_estimator.torch.process_group.uncompiled import uncompiled
+from spark_estimator.extensions.process_group.uncompiled import uncompiled
 
 
 def test_public_methods_run_as_they_are_in_a_compiled_program() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.torch.process_group import links as links_module
+from spark_estimator.extensions.process_group import links as links_module
 from tests.torch.in_group import in_group
 from tests.torch.rank_pool import RankPool
 
@@ -19,7 +19,7 @@ def test_strangers_are_not_let_in(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import socket
 
-        from spark_estimator.torch.process_group import creation
+        from spark_estimator.extensions.process_group import creation
 
         links = creation._current.links
         with socket.create_connection(("127.0.0.1", links._ports[1 - rank]), timeout=5) as sock:
