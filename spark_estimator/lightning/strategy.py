@@ -20,9 +20,8 @@ from spark_estimator.lightning.lockstep import LightningLockstep, even, lengths_
 from spark_estimator.lightning.metrics import SyncedMetrics
 from spark_estimator.lightning.strategy_collectives import HorovodCollectives
 from spark_estimator.torch.compression.compressors import UNCHOSEN
-from spark_estimator.torch.local_steps import LocalStepsMethods
-from spark_estimator.torch.local_steps.optimizer import unwrap as make_lone
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods, unwrap
+from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
 
 if TYPE_CHECKING:
     _Base = Any
@@ -31,12 +30,8 @@ else:
 
 _log = log.logger(__name__)
 
-#: What makes an optimizer exchange what `sync` names.
-_WRAPPERS: dict[str, Callable[..., Any]] = {
-    "allreduce": hvd.DistributedOptimizer,
-    "local_sgd": hvd.LocalSGD,
-    "diloco": hvd.DiLoCo,
-}
+#: The function of `hvd` that makes an optimizer exchange what `sync` names.
+_WRAPPERS = {"allreduce": "DistributedOptimizer", "local_sgd": "LocalSGD", "diloco": "DiLoCo"}
 
 
 class HorovodMethods(HorovodCollectives, _Base):
@@ -127,7 +122,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         if scale_lr is None and self.scales_if_unset and not self._steps_locally:
             scale_lr = True
         self.scale_lr = scale_lr
-        self._wrap = _WRAPPERS[sync]
+        self._wrap: Callable[..., Any] = getattr(hvd, _WRAPPERS[sync])
         self._optimizer_options = {
             "compression": compression,
             "gradient_predivide_factor": gradient_predivide_factor,
@@ -284,7 +279,7 @@ class HorovodMethods(HorovodCollectives, _Base):
             self.log_rates(rates.scale(self.optimizers, self._schedules(), self.world_size))
         names = {id(param): name for name, param in self.lightning_module.named_parameters()}
         for optimizer in self.optimizers:
-            if not isinstance(optimizer, (DistributedMethods, LocalStepsMethods)):
+            if not isinstance(optimizer, (DistributedMethods, SeparateSteps)):
                 params = [param for group in optimizer.param_groups for param in group["params"]]
                 named = (
                     [(names[id(param)], param) for param in params] if names.keys() >= set(map(id, params)) else None
@@ -320,7 +315,7 @@ class HorovodMethods(HorovodCollectives, _Base):
     def synchronize_parameters(self) -> None:
         """Gives ranks that step alone the same parameters. Collective; no effect with sync='allreduce'."""
         for optimizer in self.optimizers:
-            if isinstance(optimizer, LocalStepsMethods):
+            if isinstance(optimizer, SeparateSteps):
                 optimizer.synchronize()
 
     def teardown(self) -> None:
@@ -332,8 +327,8 @@ class HorovodMethods(HorovodCollectives, _Base):
         if self.epoch_outputs is not None:
             self.epoch_outputs.release()
         for optimizer in self._made_distributed:
-            if isinstance(optimizer, LocalStepsMethods):
-                make_lone(optimizer)
+            if isinstance(optimizer, SeparateSteps):
+                optimizer.unwrap()
             else:
                 unwrap(optimizer)
         self._made_distributed.clear()
@@ -416,7 +411,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         """In it gradients add up on this rank; Lightning enters it for all batches of a step but the last."""
         with contextlib.ExitStack() as stack:
             for optimizer in self.optimizers:
-                if not isinstance(optimizer, LocalStepsMethods):
+                if not isinstance(optimizer, SeparateSteps):
                     stack.enter_context(optimizer.accumulating())
             yield
 

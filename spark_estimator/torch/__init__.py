@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError(
@@ -84,10 +84,12 @@ from spark_estimator.torch.collectives.ops import (
     synchronize,
 )
 from spark_estimator.torch.compression.choices import Compression
-from spark_estimator.torch.local_steps import DiLoCo, LocalSGD
 from spark_estimator.torch.optimizer.optimizer import DistributedOptimizer
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 from spark_estimator.torch.sync_batch_norm import SyncBatchNorm
+
+if TYPE_CHECKING:
+    from spark_estimator.extensions.local_steps import DiLoCo, LocalSGD
 
 __all__ = [
     "Adasum",
@@ -165,15 +167,23 @@ __all__ = [
 #: Submodules that Horovod binds as it is imported. They load at their first use.
 _SUBMODULES = ("functions", "mpi_ops")
 
+_HOME = {
+    "DiLoCo": "spark_estimator.extensions.local_steps",
+    "LocalSGD": "spark_estimator.extensions.local_steps",
+}
+
 
 def __getattr__(name: str) -> Any:
+    """Loads a public name of an extension, or a submodule, at its first use (PEP 562)."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_SUBMODULES})
+    return sorted({*globals(), *_HOME, *_SUBMODULES})
 
 
 def _check_has_gpu() -> bool:

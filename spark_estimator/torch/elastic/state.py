@@ -15,7 +15,7 @@ from spark_estimator.elastic.resumption import resumption
 from spark_estimator.elastic.state import ObjectState
 from spark_estimator.torch.elastic.sampler import ElasticSampler
 from spark_estimator.torch.elastic.steps import HeritableContent, RankContent, StepKeeper
-from spark_estimator.torch.local_steps import LocalStepsMethods
+from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 
 
@@ -96,7 +96,7 @@ class OptimizerStateHandler(StateDictHandler):
 class LocalStepsHandler(OptimizerStateHandler):
     """For optimizers of `DiLoCo` and `LocalSGD`, whose ranks continue with what each of them has done."""
 
-    value: LocalStepsMethods
+    value: SeparateSteps
 
     def restore(self) -> None:
         """Forgets the exchange that has failed; the next one has what it would have brought."""
@@ -122,7 +122,7 @@ class SamplerStateHandler(StateDictHandler):
 
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
-    (LocalStepsMethods, LocalStepsHandler),
+    (SeparateSteps, LocalStepsHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (torch.optim.lr_scheduler.LRScheduler, StateDictHandler),

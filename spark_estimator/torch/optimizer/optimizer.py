@@ -38,6 +38,7 @@ from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
 from spark_estimator.torch.optimizer.exchange import GradientExchange, note_new_optimizer
 from spark_estimator.torch.optimizer.horovod_names import HorovodNames, Synchronization, warn_of_second_exchange
+from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -114,7 +115,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
         MismatchError: later, from the first backward or step: the ranks' parameters differ; the first one is named.
     """
     check_optimizer(optimizer, "DistributedOptimizer")
-    if hasattr(optimizer, "_local_steps"):  # see ``local_steps``
+    if isinstance(optimizer, SeparateSteps):
         raise ValueError(
             f"{where('DistributedOptimizer')}: the optimizer is one of DiLoCo or LocalSGD, which average the "
             "parameters by themselves. Wrap a new optimizer."

@@ -4,6 +4,6 @@
 DiLoCo with overlapping communication") and `LocalSGD` (Stich 2018, "Local SGD Converges Fast and Communicates Little").
 """
 
-from spark_estimator.torch.local_steps.optimizer import DiLoCo, LocalSGD, LocalStepsMethods
+from spark_estimator.extensions.local_steps.optimizer import DiLoCo, LocalSGD, LocalStepsMethods
 
 __all__ = ["DiLoCo", "LocalSGD", "LocalStepsMethods"]

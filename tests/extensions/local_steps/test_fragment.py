@@ -10,7 +10,7 @@ from torch import nn
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.compression.int8 import wire_bytes
-from spark_estimator.torch.local_steps.fragment import Fragment, FragmentState, OuterStep
+from spark_estimator.extensions.local_steps.fragment import Fragment, FragmentState, OuterStep
 
 
 @pytest.fixture(scope="module", autouse=True)

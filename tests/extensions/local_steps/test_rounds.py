@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from spark_estimator.collectives import context
-from spark_estimator.torch.local_steps.fragment import FragmentState, OuterStep
-from spark_estimator.torch.local_steps.rounds import Rounds
-from spark_estimator.torch.local_steps.schedule import ExchangeSchedule
+from spark_estimator.extensions.local_steps.fragment import FragmentState, OuterStep
+from spark_estimator.extensions.local_steps.rounds import Rounds
+from spark_estimator.extensions.local_steps.schedule import ExchangeSchedule
 
 HALF = OuterStep(0.5, 0.9, 0.0, as_int8=False, process_set=None)
 

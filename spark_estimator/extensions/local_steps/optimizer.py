@@ -12,16 +12,17 @@ import torch
 from torch._compile import _disable_dynamo
 
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.extensions.local_steps.fragment import OuterStep
+from spark_estimator.extensions.local_steps.rounds import Rounds
+from spark_estimator.extensions.local_steps.schedule import ExchangeSchedule
 from spark_estimator.observe import progress
 from spark_estimator.torch.collectives.memory import where
 from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.compression.int8 import Int8
-from spark_estimator.torch.local_steps.fragment import OuterStep
-from spark_estimator.torch.local_steps.rounds import Rounds
-from spark_estimator.torch.local_steps.schedule import ExchangeSchedule
 from spark_estimator.torch.optimizer.arguments import check_optimizer, checked_names, ranks_of
 from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods
+from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -119,7 +120,7 @@ class _LocalSteps:
     scales: bool
 
 
-class LocalStepsMethods(torch.optim.Optimizer):
+class LocalStepsMethods(SeparateSteps):
     """The methods that `DiLoCo` and `LocalSGD` add to the user's optimizer class."""
 
     _local_steps: _LocalSteps
@@ -185,23 +186,21 @@ class LocalStepsMethods(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy or a pickle is an optimizer of the user's own class: it belongs to no job."""
-        return reduced_to_user_class(self, {_ATTRIBUTE} if self._local_steps.scales else {_ATTRIBUTE, _TAKES_SCALE})
-
-
-def unwrap(optimizer: torch.optim.Optimizer) -> None:
-    """Takes back an earlier wrapping: the optimizer steps alone then."""
-    if isinstance(optimizer, LocalStepsMethods):
-        local_steps = optimizer._local_steps
+    def unwrap(self) -> None:
+        """Takes back the wrapping: the optimizer steps alone then."""
+        local_steps = self._local_steps
         for hook in local_steps.hooks:
             hook.remove()
         if local_steps.rounds is not None:
             local_steps.rounds.close()
-        optimizer.__class__ = wrapped_user_class(optimizer)  # type: ignore[assignment]  # which is what it was
-        delattr(optimizer, _ATTRIBUTE)
-        if not local_steps.scales and hasattr(optimizer, _TAKES_SCALE):
-            delattr(optimizer, _TAKES_SCALE)
+        self.__class__ = wrapped_user_class(self)  # type: ignore[assignment]  # which is what it was
+        delattr(self, _ATTRIBUTE)
+        if not local_steps.scales and hasattr(self, _TAKES_SCALE):
+            delattr(self, _TAKES_SCALE)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy or a pickle is an optimizer of the user's own class: it belongs to no job."""
+        return reduced_to_user_class(self, {_ATTRIBUTE} if self._local_steps.scales else {_ATTRIBUTE, _TAKES_SCALE})
 
 
 def _wrapped(
@@ -224,7 +223,8 @@ def _wrapped(
     ranks_of(over)  # raises before init(), while nothing has been changed
     rate, momentum, mixing = map(float, step)
     outer = OuterStep(rate, momentum, mixing, _is_int8(kind, compression), over)
-    unwrap(optimizer)
+    if isinstance(optimizer, LocalStepsMethods):
+        optimizer.unwrap()
     included = over is None or over.included()
     rounds = Rounds(optimizer, names, schedule, outer) if included else None
     hooks = [optimizer.register_step_pre_hook(_before_step), optimizer.register_step_post_hook(_after_step)]

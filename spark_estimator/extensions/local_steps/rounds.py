@@ -12,9 +12,9 @@ import torch
 from spark_estimator.collectives import context
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet
-from spark_estimator.torch.local_steps.fragment import Fragment, FragmentState, OuterStep
-from spark_estimator.torch.local_steps.meeting import check_settings, meet
-from spark_estimator.torch.local_steps.schedule import ExchangeSchedule, fragments_of
+from spark_estimator.extensions.local_steps.fragment import Fragment, FragmentState, OuterStep
+from spark_estimator.extensions.local_steps.meeting import check_settings, meet
+from spark_estimator.extensions.local_steps.schedule import ExchangeSchedule, fragments_of
 
 
 class Rounds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_estimator.torch.local_steps.schedule import ExchangeSchedule, fragments_of
+from spark_estimator.extensions.local_steps.schedule import ExchangeSchedule, fragments_of
 
 
 def test_one_fragment_is_sent_after_the_inner_steps() -> None:

@@ -1,0 +1,28 @@
+"""`SeparateSteps`: what the core asks of an optimizer whose ranks step alone, and exchange parameters at intervals."""
+
+from __future__ import annotations
+
+import torch
+
+
+class SeparateSteps(torch.optim.Optimizer):
+    """The base class of such optimizers, which an extension makes: elastic states and Lightning's strategy know them
+    by it.
+    """
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has made a step."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Returns when all ranks have the same parameters. Collective. Raises HorovodInternalError: a rank is lost."""
+        raise NotImplementedError
+
+    def drop_exchange(self) -> None:
+        """Discards requests in flight, after the job has failed: the next exchange covers all changes."""
+        raise NotImplementedError
+
+    def unwrap(self) -> None:
+        """Becomes the user's optimizer again, which exchanges nothing."""
+        raise NotImplementedError
