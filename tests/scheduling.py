@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Packages whose conftest.py keeps ranks alive between tests. Each such set of ranks takes several seconds to start.
 PACKAGES_WITH_RANKS = (
-    "tests/checkpoint/",
+    "tests/extensions/checkpoint/",
     "tests/extensions/local_steps/",
     "tests/extensions/process_group/",
     "tests/keras/",

@@ -50,15 +50,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_estimator.checkpoint.checkpointer import Checkpointer
-    from spark_estimator.checkpoint.reading import complete_steps, load
+    from spark_estimator.extensions.checkpoint.checkpointer import Checkpointer
+    from spark_estimator.extensions.checkpoint.reading import complete_steps, load
 
 __all__ = ["Checkpointer", "complete_steps", "load"]
 
 _HOME = {
-    "Checkpointer": "spark_estimator.checkpoint.checkpointer",
-    "complete_steps": "spark_estimator.checkpoint.reading",
-    "load": "spark_estimator.checkpoint.reading",
+    "Checkpointer": "spark_estimator.extensions.checkpoint.checkpointer",
+    "complete_steps": "spark_estimator.extensions.checkpoint.reading",
+    "load": "spark_estimator.extensions.checkpoint.reading",
 }
 
 

@@ -7,24 +7,22 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from spark_estimator.checkpoint.shared_control import SlotState
+from spark_estimator.checkpoint.writer import WriteFile
 from spark_estimator.checkpoint.writer_link import Report, WriterLink
 from spark_estimator.errors import without_links
 from spark_estimator.store import FilesystemStore, Store
 from spark_estimator.store.digests import seal_of
-
-_TABLE = b'{"holes": []}'
 
 
 class FileSaver:
     """Copies contents into memory that its writer shares, and returns; a newer one replaces one that waits.
 
     Args:
-        store: of the files.
         write: ``write(path, content)`` puts a file in place; it is sent to the writer by pickle.
     """
 
-    def __init__(self, store: Store, write: Callable[[str, bytes], None]) -> None:
-        self._link = WriterLink(store, write)
+    def __init__(self, write: Callable[[str, bytes], None]) -> None:
+        self._link = WriterLink(WriteFile(write))
         self._tickets = 0
 
     def put(self, path: str, content: memoryview) -> bool:
@@ -34,11 +32,9 @@ class FileSaver:
         slot = link.slots[number]
         end = len(content)
         slot.put(0, content)
-        slot.put(end, _TABLE)
-        job = json.dumps({"kind": "file", "path": path, "end": end, "table": (end, len(_TABLE))}).encode()
-        place = end + len(_TABLE)
-        slot.put(place, job)
-        link.submit(number, self._tickets, (place, len(job)), now=True)
+        job = json.dumps({"path": path, "end": end}).encode()
+        slot.put(end, job)
+        link.submit(number, self._tickets, (end, len(job)), now=True)
         self._tickets += 1
         return replaced is not None
 
@@ -94,8 +90,8 @@ class DirectSaver:
 
 
 def saver_for(store: Store, write: Callable[[str, bytes], None]) -> FileSaver | DirectSaver:
-    """The one that can write to this store. Arguments as of `FileSaver`."""
-    return DirectSaver(write) if is_in_memory(store) else FileSaver(store, write)
+    """Returns the one that can write to this store. Arguments as of `FileSaver`."""
+    return DirectSaver(write) if is_in_memory(store) else FileSaver(write)
 
 
 def is_in_memory(store: Store) -> bool:

@@ -8,7 +8,6 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,10 +15,9 @@ import cloudpickle
 
 from spark_estimator.checkpoint.shared_control import BYTES, SLOTS, CopySlot, SharedControl, SlotState
 from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
-from spark_estimator.checkpoint.writer import WriterStart
+from spark_estimator.checkpoint.writer import WriteCopy, WriterStart
 from spark_estimator.env import FEED_FD_VARIABLE, PROCESS_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
 from spark_estimator.peer_json import parse_object
-from spark_estimator.store import Store
 
 _PROGRAM = "from spark_estimator.checkpoint.writer import main; main()"
 # These are the rank's alone. Without the mark the launcher does not end the writer with the rank.
@@ -54,12 +52,11 @@ class WriterLink:
     """One writer, started again when it has died.
 
     Args:
-        store, write: as of `writer.WriterStart`; pickled to the writer.
+        act: as of `writer.WriterStart`; pickled to the writer.
     """
 
-    def __init__(self, store: Store, write: Callable[[str, bytes], None] | None = None) -> None:
-        self._store = store
-        self._write = write
+    def __init__(self, act: WriteCopy) -> None:
+        self._act = act
         self._descriptor = new_descriptor("control", BYTES)
         self.control = SharedControl(self._descriptor)
         self.slots = [SlotMemory(new_descriptor(f"slot {number}", 0)) for number in range(SLOTS)]
@@ -179,7 +176,7 @@ class WriterLink:
             os.close(wake)
             os.close(report)
         slots = tuple(slot.descriptor for slot in self.slots)
-        start = WriterStart(self._store, self._write, self._descriptor, wake, report, slots)
+        start = WriterStart(self._act, self._descriptor, wake, report, slots)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:
             stream.write(cloudpickle.dumps(start))

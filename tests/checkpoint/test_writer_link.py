@@ -15,8 +15,8 @@ import pytest
 
 from spark_estimator.checkpoint import orphan_limit
 from spark_estimator.checkpoint.shared_control import SlotState
+from spark_estimator.checkpoint.writer import WriteFile
 from spark_estimator.checkpoint.writer_link import Report, WriterLink
-from spark_estimator.store import Store
 
 MOST = timedelta(seconds=60)
 
@@ -32,8 +32,8 @@ def write(path: str, content: bytes) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WriterLink]:
-    link = WriterLink(Store.create(str(tmp_path_factory.mktemp("store"))), write)
+def shared() -> Iterator[WriterLink]:
+    link = WriterLink(WriteFile(write))
     yield link
     link.close(MOST)
 
@@ -47,11 +47,9 @@ def link(shared: WriterLink) -> WriterLink:
 
 
 def fill(link: WriterLink, number: int, path: Path, content: bytes = b"content") -> tuple[int, int]:
-    table = b'{"holes": []}'
-    values = {"kind": "file", "path": str(path), "end": len(content), "table": (len(content), len(table))}
-    job = json.dumps(values).encode()
-    link.slots[number].put(0, content + table + job)
-    return len(content) + len(table), len(job)
+    job = json.dumps({"path": str(path), "end": len(content)}).encode()
+    link.slots[number].put(0, content + job)
+    return len(content), len(job)
 
 
 def next_report(link: WriterLink) -> Report:
@@ -116,7 +114,7 @@ def test_a_writer_that_dies_without_work_is_noted(link: WriterLink) -> None:
 
 def test_a_writer_whose_store_hangs_ends_after_its_rank(tmp_path: Path) -> None:
     """Else it, and the memory of its copies, would stay for as long as the machine runs."""
-    link = WriterLink(Store.create(str(tmp_path)), write)
+    link = WriterLink(WriteFile(write))
     writer = link._process
     link.submit(0, 1, fill(link, 0, tmp_path / "hangs"), now=True)
     while not (tmp_path / "hangs").exists():

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from tests.examples.running import run
 
 
-@pytest.mark.slow  # tests/checkpoint and tests/data cover its parts
+@pytest.mark.slow  # tests/extensions/checkpoint and tests/data cover its parts
 def test_another_number_of_ranks_takes_it_up(tmp_path: Path) -> None:
     words = ("--folder", str(tmp_path), "--epochs", "1")
     first = run(2, "checkpoints", *words, "--most-steps", "30")

@@ -577,11 +577,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "29",
         "a checkpoint is complete before its parts are",
-        "spark_estimator/checkpoint/writer.py",
+        "spark_estimator/extensions/checkpoint/part_writer.py",
         'names = [folders.note_name(rank) for rank in range(job["size"])]\n',
         'names = [folders.note_name(rank) for rank in range(job["size"])]\n'
         '        self._store.write(posixpath.join(path, folders.METADATA), b"")\n',
-        ("tests/checkpoint/test_writer.py::test_a_fault_at_each_system_call_leaves_a_whole_checkpoint[signal=KILL]",),
+        (
+            "tests/extensions/checkpoint/test_part_writer.py"
+            "::test_a_fault_at_each_system_call_leaves_a_whole_checkpoint[signal=KILL]",
+        ),
     ),
     Mutation(
         "29",

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow
 import torch
 
-from spark_estimator.checkpoint.state import random_state, set_random_state
+from spark_estimator.checkpoint.random_state import random_state, set_random_state
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.lightning.loaders import Named, named
 from spark_estimator.estimators.lightning.parts import LightningParts

@@ -13,7 +13,7 @@ import pyarrow
 import torch
 from torch import nn
 
-from spark_estimator.checkpoint.state import random_state, set_random_state
+from spark_estimator.checkpoint.random_state import random_state, set_random_state
 from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, LabelError, first_rows_name, not_finite, shown

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.checkpoint.state import random_state, set_random_state
+from spark_estimator.checkpoint.random_state import random_state, set_random_state
 
 
 def gathered(model: nn.Module, device: torch.device, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from spark_estimator.checkpoint.plan import SMALLEST_PIECE, share_out
+from spark_estimator.extensions.checkpoint.plan import SMALLEST_PIECE, share_out
 
 MIB = 1 << 20
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.checkpoint.index import index_of
-from spark_estimator.checkpoint.metadata_text import Note, metadata_text
 from spark_estimator.errors import DataError
-from tests.checkpoint.test_metadata_text import NUMBER, note, rows
+from spark_estimator.extensions.checkpoint.index import index_of
+from spark_estimator.extensions.checkpoint.metadata_text import Note, metadata_text
+from tests.extensions.checkpoint.test_metadata_text import NUMBER, note, rows
 
 
 def test_pieces_of_all_ranks_make_one_tensor() -> None:

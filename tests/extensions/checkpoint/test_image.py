@@ -9,7 +9,7 @@ import zlib
 import pytest
 import torch
 
-from spark_estimator.checkpoint.image import aligned, frame_of, moved, packed
+from spark_estimator.extensions.checkpoint.image import aligned, frame_of, moved, packed
 
 
 def filled(tensor: torch.Tensor) -> bytes:

@@ -8,11 +8,12 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spark_estimator.checkpoint import folders, schedule
+from spark_estimator.checkpoint import schedule
 from spark_estimator.collectives import context, launcher_link
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.env import ATTEMPT_VARIABLE
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint import folders
 from spark_estimator.store import FilesystemStore
 
 

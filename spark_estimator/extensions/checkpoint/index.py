@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from spark_estimator.checkpoint.state import Path
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint.state import Path
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _CLASSES = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from spark_estimator.checkpoint.layout import layout_of, part_of, structure_of
-from spark_estimator.checkpoint.plan import SMALLEST_PIECE, TensorPiece
-from spark_estimator.checkpoint.state import StateEntry
+from spark_estimator.extensions.checkpoint.layout import layout_of, part_of, structure_of
+from spark_estimator.extensions.checkpoint.plan import SMALLEST_PIECE, TensorPiece
+from spark_estimator.extensions.checkpoint.state import StateEntry
 
 LARGE = torch.zeros(8, SMALLEST_PIECE // 4 // 4)  # as many bytes as two pieces
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from spark_estimator.checkpoint.folders import Folder
-from spark_estimator.checkpoint.index import Extent, Saved
-from spark_estimator.checkpoint.reading import store_of
-from spark_estimator.checkpoint.restoring import restore, shared
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint.folders import Folder
+from spark_estimator.extensions.checkpoint.index import Extent, Saved
+from spark_estimator.extensions.checkpoint.reading import store_of
+from spark_estimator.extensions.checkpoint.restoring import restore, shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from spark_estimator.checkpoint.image import Hole, aligned, frame_of, moved
-from spark_estimator.checkpoint.metadata_text import SavedPiece
-from spark_estimator.checkpoint.plan import TensorPiece, share_out
 from spark_estimator.checkpoint.shared_control import SlotState
-from spark_estimator.checkpoint.state import StateEntry
 from spark_estimator.checkpoint.writer_link import WriterLink
+from spark_estimator.extensions.checkpoint.image import Hole, aligned, frame_of, moved
+from spark_estimator.extensions.checkpoint.metadata_text import SavedPiece
+from spark_estimator.extensions.checkpoint.plan import TensorPiece, share_out
+from spark_estimator.extensions.checkpoint.state import StateEntry
 
 #: [entries] key, type and shape; of a value that is no tensor "" and ().
 Structure = tuple[tuple[str, str, tuple[int, ...]], ...]

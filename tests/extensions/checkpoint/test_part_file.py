@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.checkpoint import part_file
-from spark_estimator.checkpoint.part_file import CHUNK_BYTES, chunks, write
+from spark_estimator.extensions.checkpoint import part_file
+from spark_estimator.extensions.checkpoint.part_file import CHUNK_BYTES, chunks, write
 
 
 def test_chunks_carry_checksums_into_the_text_behind_each_hole() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from spark_estimator.checkpoint.image import packed
-from spark_estimator.checkpoint.layout import Layout
 from spark_estimator.checkpoint.slot_memory import SlotMemory
-from spark_estimator.checkpoint.state import Path, StateEntry
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint.image import packed
+from spark_estimator.extensions.checkpoint.layout import Layout
+from spark_estimator.extensions.checkpoint.state import Path, StateEntry
 
 Packed = tuple[str, Path, bytes]
 _SIMPLE = (int, float, bool, str, type(None))
@@ -82,7 +82,6 @@ def part_job(
         placed.append((key, where, offset, len(content)))
         offset += len(content)
     job = {
-        "kind": "part",
         "path": path,
         "rank": rank,
         "size": ranks,

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from spark_estimator.checkpoint import folders, reading
-from spark_estimator.checkpoint.folders import Folder
-from spark_estimator.checkpoint.index import Extent, Saved
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint import folders, reading
+from spark_estimator.extensions.checkpoint.folders import Folder
+from spark_estimator.extensions.checkpoint.index import Extent, Saved
 from spark_estimator.store import FilesystemStore, Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

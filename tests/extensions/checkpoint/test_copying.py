@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from spark_estimator.checkpoint.copying import Copying, Pair
+from spark_estimator.extensions.checkpoint.copying import Copying, Pair
 
 
 def copied(now: Sequence[Pair], later: Sequence[Pair]) -> bool:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from spark_estimator.checkpoint.folders import Folder, expendable
+from spark_estimator.extensions.checkpoint.folders import Folder, expendable
 
 DAY = 24 * 3600
 

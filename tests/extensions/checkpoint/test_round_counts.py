@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.checkpoint.folders import Folder
-from spark_estimator.checkpoint.reading import store_of
-from spark_estimator.checkpoint.round_counts import RoundCounts
 from spark_estimator.env import ATTEMPT_VARIABLE
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint.folders import Folder
+from spark_estimator.extensions.checkpoint.reading import store_of
+from spark_estimator.extensions.checkpoint.round_counts import RoundCounts
 from spark_estimator.store import FilesystemStore
 from spark_estimator.store.filesystem import Entry
 from tests.ranks import run_ranks

@@ -21,7 +21,7 @@ from torch import nn
 from spark_estimator.checkpoint import Checkpointer, complete_steps, load
 from spark_estimator.errors import DataError
 from spark_estimator.log import ROOT
-from tests.checkpoint.slow_store import GatedStore
+from tests.extensions.checkpoint.slow_store import GatedStore
 from tests.ranks import start_ranks
 
 
@@ -237,7 +237,7 @@ def test_the_writer_completes_what_a_dead_rank_has_copied(tmp_path: Path) -> Non
 def test_a_change_while_parameters_are_copied_costs_the_checkpoint(
     tmp_path: Path, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_estimator.checkpoint import copying
+    from spark_estimator.extensions.checkpoint import copying
 
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters())
@@ -256,7 +256,7 @@ def test_a_change_while_parameters_are_copied_costs_the_checkpoint(
 
 
 def test_an_optimizers_step_waits_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_estimator.checkpoint import copying
+    from spark_estimator.extensions.checkpoint import copying
 
     training = Training()
     training.step()

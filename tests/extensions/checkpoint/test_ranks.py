@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from spark_estimator.checkpoint import complete_steps, load
-from spark_estimator.checkpoint.folders import folders_in
-from spark_estimator.checkpoint.reading import store_of
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint.folders import folders_in
+from spark_estimator.extensions.checkpoint.reading import store_of
 from tests.clocks import wrong_clock
 from tests.ranks import run_ranks
 from tests.torch.rank_pool import RankPool
@@ -110,7 +110,7 @@ def failing(rank: int, folder: str) -> tuple[int | None, list[int]]:
 
     from spark_estimator.checkpoint import Checkpointer
     from spark_estimator.collectives.ops import barrier
-    from tests.checkpoint.slow_store import GatedStore
+    from tests.extensions.checkpoint.slow_store import GatedStore
 
     model = torch.nn.Linear(200, 200)
     with Checkpointer(GatedStore(f"{folder}/run"), model=model) as checkpointer:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 
 from spark_estimator.errors import DataError
@@ -103,30 +101,6 @@ def load_into(value: Any, state: Any) -> None:
         state = dict(state)
         state["state"] = {_number(key): item for key, item in state.get("state", {}).items()}
     value.load_state_dict(state)
-
-
-def random_state() -> dict[str, Any]:
-    """The generators of this process: Python's, numpy's, torch's."""
-    kind, keys, position, has_gauss, gauss = numpy.random.get_state()
-    result = {
-        "python": random.getstate(),
-        "numpy": [kind, torch.from_numpy(numpy.asarray(keys).astype(numpy.int64)), position, has_gauss, gauss],
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        result["cuda"] = torch.cuda.get_rng_state()
-    return result
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Sets them."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, value = state["numpy"]
-    numpy.random.set_state((kind, keys.numpy().astype(numpy.uint32), position, has_gauss, value))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
 
 
 def check_names(names: Sequence[str], objects: Sequence[Any], where: str) -> None:

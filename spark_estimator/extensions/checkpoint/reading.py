@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from spark_estimator.checkpoint import folders
-from spark_estimator.checkpoint.index import Extent, Saved, index_of
 from spark_estimator.checkpoint.restricted import load_restricted
-from spark_estimator.checkpoint.state import nested
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint import folders
+from spark_estimator.extensions.checkpoint.index import Extent, Saved, index_of
+from spark_estimator.extensions.checkpoint.state import nested
 from spark_estimator.store import FilesystemStore, Store
 
 # An attribute of MS-DOS in a zip file.

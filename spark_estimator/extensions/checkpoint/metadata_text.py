@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spark_estimator.checkpoint.pickle_text import Made, Name, dict_of, pickled
+from spark_estimator.extensions.checkpoint.pickle_text import Made, Name, dict_of, pickled
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.checkpoint.pickle_text import Made, Name, dict_of, pickled
+from spark_estimator.extensions.checkpoint.pickle_text import Made, Name, dict_of, pickled
 
 INTEGERS = [
     sign * 2**bits + step for bits in (0, 7, 8, 15, 31, 32, 63, 64, 200) for sign in (1, -1) for step in (-1, 0, 1)

@@ -13,12 +13,12 @@ import numpy
 import pytest
 import torch
 
-from spark_estimator.checkpoint.image import packed
-from spark_estimator.checkpoint.job import Objects, part_job
-from spark_estimator.checkpoint.layout import Layout
 from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
-from spark_estimator.checkpoint.state import StateEntry
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint.image import packed
+from spark_estimator.extensions.checkpoint.job import Objects, part_job
+from spark_estimator.extensions.checkpoint.layout import Layout
+from spark_estimator.extensions.checkpoint.state import StateEntry
 
 
 def entries(**values: Any) -> list[StateEntry]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import nn
 
-from spark_estimator.checkpoint.state import (
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint.state import (
     LARGEST_OWN_BUFFER,
     check_names,
     entries_of,
@@ -18,10 +17,7 @@ from spark_estimator.checkpoint.state import (
     load_into,
     nested,
     own_buffers,
-    random_state,
-    set_random_state,
 )
-from spark_estimator.errors import DataError
 
 
 class Holder:
@@ -91,14 +87,3 @@ def test_names_and_objects_that_cannot_be_in_a_checkpoint() -> None:
     for name in ("step", "ranks", "a.b"):
         with pytest.raises(ValueError, match=name):
             check_names([name], [Holder({})], "state")
-
-
-def test_random_numbers_go_on_where_they_were() -> None:
-    def drawn() -> tuple[float, float, float]:
-        return random.random(), float(numpy.random.random()), float(torch.rand(()))
-
-    state = random_state()
-    first = drawn()
-    assert drawn() != first
-    set_random_state(state)
-    assert drawn() == first

@@ -15,27 +15,29 @@ import numpy
 import torch
 from typing_extensions import Self
 
-from spark_estimator.checkpoint import restoring, schedule
-from spark_estimator.checkpoint.copying import Copying, Pair
+from spark_estimator.checkpoint import schedule
 from spark_estimator.checkpoint.file_saver import is_in_memory
-from spark_estimator.checkpoint.folders import Folder
-from spark_estimator.checkpoint.job import Objects, part_job
-from spark_estimator.checkpoint.layout import Staging, layout_of, part_of, structure_of
-from spark_estimator.checkpoint.reading import store_of
-from spark_estimator.checkpoint.round_counts import RoundCounts
+from spark_estimator.checkpoint.random_state import random_state
 from spark_estimator.checkpoint.shared_control import SlotState
-from spark_estimator.checkpoint.state import (
+from spark_estimator.checkpoint.writer_link import Report, WriterLink
+from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint import restoring
+from spark_estimator.extensions.checkpoint.copying import Copying, Pair
+from spark_estimator.extensions.checkpoint.folders import Folder
+from spark_estimator.extensions.checkpoint.job import Objects, part_job
+from spark_estimator.extensions.checkpoint.layout import Staging, layout_of, part_of, structure_of
+from spark_estimator.extensions.checkpoint.part_writer import WritePart
+from spark_estimator.extensions.checkpoint.reading import store_of
+from spark_estimator.extensions.checkpoint.round_counts import RoundCounts
+from spark_estimator.extensions.checkpoint.state import (
     StateEntry,
     check_names,
     entries_of,
     own_buffers,
     parameters_of,
-    random_state,
 )
-from spark_estimator.checkpoint.writer_link import Report, WriterLink
-from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.objects import allgather_object
-from spark_estimator.errors import DataError
 from spark_estimator.log import logger
 from spark_estimator.store import Store
 
@@ -146,7 +148,7 @@ class Checkpointer:
         if overlap:
             hook = self._before_optimizer_step
             self._hooks = [optimizer.register_step_pre_hook(hook) for optimizer in self._optimizers]
-        self._link: WriterLink | None = WriterLink(store)
+        self._link: WriterLink | None = WriterLink(WritePart(store))
 
     @property
     def steps(self) -> int:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
-from spark_estimator.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
+from spark_estimator.extensions.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
 
 
 def note(rank: int, *pieces: SavedPiece, objects: tuple[SavedObject, ...] = (), structure: str = "s") -> Note:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy
 import torch
 
-from spark_estimator.checkpoint import folders, reading
-from spark_estimator.checkpoint.index import Extent, Saved, index_of
-from spark_estimator.checkpoint.state import load_into, nested, own_buffers, set_random_state
+from spark_estimator.checkpoint.random_state import set_random_state
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.checkpoint import folders, reading
+from spark_estimator.extensions.checkpoint.index import Extent, Saved, index_of
+from spark_estimator.extensions.checkpoint.state import load_into, nested, own_buffers
 from spark_estimator.log import logger
 from spark_estimator.store import FilesystemStore
 

@@ -1,0 +1,117 @@
+"""What a rank's writer does with a copy of a `Checkpointer`: writes the rank's part, on rank 0 the checkpoint's index.
+
+It runs in the writer's process, which imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import time
+from datetime import timedelta
+from typing import Any
+
+from spark_estimator.checkpoint.orphan_limit import GRACE
+from spark_estimator.checkpoint.writer import GivenUpError, PendingCopy, Writer
+from spark_estimator.extensions.checkpoint import folders, part_file
+from spark_estimator.extensions.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
+from spark_estimator.store import FilesystemStore
+from spark_estimator.store.replacement import make_folders
+
+_SHORTEST_POLL, _LONGEST_POLL = 0.02, 1.0
+
+
+class WritePart:
+    """Writes a rank's part. Sent to the writer by pickle.
+
+    Args:
+        store: into which it writes.
+    """
+
+    def __init__(self, store: FilesystemStore) -> None:
+        self._store = store
+        self._complete: set[folders.Folder] = set()
+
+    def __call__(self, writer: Writer, copy: PendingCopy) -> int:
+        """Writes one copy, again if the store fails. Returns the part's bytes."""
+        return writer.retry(lambda: self._write_part(writer, copy), copy.ticket)
+
+    def _write_part(self, writer: Writer, copy: PendingCopy) -> int:
+        """Writes this rank's part; on rank 0 what makes it a checkpoint, too. Returns the part's bytes."""
+        ticket, job, view = copy.ticket, copy.job, copy.view
+        table = json.loads(bytes(view[job["table"][0] : sum(job["table"])]))
+        path, rank, end = job["path"], job["rank"], job["end"]
+        if "://" in path:
+            self._store.fs.makedirs(path, exist_ok=True)
+        else:
+            make_folders(path)
+        file = folders.part_name(rank)
+        began = time.monotonic()
+        objects, offset = [], end
+        for key, where, first, length in job["objects"]:
+            objects.append((SavedObject(key, where, offset, length), view[first : first + length]))
+            offset += length
+
+        def content() -> Any:
+            yield from part_file.chunks(view, end, table["holes"])
+            for _, text in objects:
+                yield text
+
+        with self._store.open(posixpath.join(path, file), "wb") as stream:
+            size = part_file.write(stream, content(), lambda: writer.check(ticket))
+        pieces = [SavedPiece(**piece) for piece in table["pieces"]]
+        note = Note(rank, file, size, table["structure"], pieces, [saved for saved, _ in objects])
+        self._store.write(posixpath.join(path, folders.note_name(rank)), json.dumps(note.to_json()).encode())
+        if rank == 0:
+            self._complete_with_all(writer, ticket, job, timedelta(seconds=2 * (time.monotonic() - began)))
+        return size
+
+    def _complete_with_all(self, writer: Writer, ticket: int, job: dict[str, Any], grace: timedelta) -> None:
+        path = job["path"]
+        names = [folders.note_name(rank) for rank in range(job["size"])]
+        self._await(writer, ticket, path, set(names), max(grace, GRACE))
+        notes = []
+        for name in names:
+            writer.check(ticket)
+            notes.append(Note.from_json(json.loads(self._store.read(posixpath.join(path, name)))))
+        writer.check(ticket)
+        self._store.write(posixpath.join(path, folders.METADATA), metadata_text(notes, path))
+        # Nothing hangs on what follows: what cannot be removed stays.
+        try:
+            for name in names:
+                writer.advance()
+                self._store.remove(posixpath.join(path, name))
+            self._clean(writer, job)
+        except Exception as error:
+            writer.send_report(ticket=ticket, note=f"older checkpoints in {posixpath.dirname(path)} stay: {error}")
+
+    def _await(self, writer: Writer, ticket: int, path: str, names: set[str], grace: timedelta) -> None:
+        """Returns when the folder has these files."""
+        pause, until = _SHORTEST_POLL, float("inf")
+        while True:
+            missing = names - {posixpath.basename(entry.path) for entry in self._store.entries(path)}
+            if not missing:
+                return
+            writer.check(ticket)
+            if writer.is_orphan:
+                until = min(until, time.monotonic() + grace.total_seconds())
+            if time.monotonic() > until:
+                raise GivenUpError(f"the ranks of {', '.join(sorted(missing))} have not written their parts")
+            writer.pause(pause)
+            pause = min(2 * pause, _LONGEST_POLL)
+
+    def _clean(self, writer: Writer, job: dict[str, Any]) -> None:
+        root = posixpath.dirname(job["path"])
+        present = folders.folders_in(self._store, root)
+        self._complete &= set(present)
+        for folder in present:
+            writer.advance()
+            if folder not in self._complete and folders.is_complete(self._store, root, folder):
+                self._complete.add(folder)
+        every = None if job["keep_every"] is None else timedelta(seconds=job["keep_every"])
+        for folder in folders.expendable(present, self._complete, job["keep"], every):
+            writer.advance()
+            path = posixpath.join(root, folder.name)
+            if folder in self._complete:  # first what makes it a checkpoint
+                self._store.remove(posixpath.join(path, folders.METADATA))
+            self._store.remove(path)
