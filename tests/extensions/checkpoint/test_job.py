@@ -91,7 +91,7 @@ def test_the_writer_finds_everything_by_the_description(slot: SlotMemory, every:
     assert held == contents
     assert [(key, path) for key, path, _, _ in job["objects"]] == [(f"k{number}", ["m", number]) for number in range(3)]
     assert min(offset for _, _, offset, _ in job["objects"]) >= 100 + len(layout.table)
-    assert (job["kind"], job["path"], job["rank"], job["size"], job["end"]) == ("part", "folder/step", 1, 4, 100)
+    assert (job["path"], job["rank"], job["size"], job["end"]) == ("folder/step", 1, 4, 100)
     assert job["table"] == [100, len(layout.table)] and job["keep"] == 3
     assert job["keep_every"] == (None if every is None else 120.0)
 
