@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from spark_estimator.estimators.persistence.folders import trust_files
     from spark_estimator.estimators.torch.estimator import TorchEstimator
     from spark_estimator.estimators.torch.model import TorchModel
-    from spark_estimator.estimators.transformers.estimator import TransformersEstimator
-    from spark_estimator.estimators.transformers.model import TransformersModel
+    from spark_estimator.extensions.transformers.estimator import TransformersEstimator
+    from spark_estimator.extensions.transformers.model import TransformersModel
     from spark_estimator.observe.driver_log import log_to_driver
     from spark_estimator.runner import HorovodRunner, run
     from spark_estimator.torch_distributor import TorchDistributor
@@ -43,8 +43,8 @@ _HOME = {
     "TorchDistributor": "spark_estimator.torch_distributor",
     "TorchEstimator": "spark_estimator.estimators.torch.estimator",
     "TorchModel": "spark_estimator.estimators.torch.model",
-    "TransformersEstimator": "spark_estimator.estimators.transformers.estimator",
-    "TransformersModel": "spark_estimator.estimators.transformers.model",
+    "TransformersEstimator": "spark_estimator.extensions.transformers.estimator",
+    "TransformersModel": "spark_estimator.extensions.transformers.model",
     "WorkerFailedError": "spark_estimator.errors",
     "log_to_driver": "spark_estimator.observe.driver_log",
     "run": "spark_estimator.runner",

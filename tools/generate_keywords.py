@@ -19,10 +19,10 @@ from spark_estimator.estimators.keras import params as keras_params
 from spark_estimator.estimators.lightning import params as lightning_params
 from spark_estimator.estimators.params import Row
 from spark_estimator.estimators.torch import params as torch_params
-from spark_estimator.estimators.transformers import params as transformers_params
+from spark_estimator.extensions.transformers import params as transformers_params
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "spark_estimator" / "estimators"
+FOLDER = ROOT / "spark_estimator"
 COMMAND = "python -m tools.generate_keywords"
 _WIDTH = 120
 
@@ -53,7 +53,7 @@ class Module:
     """One generated module.
 
     Attributes:
-        path: below the estimators' folder.
+        path: below the package's folder.
         doc: its first sentence.
         classes: in it.
         types: imports for the type checker, as source.
@@ -87,7 +87,7 @@ _TORCH = ("import torch", "from torch import nn", "from torch.optim.lr_scheduler
 
 MODULES = (
     Module(
-        "keywords.py",
+        "estimators/keywords.py",
         "Parameters that estimators and models share.",
         (
             Class("Common", (), _COMMON, "every estimator", False),
@@ -99,7 +99,7 @@ MODULES = (
         (*_STORE, *_PARTS),
     ),
     Module(
-        "torch/keywords.py",
+        "estimators/torch/keywords.py",
         "Parameters of `TorchEstimator` and `TorchModel`.",
         (
             Class(
@@ -115,13 +115,13 @@ MODULES = (
         (_HISTORY, *_TORCH),
     ),
     Module(
-        "lightning/keywords.py",
+        "estimators/lightning/keywords.py",
         "Parameters of Lightning's `TorchEstimator`.",
         (Class("LightningEstimator", ("TorchShared",), lightning_params.ESTIMATOR, "Lightning's `TorchEstimator`"),),
         _TORCH,
     ),
     Module(
-        "transformers/keywords.py",
+        "extensions/transformers/keywords.py",
         "Parameters of `TransformersEstimator` and `TransformersModel`.",
         (
             Class(
@@ -135,7 +135,7 @@ MODULES = (
         (_HISTORY, *_TORCH),
     ),
     Module(
-        "keras/keywords.py",
+        "estimators/keras/keywords.py",
         "Parameters of `KerasEstimator` and `KerasModel`.",
         (
             Class("KerasEstimator", ("Shared", "Predicting"), keras_params.ESTIMATOR, "`KerasEstimator`"),
@@ -184,7 +184,7 @@ if TYPE_CHECKING:
 
 
 def _dotted(module: Module) -> str:
-    return "spark_estimator.estimators." + module.path.removesuffix(".py").replace("/", ".")
+    return "spark_estimator." + module.path.removesuffix(".py").replace("/", ".")
 
 
 def _run_ruff(command: list[str], text: str, path: Path) -> str:

@@ -171,7 +171,7 @@ def parameters() -> str:
     from spark_estimator.estimators.keras import params as keras
     from spark_estimator.estimators.lightning import params as lightning
     from spark_estimator.estimators.torch import params as torch
-    from spark_estimator.estimators.transformers import params as transformers
+    from spark_estimator.extensions.transformers import params as transformers
 
     common = (*params.SHARED, *params.PREDICTING)
     sections = [("Of every estimator", "estimator", common)]

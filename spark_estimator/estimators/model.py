@@ -75,6 +75,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             kwargs["_metadata"] = ModelMetadata({}, inputs, outputs or (), label_types or (), output_kinds)
         super().__init__(**kwargs)
 
+    #: Packages that a model may need where it is loaded, by their names on PyPI.
+    _packages: Sequence[str] = ("torch", "lightning", "pytorch-lightning", "keras", "tensorflow", "jax", "tf-keras")
     #: The id of the MLflow run of its training; None: there was none, or it was loaded from a folder.
     mlflow_run_id: str | None = None
 

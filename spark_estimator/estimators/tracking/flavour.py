@@ -10,7 +10,6 @@ import importlib.metadata
 import inspect
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 #: The name of the model among its run's artifacts: ``runs:/<run id>/model``.
 MODEL_NAME = "model"
 _REQUIRED = ("pyspark", "pyarrow", "pandas", "numpy", "cloudpickle")
-_OF_FRAMEWORKS = ("torch", "lightning", "pytorch-lightning", "keras", "tensorflow", "jax", "tf-keras")
-_TEXT_MODELS = "spark_estimator.estimators.transformers."
-_OF_TEXTS = ("torch", "transformers", "peft", "safetensors")
 
 
 class PyfuncModel:
@@ -125,9 +121,7 @@ def nullable_in(model: TableModel) -> set[str]:
 
 def requirements_of(model: TableModel) -> list[str]:
     """The packages that a model needs where it is loaded, in the versions that are installed here."""
-    is_of_texts = any(kind.__module__.startswith(_TEXT_MODELS) for kind in type(model).__mro__)
-    names: Sequence[str] = _OF_TEXTS if is_of_texts else _OF_FRAMEWORKS
-    loaded = [name for name in names if _is_loaded(name)]
+    loaded = [name for name in model._packages if _is_loaded(name)]
     return [f"spark-estimator=={__version__}", *filter(None, map(_pinned, [*_REQUIRED, *loaded]))]
 
 

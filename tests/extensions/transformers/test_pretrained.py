@@ -11,8 +11,8 @@ import torch
 
 from spark_estimator import DataError
 from spark_estimator.errors import NotInitializedError
-from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
-from tests.estimators.transformers.test_tokens import CAUSAL
+from spark_estimator.extensions.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
+from tests.extensions.transformers.test_tokens import CAUSAL
 from tests.scenarios.huggingface import tiny
 from tests.torch.rank_pool import RankPool
 
@@ -106,7 +106,7 @@ def test_one_rank_of_a_host_downloads_and_all_hear_what_is_missing(causal_folder
         import huggingface_hub.constants
 
         from spark_estimator import DataError
-        from spark_estimator.estimators.transformers.pretrained import Pretrained
+        from spark_estimator.extensions.transformers.pretrained import Pretrained
 
         huggingface_hub.constants.HF_HUB_CACHE = cache
         calls = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spark_estimator import DataError
-from spark_estimator.estimators.transformers.task import TextTask, task_of
+from spark_estimator.extensions.transformers.task import TextTask, task_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

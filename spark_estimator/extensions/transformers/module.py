@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.transformers.adapter import with_adapter
-from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of
-from spark_estimator.estimators.transformers.special_tokens import most_tokens, settle_end, settle_padding
-from spark_estimator.estimators.transformers.task import TextTask
-from spark_estimator.estimators.transformers.tokens import PADDING
+from spark_estimator.extensions.transformers.adapter import with_adapter
+from spark_estimator.extensions.transformers.pretrained import Pretrained, length_of
+from spark_estimator.extensions.transformers.special_tokens import most_tokens, settle_end, settle_padding
+from spark_estimator.extensions.transformers.task import TextTask
+from spark_estimator.extensions.transformers.tokens import PADDING
 
 #: What loads a model for a task, and where transformers has the names of the classes that it makes.
 KINDS = {

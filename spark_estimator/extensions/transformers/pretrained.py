@@ -16,7 +16,7 @@ from typing import Any
 import spark_estimator.torch as hvd
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.folders import local_path
-from spark_estimator.estimators.transformers.special_tokens import most_tokens, positions_of
+from spark_estimator.extensions.transformers.special_tokens import most_tokens, positions_of
 
 #: How folders are read: not from the Hub, and no Python files, about which transformers would ask on the terminal.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.estimators.transformers import params
-from spark_estimator.estimators.transformers.params import lora, not_negative, task
+from spark_estimator.extensions.transformers import params
+from spark_estimator.extensions.transformers.params import lora, not_negative, task
 
 
 @pytest.mark.parametrize("value", [None, *params.TASKS])

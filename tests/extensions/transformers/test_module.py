@@ -13,11 +13,11 @@ from torch import nn
 
 from spark_estimator import DataError
 from spark_estimator.estimators.torch.losses import loss_of
-from spark_estimator.estimators.transformers.module import TextModule, check_causal, check_packing, net_of
-from spark_estimator.estimators.transformers.pretrained import Pretrained
-from spark_estimator.estimators.transformers.tokens import NO_TARGET, PADDING
-from spark_estimator.estimators.transformers.training import TextParts
-from tests.estimators.transformers.test_tokens import CAUSAL, CLASSES, WORDS
+from spark_estimator.extensions.transformers.module import TextModule, check_causal, check_packing, net_of
+from spark_estimator.extensions.transformers.pretrained import Pretrained
+from spark_estimator.extensions.transformers.tokens import NO_TARGET, PADDING
+from spark_estimator.extensions.transformers.training import TextParts
+from tests.extensions.transformers.test_tokens import CAUSAL, CLASSES, WORDS
 from tests.scenarios.huggingface import tiny
 
 TEXTS = [[2, 8, 9, 10, 6], [2, 11, 12, 6]]

@@ -20,7 +20,7 @@ from typing import Any
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.folders import TRUST
 from spark_estimator.estimators.persistence.manifest import Manifest
-from spark_estimator.estimators.transformers.pretrained import PATTERNS
+from spark_estimator.extensions.transformers.pretrained import PATTERNS
 
 ADAPTER = "adapter_config.json"
 _ADAPTER_NUMBERS = "adapter_model.safetensors"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.transformers.pretrained import Pretrained
+from spark_estimator.extensions.transformers.pretrained import Pretrained
 
 _OF_PEFT = {"causal": "CAUSAL_LM", "classification": "SEQ_CLS", "token_classification": "TOKEN_CLS"}
 

@@ -19,10 +19,10 @@ from spark_estimator.estimators.inference.prediction_columns import arrow_type, 
 from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, spread
 from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
 from spark_estimator.estimators.torch.predictor import dumped, opened
-from spark_estimator.estimators.transformers.padding import filling_of, padding_changes_scores
-from spark_estimator.estimators.transformers.special_tokens import suffix_length
-from spark_estimator.estimators.transformers.texts import rows_of
-from spark_estimator.estimators.transformers.tokens import is_missing, tokenizer_from
+from spark_estimator.extensions.transformers.padding import filling_of, padding_changes_scores
+from spark_estimator.extensions.transformers.special_tokens import suffix_length
+from spark_estimator.extensions.transformers.texts import rows_of
+from spark_estimator.extensions.transformers.tokens import is_missing, tokenizer_from
 
 # A row is as many tokens long as a multiple of it: other lengths of the padding could round a row's numbers otherwise.
 _WIDTHS_ALIKE = 16

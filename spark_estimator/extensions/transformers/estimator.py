@@ -26,15 +26,15 @@ from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.torch.identity import digest_of
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
-from spark_estimator.estimators.transformers.keywords import TransformersEstimatorKeywords
-from spark_estimator.estimators.transformers.model import TransformersModel
-from spark_estimator.estimators.transformers.module import TextModule, check_causal, check_packing
-from spark_estimator.estimators.transformers.params import ESTIMATOR, WITHOUT
-from spark_estimator.estimators.transformers.predictor import check_generation
-from spark_estimator.estimators.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
-from spark_estimator.estimators.transformers.task import TextTask, task_of
-from spark_estimator.estimators.transformers.tokens import Tokenising
-from spark_estimator.estimators.transformers.training import TextParts, train
+from spark_estimator.extensions.transformers.keywords import TransformersEstimatorKeywords
+from spark_estimator.extensions.transformers.model import TransformersModel
+from spark_estimator.extensions.transformers.module import TextModule, check_causal, check_packing
+from spark_estimator.extensions.transformers.params import ESTIMATOR, WITHOUT
+from spark_estimator.extensions.transformers.predictor import check_generation
+from spark_estimator.extensions.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
+from spark_estimator.extensions.transformers.task import TextTask, task_of
+from spark_estimator.extensions.transformers.tokens import Tokenising
+from spark_estimator.extensions.transformers.training import TextParts, train
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TransformersModel
-from spark_estimator.estimators.transformers.adapter import base_dtype, new_modules
-from spark_estimator.estimators.transformers.module import TextModule, net_of
-from spark_estimator.estimators.transformers.pretrained import Pretrained
-from tests.estimators.transformers.conftest import saved
-from tests.estimators.transformers.test_files import model
-from tests.estimators.transformers.test_pretrained import cached
-from tests.estimators.transformers.test_tokens import CAUSAL, CLASSES
+from spark_estimator.extensions.transformers.adapter import base_dtype, new_modules
+from spark_estimator.extensions.transformers.module import TextModule, net_of
+from spark_estimator.extensions.transformers.pretrained import Pretrained
+from tests.extensions.transformers.conftest import saved
+from tests.extensions.transformers.test_files import model
+from tests.extensions.transformers.test_pretrained import cached
+from tests.extensions.transformers.test_tokens import CAUSAL, CLASSES
 from tests.scenarios.huggingface import tiny
 
 TEXTS = [row["text"] for row in tiny.sentences(8)]

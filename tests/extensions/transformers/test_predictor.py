@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 
 from spark_estimator import DataError, TransformersModel
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
-from spark_estimator.estimators.transformers.predictor import TextPredictor, check_generation
+from spark_estimator.extensions.transformers.predictor import TextPredictor, check_generation
 from tests.estimators.torch.stand_in_cuda import spark_task, stand_in
 from tests.scenarios.huggingface import tiny
 

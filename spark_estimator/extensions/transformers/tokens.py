@@ -19,7 +19,7 @@ from spark_estimator.data.preparation import marks as marks_of
 from spark_estimator.data.preparation import marks_error
 from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.transformers.task import TextTask
+from spark_estimator.extensions.transformers.task import TextTask
 
 PADDING = -1
 NO_TARGET = -100

@@ -15,9 +15,9 @@ from spark_estimator.estimators.torch import training
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.rank_state import seed_start
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
-from spark_estimator.estimators.transformers.module import TextModule, net_of
-from spark_estimator.estimators.transformers.pretrained import Pretrained, quietly
-from spark_estimator.estimators.transformers.task import TextTask
+from spark_estimator.extensions.transformers.module import TextModule, net_of
+from spark_estimator.extensions.transformers.pretrained import Pretrained, quietly
+from spark_estimator.extensions.transformers.task import TextTask
 
 
 def _nothing_to_learn(task: TextTask) -> str:

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from spark_estimator import DataError, TransformersModel
-from spark_estimator.estimators.transformers.module import TextModule, net_of
-from spark_estimator.estimators.transformers.pretrained import Pretrained
-from spark_estimator.estimators.transformers.special_tokens import (
+from spark_estimator.extensions.transformers.module import TextModule, net_of
+from spark_estimator.extensions.transformers.pretrained import Pretrained
+from spark_estimator.extensions.transformers.special_tokens import (
     most_tokens,
     positions_of,
     settle_end,
     settle_padding,
     suffix_length,
 )
-from tests.estimators.transformers.test_files import model
-from tests.estimators.transformers.test_tokens import CAUSAL, CLASSES
+from tests.extensions.transformers.test_files import model
+from tests.extensions.transformers.test_tokens import CAUSAL, CLASSES
 from tests.scenarios.huggingface import tiny
 
 TEXTS = [row["text"] for row in tiny.sentences(12)]

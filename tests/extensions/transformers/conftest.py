@@ -12,10 +12,13 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from tests.estimators.conftest import marker
 from tests.scenarios.huggingface import tiny
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["marker"]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

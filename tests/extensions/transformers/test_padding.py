@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from spark_estimator import TransformersModel
-from spark_estimator.estimators.transformers.padding import padding_changes_scores
-from spark_estimator.estimators.transformers.predictor import TextPredictor
+from spark_estimator.extensions.transformers.padding import padding_changes_scores
+from spark_estimator.extensions.transformers.predictor import TextPredictor
 from tests.scenarios.huggingface import tiny
 
 TEXTS = [row["text"] for row in tiny.sentences(8, seed=4)] + ["dog"]

@@ -14,14 +14,14 @@ from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.persistence.remote_folders import readable_folder
 from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
-from spark_estimator.estimators.transformers.adapter import base_dtype
-from spark_estimator.estimators.transformers.allow_list import ADAPTER, private_folder
-from spark_estimator.estimators.transformers.module import KINDS
-from spark_estimator.estimators.transformers.pretrained import LOCAL, Pretrained, quietly
-from spark_estimator.estimators.transformers.special_tokens import settle_end
+from spark_estimator.extensions.transformers.adapter import base_dtype
+from spark_estimator.extensions.transformers.allow_list import ADAPTER, private_folder
+from spark_estimator.extensions.transformers.module import KINDS
+from spark_estimator.extensions.transformers.pretrained import LOCAL, Pretrained, quietly
+from spark_estimator.extensions.transformers.special_tokens import settle_end
 
 if TYPE_CHECKING:
-    from spark_estimator.estimators.transformers.model import TransformersModel
+    from spark_estimator.extensions.transformers.model import TransformersModel
 
 _Model = TypeVar("_Model", bound="TransformersModel")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from spark_estimator import DataError, TransformersModel, trust_files
-from spark_estimator.estimators.transformers.module import net_of
-from spark_estimator.estimators.transformers.pretrained import Pretrained
+from spark_estimator.extensions.transformers.module import net_of
+from spark_estimator.extensions.transformers.pretrained import Pretrained
 from tests.estimators.conftest import Poison, rewritten, saved_by_torch
-from tests.estimators.transformers.test_files import model
-from tests.estimators.transformers.test_tokens import CLASSES
+from tests.extensions.transformers.test_files import model
+from tests.extensions.transformers.test_tokens import CLASSES
 from tests.scenarios.huggingface import tiny
 
 IDS = torch.tensor([[2, 8, 9, 3]])

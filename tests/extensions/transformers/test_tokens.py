@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 
 from spark_estimator import DataError
-from spark_estimator.estimators.transformers.task import TextTask
-from spark_estimator.estimators.transformers.tokens import NO_TARGET, PADDING, Encoder, Tokenising, has_null
+from spark_estimator.extensions.transformers.task import TextTask
+from spark_estimator.extensions.transformers.tokens import NO_TARGET, PADDING, Encoder, Tokenising, has_null
 from tests.scenarios.huggingface import tiny
 
 CAUSAL = TextTask("causal", "text", None, False, (), "string", 12, True, "assistant")

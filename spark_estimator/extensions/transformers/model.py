@@ -16,14 +16,14 @@ from spark_estimator.estimators import checks, model, params
 from spark_estimator.estimators.inference.features import columns_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, PredictionColumn, Role
 from spark_estimator.estimators.params import with_params
-from spark_estimator.estimators.transformers import files
-from spark_estimator.estimators.transformers.keywords import TransformersModelKeywords
-from spark_estimator.estimators.transformers.params import MODEL
-from spark_estimator.estimators.transformers.predictor import TextPredictor, check_generation
-from spark_estimator.estimators.transformers.pretrained import length_of
-from spark_estimator.estimators.transformers.special_tokens import most_tokens, settle_padding
-from spark_estimator.estimators.transformers.texts import rows_of
-from spark_estimator.estimators.transformers.tokens import is_missing
+from spark_estimator.extensions.transformers import files
+from spark_estimator.extensions.transformers.keywords import TransformersModelKeywords
+from spark_estimator.extensions.transformers.params import MODEL
+from spark_estimator.extensions.transformers.predictor import TextPredictor, check_generation
+from spark_estimator.extensions.transformers.pretrained import length_of
+from spark_estimator.extensions.transformers.special_tokens import most_tokens, settle_padding
+from spark_estimator.extensions.transformers.texts import rows_of
+from spark_estimator.extensions.transformers.tokens import is_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,6 +41,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
     """
 
     _public_path = "spark_estimator.TransformersModel"
+    _packages = ("torch", "transformers", "peft", "safetensors")
 
     def getModel(self) -> Any:  # Horovod's name
         """The trained model of transformers or peft, on the CPU. It is this model's own: changes change predictions."""

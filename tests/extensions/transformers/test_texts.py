@@ -12,7 +12,7 @@ import torch
 
 from spark_estimator import DataError, TransformersModel
 from spark_estimator.estimators.tracking.flavour import PyfuncModel
-from spark_estimator.estimators.transformers.texts import rows_of
+from spark_estimator.extensions.transformers.texts import rows_of
 from tests.scenarios.huggingface import tiny
 
 TEXTS = [row["text"] for row in tiny.sentences(3)]
