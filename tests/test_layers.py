@@ -124,6 +124,152 @@ def test_the_rule_itself(table: Table, path: str, source: str, offence: str | No
     assert offence is None or violations[0].startswith(offence)
 
 
+# What extensions import of the core beside public names (tests/public_names.txt): modules, by extension. The list may
+# only shrink: remove an entry that is no longer needed, and give a name that several extensions need a public place.
+NOT_PUBLIC = {
+    "checkpoint": (
+        "checkpoint.file_saver checkpoint.orphan_limit checkpoint.random_state checkpoint.restricted "
+        "checkpoint.schedule checkpoint.shared_control checkpoint.slot_memory checkpoint.writer "
+        "checkpoint.writer_link collectives.arrays collectives.launcher_link env store.replacement"
+    ),
+    "local_steps": (
+        "_native collectives.compression.int8 collectives.consistency collectives.context collectives.engine "
+        "collectives.handle collectives.ops observe.progress torch.collectives.memory torch.compression.int8 "
+        "torch.optimizer.arguments torch.optimizer.classes torch.optimizer.optimizer "
+        "torch.optimizer.separate_steps"
+    ),
+    "process_group": (
+        "_native collectives.call collectives.connections.connection collectives.context collectives.engine "
+        "collectives.handle collectives.ops collectives.other_launchers.addresses collectives.rendezvous "
+        "collectives.requests collectives.torch_variables env errors peer_json reader_thread "
+        "security.authentication security.encrypted_stream security.encryption security.handshake_server "
+        "torch.collectives.memory"
+    ),
+    "transformers": (
+        "collectives.launcher_link data.columns data.fields data.preparation data.quoting estimators.checks "
+        "estimators.estimator estimators.history estimators.inference.features "
+        "estimators.inference.prediction_columns estimators.inference.predictor estimators.keywords "
+        "estimators.model estimators.params estimators.persistence.folders estimators.persistence.manifest "
+        "estimators.persistence.remote_folders estimators.persistence.subclass_params "
+        "estimators.rows.row_plan estimators.rows.sampling estimators.rows.shapes estimators.torch.advice "
+        "estimators.torch.callbacks estimators.torch.check estimators.torch.device "
+        "estimators.torch.estimator_files estimators.torch.identity estimators.torch.losses "
+        "estimators.torch.params estimators.torch.predictor estimators.torch.rank_state "
+        "estimators.torch.training estimators.tracking.signature estimators.train_spec"
+    ),
+}
+
+
+def public_names() -> set[str]:
+    """Returns the dotted public names, and the modules that offer them."""
+    pairs = [line.split() for line in (ROOT / "tests" / "public_names.txt").read_text().splitlines()]
+    return {module for module, _ in pairs} | {f"{module}.{name}" for module, name in pairs}
+
+
+def core_modules_of(source: str, path: Path) -> set[str]:
+    """Returns the modules that a file of an extension imports beside public names, without the package's name.
+
+    Those of other extensions are among them.
+    """
+    module = ".".join(("spark_estimator", *path.with_suffix("").parts)).removesuffix(".__init__")
+    names = {name for _, name in imports(source, module, path.name == "__init__.py")}
+    own_names = f"spark_estimator.extensions.{path.parts[1]}"
+    others = {name for name in names - public_names() if f"{name}.".startswith("spark_estimator.")}
+    modules = {name for name in others if not f"{name}.".startswith(f"{own_names}.")}
+    is_module = {name: (ROOT / f"{name.replace('.', '/')}.py").exists() for name in modules}
+    return {(name if is_module[name] else name.rpartition(".")[0]).removeprefix("spark_estimator.") for name in modules}
+
+
+def extension_names(source: str, path: Path) -> list[str]:
+    """Lists where a file of the core names an extension outside of a table of lazy names.
+
+    Such a table is the dict ``_HOME`` of a module, with the types of its names for type checkers, or that of the
+    aliases of other packages.
+    """
+    tree = ast.parse(source)
+    homes = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] in (["_HOME"], ["_EXTENSION"])
+    ]
+    module = ".".join(("spark_estimator", *path.with_suffix("").parts)).removesuffix(".__init__")
+    prefix = "spark_estimator.extensions"
+    imported = [
+        line
+        for line, name in imports(source, module, path.name == "__init__.py")
+        if f"{name}.".startswith(f"{prefix}.") and not (homes and line in type_lines(source))
+    ]
+    in_tables = {id(node) for home in homes for node in ast.walk(home)}
+    texts = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and str(node.value).startswith(prefix) and id(node) not in in_tables
+    ]
+    return [f"{path}:{line} names an extension" for line in sorted([*imported, *texts])]
+
+
+def test_the_core_loads_extensions_by_tables_of_names_only() -> None:
+    paths = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
+    core = [path for path in paths if path.parts[0] != "extensions" and path != Path("compat/aliases.py")]
+    assert len(core) > 300
+    assert not [line for path in core for line in extension_names((PACKAGE / path).read_text(), path)]
+
+
+def test_extensions_import_public_names_of_the_core() -> None:
+    folders = [path for path in (PACKAGE / "extensions").iterdir() if (path / "__init__.py").exists()]
+    used = {
+        (folder.name, module)
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for module in core_modules_of(path.read_text(), path.relative_to(PACKAGE))
+    }
+    assert not {pair for pair in used if pair[1].startswith("extensions")}, "an extension imports no other"
+    listed = {(name, module) for name, modules in NOT_PUBLIC.items() for module in modules.split()}
+    assert not sorted(used - listed), "not public"
+    assert not sorted(listed - used), "no longer needed: remove them from the list"
+
+
+@pytest.mark.parametrize(
+    ("source", "modules"),
+    [
+        ("from spark_estimator.errors import DataError\nimport spark_estimator.torch as hvd", set()),
+        ("from spark_estimator.extensions.checkpoint import folders\nfrom . import folders", set()),
+        ("def f():\n    from spark_estimator.data.fields import Field, Array", {"data.fields"}),
+        ("from spark_estimator.estimators import checks", {"estimators.checks"}),
+        ("from spark_estimator.errors import without_links", {"errors"}),
+        ("from spark_estimator.extensions.local_steps import DiLoCo", {"extensions.local_steps"}),
+    ],
+)
+def test_what_counts_as_public(source: str, modules: set[str]) -> None:
+    assert core_modules_of(source, Path("extensions/checkpoint/plan.py")) == modules
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ('_HOME = {"A": "spark_estimator.extensions.a"}', []),
+        ('if TYPE_CHECKING:\n    from spark_estimator.extensions.a import A\n_HOME = {"A": "..."}', []),
+        ("if TYPE_CHECKING:\n    from spark_estimator.extensions.a import A", [2]),
+        ('_HOME = {"A": "..."}\ndef f():\n    from spark_estimator.extensions import a', [3]),
+        ("from .extensions import a", [1]),
+        ('import_module("spark_estimator.extensions.a")', [1]),
+        ('import_module(f"spark_estimator.extensions.{name}")', [1]),
+    ],
+)
+def test_what_names_an_extension(source: str, lines: list[int]) -> None:
+    assert extension_names(source, Path("runner.py")) == [f"runner.py:{line} names an extension" for line in lines]
+
+
+def test_packages_with_lazy_names_load_no_extension() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import sys, spark_estimator.torch, spark_estimator.checkpoint, spark_estimator.data\n"
+        "print([name for name in sys.modules if name.startswith('spark_estimator.extensions')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Also not inside functions; for type checking they may."""
     paths = [path for path in PACKAGE.rglob("*.py") if "shims" not in path.parts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,13 @@ import numpy
 import torch
 from typing_extensions import Self
 
+import spark_estimator.torch as hvd
 from spark_estimator.checkpoint import schedule
 from spark_estimator.checkpoint.file_saver import is_in_memory
 from spark_estimator.checkpoint.random_state import random_state
 from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.writer_link import Report, WriterLink
-from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.objects import allgather_object
+from spark_estimator.collectives import arrays
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import restoring
 from spark_estimator.extensions.checkpoint.copying import Copying, Pair
@@ -38,10 +39,10 @@ from spark_estimator.extensions.checkpoint.state import (
     own_buffers,
     parameters_of,
 )
-from spark_estimator.log import logger
 from spark_estimator.store import Store
+from spark_estimator.torch import allgather_object
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 _ASKED_EVERY = timedelta(seconds=0.05)
 _ENDS_WITHIN = timedelta(seconds=10)
 # Of the time of training: copies that wait for a slow store take no more, but for the first.
@@ -120,8 +121,8 @@ class Checkpointer:
         self._state = state
         self._keep = keep, keep_every
         self._stop_on_error = stop_on_error
-        self._is_rank = context.is_initialized()
-        self._rank, self._ranks = (context.rank(), context.size()) if self._is_rank else (0, 1)
+        self._is_rank = hvd.is_initialized()
+        self._rank, self._ranks = (hvd.rank(), hvd.size()) if self._is_rank else (0, 1)
         commits = [getattr(value, "committed_steps", None) for value in state.values()]
         self._counts = RoundCounts(store, next(filter(None, commits), None))
         begun = self._counts.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,16 +11,15 @@ import numpy
 import torch
 
 from spark_estimator.checkpoint.random_state import set_random_state
-from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.objects import allgather_object, broadcast_object
+from spark_estimator.collectives import arrays
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import folders, reading
 from spark_estimator.extensions.checkpoint.index import Extent, Saved, index_of
 from spark_estimator.extensions.checkpoint.state import load_into, nested, own_buffers
-from spark_estimator.log import logger
 from spark_estimator.store import FilesystemStore
+from spark_estimator.torch import allgather_object, broadcast_object, is_initialized
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 Wanted = tuple[Saved, Extent]
 
 
@@ -90,7 +90,7 @@ def _found(store: FilesystemStore, root: str, step: int | None, rank: int) -> tu
                 f"{root} cannot be read on rank 0 (host {socket.gethostname()}): {type(error).__name__}: {error}. "
                 "Whether it has a checkpoint is not known."
             )
-    if context.is_initialized():
+    if is_initialized():
         result = broadcast_object(result, name="checkpoint.found")
     if isinstance(result, str):
         raise DataError(result)
@@ -131,7 +131,7 @@ def _read(store: FilesystemStore, path: str, wanted: Sequence[Wanted]) -> dict[t
         problem = str(error)
     except Exception as error:  # its class depends on the store
         problem = f"{path} cannot be read on host {socket.gethostname()}: {type(error).__name__}: {error}"
-    if context.is_initialized():
+    if is_initialized():
         problems = allgather_object(problem, name="checkpoint.read")
         problem = next((f"rank {rank}: {text}" for rank, text in enumerate(problems) if text), "")
     if problem:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_estimator.checkpoint import schedule
-from spark_estimator.collectives import context, launcher_link
-from spark_estimator.collectives.objects import allgather_object, broadcast_object
+from spark_estimator.collectives import launcher_link
 from spark_estimator.env import ATTEMPT_VARIABLE
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import folders
 from spark_estimator.store import FilesystemStore
+from spark_estimator.torch import allgather_object, broadcast_object, is_initialized, rank
 
 
 @dataclass
@@ -99,7 +99,7 @@ class RoundCounts:
 
     def _agreed(self) -> RoundStart:
         group, steps, since, passed, generation = secrets.token_hex(4), 0, 0, 0.0, 0
-        if not context.is_initialized():
+        if not is_initialized():
             return RoundStart(group, self._first_generation())
         counted = _counted.get(self._root)
         if counted is not None:
@@ -122,7 +122,7 @@ class RoundCounts:
         A collective where this process is a rank: rank 0 reads the folder.
         """
         result: int | str = 0
-        if not context.is_initialized() or context.rank() == 0:
+        if not is_initialized() or rank() == 0:
             # Each attempt adds at least one more than the attempt before, whose writers may not have begun to write.
             attempt = int(os.environ.get(ATTEMPT_VARIABLE) or 1)
             try:
@@ -133,7 +133,7 @@ class RoundCounts:
                     f"{self._root} cannot be read on host {socket.gethostname()}: {type(error).__name__}: {error}. "
                     "Which checkpoints it has is not known."
                 )
-        if context.is_initialized():
+        if is_initialized():
             result = broadcast_object(result, name="checkpoint.generation")
         if isinstance(result, str):
             raise DataError(result)

@@ -17,7 +17,7 @@ from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.compression import int8
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.torch import ProcessSet
 from spark_estimator.torch.collectives.memory import described
 
 

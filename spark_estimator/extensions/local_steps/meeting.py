@@ -14,10 +14,8 @@ import torch
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.consistency import check_identical
-from spark_estimator.collectives.objects import allgather_object
-from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.extensions.local_steps.fragment import Fragment
-from spark_estimator.torch.collectives.ops import broadcast_async_, synchronize
+from spark_estimator.torch import ProcessSet, allgather_object, broadcast_async_, global_process_set, synchronize
 
 
 def check_settings(lines: Sequence[str], name: str, process_set: ProcessSet | None) -> None:

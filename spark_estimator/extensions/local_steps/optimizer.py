@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 
-from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.extensions.local_steps.fragment import OuterStep
 from spark_estimator.extensions.local_steps.rounds import Rounds
 from spark_estimator.extensions.local_steps.schedule import ExchangeSchedule
 from spark_estimator.observe import progress
+from spark_estimator.torch import Compression, ProcessSet, global_process_set
 from spark_estimator.torch.collectives.memory import where
-from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.compression.int8 import Int8
 from spark_estimator.torch.optimizer.arguments import check_optimizer, checked_names, ranks_of
 from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class

@@ -11,10 +11,10 @@ import torch
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.extensions.local_steps.fragment import Fragment, FragmentState, OuterStep
 from spark_estimator.extensions.local_steps.meeting import check_settings, meet
 from spark_estimator.extensions.local_steps.schedule import ExchangeSchedule, fragments_of
+from spark_estimator.torch import ProcessSet
 
 
 class Rounds:

@@ -8,6 +8,7 @@ authenticated with the job's key, as the engine's are (``spark_estimator.securit
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,6 @@ from spark_estimator.collectives.connections.connection import tune
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import AuthenticationError, PeerLostError
-from spark_estimator.log import logger
 from spark_estimator.peer_json import parse_json
 from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security import authentication
@@ -27,7 +27,7 @@ from spark_estimator.security.encrypted_stream import tunnel
 from spark_estimator.security.encryption import Session
 from spark_estimator.security.handshake_server import HandshakeServer
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 _EXCHANGE = "spark_estimator.torch.links"
 _TIMEOUT = timedelta(seconds=10)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 
@@ -9,9 +10,8 @@ from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.other_launchers.addresses import address_of
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.errors import EncryptionUnavailableError
-from spark_estimator.log import logger
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 _GLOO = "GLOO_SOCKET_IFNAME"
 
 _chosen: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import socket
 import struct
@@ -15,9 +16,8 @@ from typing import NamedTuple
 import torch
 
 from spark_estimator.extensions.process_group.links import receive_exactly
-from spark_estimator.log import logger
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<QqQBB")  # group, tag, bytes; length of the element type's name, number of dimensions
 _WAIT_SLICE_SECONDS = 0.1  # so that Python handles Ctrl-C
