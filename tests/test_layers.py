@@ -299,7 +299,6 @@ PUBLIC_TWICE = {
     "Compression",
     "FP16Compressor",
     "HorovodStrategy",
-    "PetastormDataModule",  # of horovod.spark.torch and of horovod.spark.keras
     "TorchEstimator",
     "TorchModel",
 }

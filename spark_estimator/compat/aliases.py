@@ -38,11 +38,9 @@ MODULES: dict[str, str] = {
     "horovod.runner.common.util.env": "spark_estimator.compat.rank_environment",
     "horovod.spark": "spark_estimator.spark",
     "horovod.spark.common.backend": "spark_estimator.spark.backend",
-    "horovod.spark.common.datamodule": "spark_estimator.data.prepared.module",
     "horovod.spark.common.constants": "spark_estimator.compat.spark_constants",
     "horovod.spark.common.store": "spark_estimator.store",
     "horovod.spark.conf": "spark_estimator.compat.spark_settings",
-    "horovod.spark.data_loaders.pytorch_data_loaders": "spark_estimator.data.prepared.loaders",
     "horovod.spark.lightning.legacy": "spark_estimator.estimators.lightning.legacy",
     "horovod.spark.runner": "spark_estimator.spark.runner",
     "petastorm.codecs": "spark_estimator.data.petastorm.field_codecs",
@@ -55,22 +53,6 @@ MODULES: dict[str, str] = {
     "petastorm.unischema": "spark_estimator.data.petastorm.unischema",
     "sparkdl.horovod.runner_base": "spark_estimator.runner",
 }
-
-_DATA_SETS = (
-    "check_validation",
-    "clear_training_cache",
-    "get_dataset_properties",
-    "get_simple_meta_from_parquet",
-    "prepare_data",
-)
-_COLUMNS = (
-    "check_shape_compatibility",
-    "get_output_cols",
-    "get_spark_df_output_schema",
-    "is_databricks",
-    "spark_scalar_to_python_type",
-    "to_list",
-)
 
 #: Old package without a counterpart in this package -> its names, each with its target as "module:attribute".
 PACKAGES: dict[str, dict[str, str]] = {
@@ -104,7 +86,6 @@ PACKAGES: dict[str, dict[str, str]] = {
     },
     "horovod.runner.launch": {"run_commandline": "spark_estimator.launch.cli.main:main"},
     "horovod.spark.common": {},
-    "horovod.spark.common.cache": {"TrainingDataCache": "spark_estimator.data.prepared.data_sets:TrainingDataCache"},
     "horovod.spark.common.estimator": {
         "HorovodEstimator": "spark_estimator.estimators.protocol:HorovodEstimator",
         "HorovodModel": "spark_estimator.estimators.protocol:HorovodModel",
@@ -113,17 +94,10 @@ PACKAGES: dict[str, dict[str, str]] = {
         "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",
         "ModelParams": "spark_estimator.estimators.protocol:ModelParams",
     },
-    "horovod.spark.common.util": {
-        **{name: f"spark_estimator.data.prepared.data_sets:{name}" for name in _DATA_SETS},
-        **{name: f"spark_estimator.data.prepared.columns:{name}" for name in _COLUMNS},
-    },
     "horovod.spark.data_loaders": {},
     "horovod.spark.keras": {
         "KerasEstimator": "spark_estimator.estimators.keras.estimator:KerasEstimator",
         "KerasModel": "spark_estimator.estimators.keras.model:KerasModel",
-    },
-    "horovod.spark.keras.datamodule": {
-        "PetastormDataModule": "spark_estimator.data.prepared.keras_module:PetastormDataModule"
     },
     "horovod.spark.keras.estimator": {
         "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",
@@ -133,9 +107,6 @@ PACKAGES: dict[str, dict[str, str]] = {
     "horovod.spark.lightning": {
         "TorchEstimator": "spark_estimator.estimators.lightning.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.lightning.model:TorchModel",
-    },
-    "horovod.spark.lightning.datamodule": {
-        "PetastormDataModule": "spark_estimator.estimators.lightning.petastorm_module:PetastormDataModule"
     },
     "horovod.spark.lightning.estimator": {
         "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",
@@ -148,9 +119,6 @@ PACKAGES: dict[str, dict[str, str]] = {
     "horovod.spark.torch": {
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",
-    },
-    "horovod.spark.torch.datamodule": {
-        "PetastormDataModule": "spark_estimator.data.prepared.module:PetastormDataModule"
     },
     "horovod.spark.torch.estimator": {
         "EstimatorParams": "spark_estimator.estimators.protocol:EstimatorParams",

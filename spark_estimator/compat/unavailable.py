@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import NoReturn
 
 _READERS = (
-    "an estimator's ranks read rows without NVTabular; leave out data_module=, or pass a class derived from "
-    "horovod.spark.common.datamodule.DataModule or, for Lightning, a LightningDataModule, which reads by NVTabular"
+    "an estimator's ranks read the DataFrame's rows themselves; for loaders of your own, train in a function, "
+    "HorovodRunner(np=2).run(train, data=df), where data.loader(batch_size) makes batches of the rank's rows"
 )
+_PREPARED = (
+    "fit() needs no files; for files, write the rows with df.write.parquet(path), and read a rank's share of them with "
+    "spark_estimator.data.make_torch_dataloader(path, batch_size)"
+)
+_DATABRICKS = "look for DATABRICKS_RUNTIME_VERSION in os.environ"
 _TRAINERS = "an estimator's ranks run this package's own training loop; override an estimator's methods instead"
 _PICKLES = "pickle models with cloudpickle, or save them with save(path)"
 _WINDOWS = (
@@ -24,14 +29,36 @@ _LAUNCHERS = "use `horovodrun`, `horovod.run` or `horovod.spark.run`, which star
 _DATA_SERVICE = "the ranks do not share a tf.data service; shard the dataset with dataset.shard(hvd.size(), hvd.rank())"
 _KERAS = "the estimators themselves serialize models of Keras"
 _SAVED = "estimators and models have save(path) and load(path)"
-_COLUMNS = "the estimators find and convert the types of columns; use pyspark.sql.types, numpy and pyarrow"
+_COLUMNS = "the estimators find, check and convert columns; use pyspark.sql.types, numpy and pyarrow"
 _SETS = "keep the ProcessSet that hvd.add_process_set() returns"
 
 _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
     _READERS: {
-        "horovod.spark.keras.datamodule": ("NVTabularDataModule",),
-        "horovod.spark.torch.datamodule": ("NVTabularDataModule",),
+        "horovod.spark.common.datamodule": ("DataModule",),
+        "horovod.spark.data_loaders.pytorch_data_loaders": (
+            "PetastormBatchedDataLoader",
+            "PytorchAsyncDataLoader",
+            "PytorchDataLoader",
+            "PytorchInfiniteAsyncDataLoader",
+            "PytorchInfiniteDataLoader",
+            "PytorchInmemAsyncDataLoader",
+            "PytorchInmemDataLoader",
+        ),
+        "horovod.spark.keras.datamodule": ("NVTabularDataModule", "PetastormDataModule"),
+        "horovod.spark.lightning.datamodule": ("PetastormDataModule",),
+        "horovod.spark.torch.datamodule": ("NVTabularDataModule", "PetastormDataModule"),
     },
+    _PREPARED: {
+        "horovod.spark.common.cache": ("TrainingDataCache",),
+        "horovod.spark.common.util": (
+            "check_validation",
+            "clear_training_cache",
+            "get_dataset_properties",
+            "get_simple_meta_from_parquet",
+            "prepare_data",
+        ),
+    },
+    _DATABRICKS: {"horovod.spark.common.util": ("is_databricks",)},
     _TRAINERS: {
         "horovod.spark.keras.remote": ("RemoteTrainer",),
         "horovod.spark.lightning.remote": ("RemoteTrainer",),
@@ -63,10 +90,15 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     _COLUMNS: {
         "horovod.spark.common.util": (
+            "check_shape_compatibility",
             "data_type_to_numpy",
             "data_type_to_str",
+            "get_output_cols",
+            "get_spark_df_output_schema",
             "numpy_type_to_str",
             "pyarrow_to_spark_data_type",
+            "spark_scalar_to_python_type",
+            "to_list",
             "to_petastorm_fn",
         ),
     },
@@ -144,11 +176,10 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 #: Old module -> its names without a counterpart, each with what to use instead.
-UNAVAILABLE: dict[str, dict[str, str]] = {
-    module: dict.fromkeys(names, sentence)
-    for sentence, modules in _MODULES.items()
-    for module, names in modules.items()
-}
+UNAVAILABLE: dict[str, dict[str, str]] = {}
+for _sentence, _modules in _MODULES.items():
+    for _module, _names in _modules.items():
+        UNAVAILABLE.setdefault(_module, {}).update(dict.fromkeys(_names, _sentence))
 
 
 def placeholder(old: str, sentence: str) -> type:

@@ -420,6 +420,16 @@ def training_backend(name: str, value: Any) -> Any:
     return value
 
 
+def no_data_module(name: str, value: Any) -> None:
+    """Refuse a data module, which Horovod's estimators take."""
+    if value is not None:
+        raise ValueError(
+            f"{name} is not supported, got {described(value)}: the estimator's ranks read the DataFrame's rows "
+            "themselves. For a loop or loaders of your own, train in a function, HorovodRunner(np=2).run(train, "
+            "data=df), where data.loader(batch_size) makes batches of the rank's rows."
+        )
+
+
 def labels_of(value: Callable[[str], Any]) -> list[str]:
     """The label columns, with what has to fit them: the parameters of all frameworks that depend on each other.
 

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from spark_estimator.estimators.data_modules import ModulePlan
-
 _Model = TypeVar("_Model", bound=TableModel)
 
 
@@ -226,23 +224,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             result: _Model = self._fit_on_prepared_data(backend, files.rows, rows, metadata, None, dataset_idx)
         return result
 
-    def _takes_folders(self) -> bool:
-        """Whether rows are written into folders that a class of the user's reads: `_fit_on_folders`."""
-        return False
-
-    def _fit_on_folders(self, dataset: DataFrame) -> _Model:
-        """Trains on such folders. A class that overrides `_takes_folders` overrides this, too."""
-        raise NotImplementedError
-
-    def _has_own_loaders(self) -> bool:
-        """Whether the user's loaders bring the rows, and the DataFrame's are read for their types only."""
-        return False
-
     def _fit(self, dataset: DataFrame) -> _Model:
-        if self._takes_folders():
-            return self._fit_on_folders(dataset)
-        if self._has_own_loaders():
-            dataset = dataset.limit(100)
         if self._value("mlflow"):
             check_installed()
         training = self._training()
@@ -328,7 +310,6 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             source=plan.source.source,
             held_source=plan.source.held_source,
             kept=plan.columns.kept,
-            module=self._module_plan(),
             limits=self._limits(),
             repeatable=seed is not None or value("store") is not None,
             framework=training.framework,
@@ -418,10 +399,6 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     def read(cls) -> FolderReader:
         """Spark ML's way to load: ``read().load(path)``."""
         return FolderReader(cls.load)
-
-    def _module_plan(self) -> ModulePlan | None:
-        """The data module that supplies the training's rows, if the user has passed one."""
-        return None
 
     def _limits(self) -> RowLimits | None:
         return RowLimits.of(self._value("cache_bytes"), self._value("buffer_bytes"))

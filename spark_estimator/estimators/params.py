@@ -28,6 +28,7 @@ from spark_estimator.estimators.checks import (
     known_categories,
     listed,
     names,
+    no_data_module,
     null_policies,
     numbers_by_column,
     one_of,
@@ -443,6 +444,15 @@ INFERENCE = (
     ),
 )
 
+DATA_MODULE = Row(
+    "data_module",
+    None,
+    no_data_module,
+    "not supported: loaders of your own belong in a function that HorovodRunner.run(function, data=df) starts",
+    "None",
+    "Any",
+)
+
 HISTORY = Row(
     "history",
     History(),
@@ -496,17 +506,16 @@ MODEL_PARTS = {
     "output_kinds": "Sequence[OutputKind] | None",
 }
 
-_FOR_MODULES = "; a class that is given as data_module gets the value"
-_NO_READERS = f"rows are memory-mapped; there are no reader threads{_FOR_MODULES}"
-_NO_NVTABULAR = f"rows are not read by NVTabular{_FOR_MODULES}"
+_NO_READERS = "rows are memory-mapped; there are no reader threads"
+_NO_NVTABULAR = "rows are not read by NVTabular"
 #: Horovod's parameters that are accepted and ignored, with the reason.
 WITHOUT_EFFECT = {
-    "partitions_per_process": "rows go to the processes directly; with data_module it is the number of files",
+    "partitions_per_process": "rows go to the processes directly, not through files",
     "shuffle_buffer_size": "all rows of a process are shuffled together",
     "train_reader_num_workers": _NO_READERS,
     "val_reader_num_workers": _NO_READERS,
     "reader_pool_type": _NO_READERS,
-    "inmemory_cache_all": f"rows are in the page cache after the first epoch{_FOR_MODULES}",
+    "inmemory_cache_all": "rows are in the page cache after the first epoch",
     "compress_sparse_cols": "rows go to the processes directly, not through files",
     "mp_start_method": "processes are always started from scratch",
     "continuous_cols": _NO_NVTABULAR,

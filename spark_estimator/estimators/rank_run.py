@@ -103,7 +103,6 @@ def begin(
     spec: TrainSpec,
     identity_of: Callable[[TrainSpec, list[int]], Identity],
     form: CheckpointFormat,
-    brought: tuple[EpochRows, EpochRows | None] | None = None,
     *,
     known: KnownRun | None = None,
     read: ReadRows = rank_rows,
@@ -113,7 +112,6 @@ def begin(
     Args:
         identity_of: (spec, checksums of all rows) returns what distinguishes the training from others.
         form: of the framework's checkpoints.
-        brought: rows for training and validation from a data module; None: they are read here.
         known: the run has begun, and continues where it is, not from a checkpoint.
         read: reads this rank's rows and those that are marked, as `rank_rows` does.
 
@@ -122,10 +120,6 @@ def begin(
     """
     if known is None and spec.tracking is not None:
         spec.tracking.sample_system()
-    if brought is not None:
-        identity = {} if spec.store is None else identity_of(spec, [rows.total for rows in brought if rows is not None])
-        kept = _recorded(spec, load(spec, identity, form))
-        return RankRun(*brought, kept, KnownRun.of(spec, identity, kept))
     rows, held = _evened(spec, read)
     kept = None
     if known is None:

@@ -12,7 +12,6 @@ from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.store import Store
 
 if TYPE_CHECKING:
-    from spark_estimator.estimators.data_modules import ModulePlan
     from spark_estimator.estimators.tracking.rank_tracking import RankTracking
 
 
@@ -38,7 +37,6 @@ class TrainSpec:
         owner: names this fit, for those that may write the run's files (see `persistence.run_lease`).
         kept: rows are kept as Spark sent them, and a function makes each batch from them; None: rows are kept as
             fields.
-        module: the user's data module supplies the rows; None: this package does.
         limits: of disk and memory, for rows that ranks read from files; None: all rows are kept on disk.
         repeatable: the same rows shall give the same numbers again.
         tracking: what the ranks do for the training's MLflow run; None: there is none.
@@ -75,7 +73,6 @@ class TrainSpec:
     owner: str = ""
     checkpoint_seconds: float | None = None
     kept: KeptRows | None = None
-    module: ModulePlan | None = None
     limits: RowLimits | None = None
     tracking: RankTracking | None = None
     categories: tuple[str, ...] = ()
@@ -91,8 +88,8 @@ class TrainSpec:
 
     @property
     def has_stored_rows(self) -> bool:
-        """Whether the rank has the rows of an epoch and can read them again; no function or data module makes them."""
-        return self.kept is None and self.module is None
+        """Whether the rank has the rows of an epoch and can read them again; no function makes them."""
+        return self.kept is None
 
     @property
     def keeps_file_rows(self) -> bool:

@@ -69,6 +69,7 @@ class Item:
     text: str
 
 
+_NO_DATA_MODULE = "a ValueError names HorovodRunner.run(function, data=df)"
 #: (section, item) -> why it is not Horovod's. Sentences for users are in docs/reference/horovod.md.
 DIFFERENCES: dict[tuple[int, str], str] = {
     (2, "`start_timeline`"): "works without HOROVOD_TIMELINE=DYNAMIC",
@@ -138,20 +139,29 @@ DIFFERENCES: dict[tuple[int, str], str] = {
     (9, "`mp_start_method`"): "no effect",
     (9, "`tensorflow_dataset_prefetch_buffer_size`"): "no effect",
     (9, "`transformation_fn`"): "also takes pandas frames",
-    (10, "`data_module`"): "classes derived from DataModule",
+    (10, "`data_module`"): _NO_DATA_MODULE,
     (10, "`input_shapes`"): "optional",
     (10, "`getOptimizer()`"): "of an estimator: the optimizer as it was set",
-    (10, "`datamodule.PetastormDataModule`, `NVTabularDataModule`"): "NVTabularDataModule: a call says what to use",
+    (10, "`datamodule.PetastormDataModule`, `NVTabularDataModule`"): "a call says what to use",
     (11, "version window"): "Lightning 2",
+    (11, "`data_module`"): _NO_DATA_MODULE,
     (11, "`loader_num_epochs`"): "no effect",
     (11, "`debug_data_loader`"): "no effect",
     (11, "`train_async_data_loader_queue_size`, `val_async_data_loader_queue_size`"): "no effect",
-    (12, "`data_module`"): "classes derived from DataModule",
+    (12, "`data_module`"): _NO_DATA_MODULE,
     (
         13,
         "`get_filesystem()`, `fs`, `get_localized_path`, `get_full_path`, `get_full_path_fn`, "
         "`get_data_metadata_path`, `read_serialized_keras_model`, `copy`",
     ): "read_serialized_keras_model is missing; the others are real",
+    (13, "`spark.common.util.prepare_data`"): "a call says what to use",
+    (
+        13,
+        "`util.clear_training_cache()`, `util.get_dataset_properties(idx)`, `util.get_simple_meta_from_parquet(...)`, "
+        "`util.check_validation`",
+    ): "a call says what to use",
+    (13, "`spark.common.datamodule.DataModule`"): "a call says what to use",
+    (13, "`spark.data_loaders.pytorch_data_loaders`"): "its classes: a call says what to use",
     (19, "`horovod.mxnet`"): "an import error: MXNet is retired",
     (19, "`horovod.ray`"): "an import error: use Ray's own trainers",
 }

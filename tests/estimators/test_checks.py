@@ -64,6 +64,11 @@ from spark_estimator.estimators import checks
         ({"transformation_edit_fields": [("x", "no type")]}, ValueError, "must be a list of .name, numpy type, shape"),
         ({"shuffle": "yes"}, TypeError, "shuffle must be True or False"),
         (
+            {"data_module": int},
+            ValueError,
+            r"data_module is not supported.*run\(train, data=df\), where data\.loader\(",
+        ),
+        (
             {"epoch": 3},
             TypeError,
             r"has no parameter 'epoch' \(did you mean 'epochs'\?\)\. Its parameters: .*epochs",

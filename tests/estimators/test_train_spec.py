@@ -32,11 +32,10 @@ def test_ranks_order_the_rows_that_spark_sends() -> None:
     assert not spec_of(repeatable=True, source=files).by_value, "files are read in the same order each time"
 
 
-def test_rows_of_functions_and_data_modules_are_not_stored() -> None:
-    """To read them again may call the user's code, or take batches of the next epoch."""
+def test_rows_of_functions_are_not_stored() -> None:
+    """To read them again calls the user's code."""
     assert spec_of().has_stored_rows
     assert not spec_of(kept=object()).has_stored_rows
-    assert not spec_of(module=object()).has_stored_rows
 
 
 def test_states_are_left_out_of_texts_and_travel() -> None:

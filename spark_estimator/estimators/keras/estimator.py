@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_estimator.estimators.folder_fit import FolderFit
+from spark_estimator.estimators.estimator import TableEstimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.keras import estimator_files as keras_estimator_files
 from spark_estimator.estimators.keras import start as keras_start
@@ -28,7 +28,7 @@ from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
     {"tensorflow_dataset_prefetch_buffer_size": ("TensorflowDatasetPrefetchBufferSize", 0)}, WITHOUT_EFFECT
 )
 @with_params(ESTIMATOR)
-class KerasEstimator(KerasEstimatorKeywords, FolderFit[KerasModel]):
+class KerasEstimator(KerasEstimatorKeywords, TableEstimator[KerasModel]):
     """Trains a Keras model on the rows of a DataFrame: ``model = KerasEstimator(...).fit(df)``.
 
     The rows are distributed evenly over `num_proc` processes, which Spark starts together, on the driver's Keras
@@ -48,7 +48,6 @@ class KerasEstimator(KerasEstimatorKeywords, FolderFit[KerasModel]):
     _public_path = "spark_estimator.KerasEstimator"
     _prefix = "keras"
     _model_kind = KerasModel
-    _rounds_up = True
 
     def _training(self) -> _KerasTraining:
         return _KerasTraining(self._value)

@@ -29,7 +29,7 @@ _Estimator = TypeVar("_Estimator", bound=TableParams)
 #: What JSON does not hold.
 _OBJECTS = (
     *("model", "optimizer", "loss", "metrics", "gradient_compression", "custom_objects"),
-    *("callbacks", "checkpoint_callback", "data_module", "decoders", "transformation_fn"),
+    *("callbacks", "checkpoint_callback", "decoders", "transformation_fn"),
 )
 _FILE, _PLAIN = "objects.pkl", "objects.json"
 _KERAS_2, _LIST = "keras_2", "list"

@@ -39,7 +39,7 @@ class KerasEstimatorArguments(SharedArguments, PredictingArguments, total=False)
     checkpoint_callback: Any
     custom_objects: Mapping[str, Any] | None
     backend_env: Mapping[str, Any] | None
-    data_module: type | None
+    data_module: None
 
 
 class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
@@ -144,12 +144,12 @@ class KerasEstimatorKeywords(SharedKeywords, PredictingKeywords):
         """Return backend_env: environment variables to set in the processes before they import Keras."""
         return self._get(self.backend_env)
 
-    def setDataModule(self, value: type | None) -> Self:
-        """Set data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ..."""
+    def setDataModule(self, value: None) -> Self:
+        """Set data_module: not supported: loaders of your own belong in a function that ..."""
         return self._set(data_module=value)
 
     def getDataModule(self) -> Any:
-        """Return data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ..."""
+        """Return data_module: not supported: loaders of your own belong in a function that ..."""
         return self._get(self.data_module)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_estimator.estimators import checks, params
-from spark_estimator.estimators.folder_fit import DATA_MODULE
 from spark_estimator.estimators.keras.history import KerasHistory, history_of
 from spark_estimator.estimators.keras.spec import DEFAULT_ENVIRONMENT
 from spark_estimator.estimators.params import Row
@@ -50,7 +49,7 @@ ESTIMATOR = (
         "Mapping[str, Any] | None",
         "dict[str, Any]",
     ),
-    DATA_MODULE,
+    params.DATA_MODULE,
 )
 
 MODEL = (

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_estimator.collectives import context, launcher_link
-from spark_estimator.data.rank.epoch_rows import EpochRows
-from spark_estimator.estimators import data_modules
 from spark_estimator.estimators.keras import recovery
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.checkpoint import KerasForm
@@ -26,7 +24,6 @@ from spark_estimator.estimators.persistence.run_identity import Identity, of_row
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, begin, check_loss, record_epoch
 from spark_estimator.estimators.rows.row_source import rank_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
-from spark_estimator.keras.importing import keras
 from spark_estimator.keras.optimizers import finalize
 from spark_estimator.keras.rates import rescale_rate
 from spark_estimator.observe.driver_log import log_to_driver
@@ -40,13 +37,11 @@ def train(spec: TrainSpec) -> TrainResult | None:
     state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
     In an elastic job it recovers within a step (`recovery`).
     """
-    rank, size = context.rank(), context.size()
-    keras.utils.set_random_seed((spec.seed * 10_007 + rank) % (1 << 32))  # for what a data module draws
-    with Saver(spec, KerasForm()) as saver, data_modules.opened(spec, rank, size) as brought:
+    with Saver(spec, KerasForm()) as saver:
         training = KerasTraining(spec, saver)
         if launcher_link.link() is not None:
             return recovery.recovered(training, spec)
-        beginning = training.begin(brought=brought)
+        beginning = training.begin()
         training.build(beginning)
         training.loop.broadcast()
         steps = training.take(beginning)
@@ -71,14 +66,9 @@ class KerasTraining:
         self._spec = spec
         self._saver = saver
 
-    def begin(
-        self,
-        known: KnownRun | None = None,
-        read: ReadRows = rank_rows,
-        brought: tuple[EpochRows, EpochRows | None] | None = None,
-    ) -> RankRun:
+    def begin(self, known: KnownRun | None = None, read: ReadRows = rank_rows) -> RankRun:
         """As `rank_run.begin`."""
-        return begin(self._spec, _identity_of, KerasForm(), brought, known=known, read=read)
+        return begin(self._spec, _identity_of, KerasForm(), known=known, read=read)
 
     def build(self, beginning: RankRun) -> None:
         """Makes the model and the callbacks of this process."""

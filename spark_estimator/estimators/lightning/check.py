@@ -54,9 +54,8 @@ class LightningTrial(ModuleTrial):
                 module.configure_model()
                 if rows.num_rows == 1:
                     module.eval()  # batch norm raises an error for a single row
-                if self._parts.data_module is None:
-                    module, loss = self._stepped(module, batch)
-                    self._check_loss(loss, rows, fields)
+                module, loss = self._stepped(module, batch)
+                self._check_loss(loss, rows, fields)
                 if not fields.labels or self.positional()[1] == 0:
                     return ()  # forward() takes what is available at prediction
                 return self._widths(module, tensors[: len(fields.inputs)], fields)

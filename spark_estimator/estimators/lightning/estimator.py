@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spark_estimator.estimators import data_modules, estimator
+from spark_estimator.estimators import estimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.lightning.check import LightningTrial
 from spark_estimator.estimators.lightning.keywords import LightningEstimatorKeywords
@@ -30,7 +30,6 @@ from spark_estimator.estimators.torch.identity import digest_of
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
     from typing_extensions import Self
 
 
@@ -74,7 +73,7 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
     _model_kind = TorchModel
     _objects = (
         *("model", "optimizer", "loss", "loss_constructors", "metrics", "gradient_compression", "callbacks", "logger"),
-        *("profiler", "data_module", "trainer_args", "decoders", "transformation_fn"),
+        *("profiler", "trainer_args", "decoders", "transformation_fn"),
     )
 
     def setNumGPUs(self, value: int | None) -> Self:  # so spelt in Horovod
@@ -96,18 +95,6 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
             advice.warn_of_metrics(parts.plain)
         return _LightningTraining(parts, labels)
 
-    def _takes_folders(self) -> bool:
-        return data_modules.takes_folders(self._value("data_module"))
-
-    def _has_own_loaders(self) -> bool:
-        return self._value("data_module") is not None
-
-    def _fit_on_folders(self, dataset: DataFrame) -> TorchModel:
-        self._training()  # raises where a parameter can't be used, before rows are written
-        size = self._size(self._chosen_backend())
-        with data_modules.written(self, dataset, size(dataset.sparkSession) if callable(size) else size) as index:
-            return self.copy({self.data_module: data_modules.plan_of(self, index)})._fit(dataset)
-
 
 #: Callbacks that replace schedules or parameters, or train by themselves: what they do is in no state that a process
 #: could take over in the middle of an epoch.
@@ -123,7 +110,7 @@ class _LightningTraining:
         # A module that optimizes by hand has no single step to agree on.
         by_hand = not getattr(parts.model, "automatic_optimization", True)
         refused = any(kind.__name__ in _NOT_ENTERED for callback in parts.callbacks for kind in type(callback).__mro__)
-        self.recovers = parts.data_module is None and not parts.steps_locally and not by_hand and not refused
+        self.recovers = not parts.steps_locally and not by_hand and not refused
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )

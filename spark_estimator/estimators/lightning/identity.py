@@ -42,7 +42,6 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
         ],
         "steps": [
             f"gradient_compression={name_of(parts.compression)}",
-            f"data_module={name_of(getattr(parts.data_module, 'kind', parts.data_module))}",
             *([f"sync={parts.sync}, inner_steps={parts.inner_steps}"] if parts.steps_locally else []),
         ],
         "trainer_args": steering + ["scale_lr=True"] * parts.scale_lr,

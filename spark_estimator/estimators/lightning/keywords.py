@@ -34,7 +34,6 @@ class LightningEstimatorArguments(TorchSharedArguments, total=False):
     logger: Any
     log_every_n_steps: int
     num_gpus: int | None
-    data_module: Any
     trainer_args: dict[str, Any] | None
     scale_lr: bool
     terminate_on_nan: bool
@@ -52,7 +51,6 @@ class LightningEstimatorKeywords(TorchSharedKeywords):
     logger: Param[Any]
     log_every_n_steps: Param[int]
     num_gpus: Param[int | None]
-    data_module: Param[Any]
     trainer_args: Param[dict[str, Any] | None]
     scale_lr: Param[bool]
     terminate_on_nan: Param[bool]
@@ -134,14 +132,6 @@ class LightningEstimatorKeywords(TorchSharedKeywords):
     def getNumGpus(self) -> int | None:
         """Return num_gpus: the number of GPUs per process: 0 is use_gpu=False, more than 1 is an error."""
         return self._get(self.num_gpus)
-
-    def setDataModule(self, value: Any) -> Self:
-        """Set data_module: a LightningDataModule, or its class: its loaders replace the DataFrame, whose first ..."""
-        return self._set(data_module=value)
-
-    def getDataModule(self) -> Any:
-        """Return data_module: a LightningDataModule, or its class: its loaders replace the DataFrame, whose ..."""
-        return self._get(self.data_module)
 
     def setTrainerArgs(self, value: dict[str, Any] | None) -> Self:
         """Set trainer_args: a dict of Trainer arguments that override the estimator's own."""

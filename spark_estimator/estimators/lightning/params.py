@@ -21,14 +21,7 @@ ESTIMATOR = (
         "the number of GPUs per process: 0 is use_gpu=False, more than 1 is an error",
         "int | None",
     ),
-    Row(
-        "data_module",
-        None,
-        checks.anything,
-        "a LightningDataModule, or its class: its loaders replace the DataFrame, whose first rows are only used for "
-        "the types of the columns. A class with the argument train_dir gets Horovod's keywords, and the rows are "
-        "written to the store; others are created without arguments on each rank",
-    ),
+    params.DATA_MODULE,
     Row(
         "trainer_args",
         None,

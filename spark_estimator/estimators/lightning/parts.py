@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from spark_estimator.estimators.checks import described, labels_of, listed
-from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.estimators.torch.exchange import check_exchange
@@ -39,7 +38,7 @@ class LightningParts:
         flavour: the package whose classes the module and the callbacks are: a name of `FLAVOURS`.
         model: the LightningModule, or the plain module.
         plain: what a plain module is trained with; None: the model is a LightningModule.
-        callbacks, logger, profiler, data_module: Lightning's objects, as the user gives them.
+        callbacks, logger, profiler: Lightning's objects, as the user gives them.
         log_every_n_steps: for the logger.
         trainer_args: replace the estimator's own arguments of the Trainer.
         compression: of gradients; None: none.
@@ -55,7 +54,6 @@ class LightningParts:
     callbacks: Sequence[Any] = ()
     logger: Any = None
     profiler: Any = None
-    data_module: Any = None
     log_every_n_steps: int = 50
     trainer_args: Mapping[str, Any] | None = None
     compression: Any = None
@@ -92,8 +90,6 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     plain = None
     if flavour is None:
         flavour = next(filter(None, map(flavour_of, value("callbacks"))), preferred())
-        if value("data_module") is not None:
-            raise ValueError("data_module gives batches of its own form, which only a LightningModule can read.")
         if value("optimizer") is None and not (value("loss") or value("loss_constructors")):
             raise TypeError(
                 f"model is a {type(model).__name__}, a torch.nn.Module and not a LightningModule: give it optimizer "
@@ -108,16 +104,6 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     for callback in value("callbacks"):
         if not isinstance(callback, package.Callback):
             raise TypeError(f"callbacks are Callbacks of {flavour}, as the model is; one was {described(callback)}.")
-    data_module = value("data_module")
-    if data_module is not None:
-        if value("categories"):
-            raise ValueError("categories and data_module can't be combined: the data module makes the ids itself.")
-        kind = data_module.kind if isinstance(data_module, ModulePlan) else data_module
-        kind = kind if isinstance(kind, type) else type(kind)
-        if not issubclass(kind, package.LightningDataModule):
-            raise TypeError(
-                f"data_module must be a LightningDataModule of {flavour}, or its class; got {described(data_module)}."
-            )
     if (value("num_gpus") or 0) > 1:
         raise ValueError(f"num_gpus={value('num_gpus')}: each process has one GPU; ask for more of them by num_proc.")
     arguments = value("trainer_args") or {}
@@ -135,7 +121,6 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
             callbacks=callbacks,
             logger=value("logger"),
             profiler=value("profiler"),
-            data_module=data_module,
             log_every_n_steps=value("log_every_n_steps"),
             trainer_args=arguments,
             compression=value("gradient_compression"),

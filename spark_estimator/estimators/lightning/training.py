@@ -16,7 +16,6 @@ import torch
 
 import spark_estimator.torch as hvd
 from spark_estimator.collectives import launcher_link
-from spark_estimator.estimators.data_modules import ModulePlan
 from spark_estimator.estimators.epoch_division import Division
 from spark_estimator.estimators.lightning.callbacks import EpochSums, callback_of, logged, strategy_of
 from spark_estimator.estimators.lightning.checkpoint import (
@@ -129,15 +128,12 @@ class _Training:
         quiet(parts.flavour, spec.verbose)
         self._meter = meter_of(spec)
         order = seed if spec.shuffle else None
-        shapes = parts.label_shapes
-        self._train: RowLoader | None = None
+        # A plain module's labels get their shapes where its outputs are known.
+        shapes = parts.label_shapes if parts.plain is None else None
+        self._train = RowLoader(rows, spec, order, spec.batch_size, spec.train_steps, shapes)
         self._held: RowLoader | None = None
-        if parts.data_module is None:
-            # A plain module's labels get their shapes where its outputs are known.
-            shapes = None if parts.plain is not None else shapes
-            self._train = RowLoader(rows, spec, order, spec.batch_size, spec.train_steps, shapes)
-            if held is not None:
-                self._held = RowLoader(held, spec, None, spec.val_batch_size, spec.validation_steps, shapes)
+        if held is not None:
+            self._held = RowLoader(held, spec, None, spec.val_batch_size, spec.validation_steps, shapes)
         self._arguments = self._trainer_arguments()
         plain = parts.plain
         self._watch = EpochSums(
@@ -196,14 +192,7 @@ class _Training:
         if self._joined is not None and self._joined.phase is not FitPhase.OVER:
             # Steps are there when the others are met: a Trainer with all of its steps or epochs would not begin.
             trainer.fit_loop.epoch_progress.load_state_dict(loop_states(self._joined.loops)["epoch_progress"])
-        if parts.data_module is not None:
-            data_module = parts.data_module
-            if isinstance(data_module, ModulePlan):
-                steps = self._spec.train_steps, self._spec.validation_steps
-                data_module = data_module.made(hvd.rank(), hvd.size(), *steps)
-            trainer.fit(self.module, datamodule=data_module() if isinstance(data_module, type) else data_module)
-        else:
-            trainer.fit(self.module, self._train, self._held)
+        trainer.fit(self.module, self._train, self._held)
 
     def _take_model(self, checkpoint: dict[str, Any]) -> None:
         """Gives the module, which is not trained any more, the numbers of a checkpoint."""
@@ -373,15 +362,12 @@ class _Training:
             "log_every_n_steps": parts.log_every_n_steps,
             "profiler": parts.profiler,
             "num_sanity_val_steps": 0,
-            "use_distributed_sampler": parts.data_module is not None,
+            "use_distributed_sampler": False,
             "enable_progress_bar": any(isinstance(callback, callbacks.ProgressBar) for callback in parts.callbacks),
             "enable_model_summary": any(isinstance(callback, callbacks.ModelSummary) for callback in parts.callbacks),
             "enable_checkpointing": any(isinstance(callback, callbacks.Checkpoint) for callback in parts.callbacks),
             "default_root_dir": self._folder(),
         }
-        if parts.data_module is not None:
-            limits = {"limit_train_batches": spec.train_steps, "limit_val_batches": spec.validation_steps}
-            arguments |= {name: steps for name, steps in limits.items() if steps is not None}
         arguments |= parts.trainer_args or {}
         if self._joined is not None:
             arguments["num_sanity_val_steps"] = 0  # the other ranks have had theirs

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spark_estimator.estimators.folder_fit import FolderFit
+from spark_estimator.estimators.estimator import TableEstimator
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.params import with_params
 from spark_estimator.estimators.rows.shapes import Trial
@@ -28,7 +28,7 @@ from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 
 @with_params(ESTIMATOR)
-class TorchEstimator(TorchEstimatorKeywords, TorchFiles, FolderFit[TorchModel]):
+class TorchEstimator(TorchEstimatorKeywords, TorchFiles, TableEstimator[TorchModel]):
     """Trains a PyTorch model on the rows of a DataFrame: ``model = TorchEstimator(...).fit(df)``.
 
     The rows are distributed evenly over `num_proc` processes, which Spark starts together. Each process keeps its rows
@@ -49,7 +49,7 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, FolderFit[TorchModel]):
     _model_kind = TorchModel
     _objects = (
         *("model", "optimizer", "loss", "loss_constructors", "metrics", "lr_scheduler", "gradient_compression"),
-        *("callbacks", "train_minibatch_fn", "data_module", "decoders", "transformation_fn"),
+        *("callbacks", "train_minibatch_fn", "decoders", "transformation_fn"),
     )
 
     def _training(self) -> _TorchTraining:

@@ -38,6 +38,7 @@ class TorchSharedArguments(SharedArguments, PredictingArguments, InferenceArgume
     loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None
     sync: str
     inner_steps: int
+    data_module: None
 
 
 class TorchSharedKeywords(SharedKeywords, PredictingKeywords, InferenceKeywords):
@@ -47,6 +48,7 @@ class TorchSharedKeywords(SharedKeywords, PredictingKeywords, InferenceKeywords)
     loss_constructors: Param[list[Callable[..., Any]] | None]
     sync: Param[str]
     inner_steps: Param[int]
+    data_module: Param[Any]
 
     def setLossWeights(self, value: Sequence[float] | None) -> Self:
         """Set loss_weights: a weight per loss; None: equal weights that sum to 1."""
@@ -80,6 +82,14 @@ class TorchSharedKeywords(SharedKeywords, PredictingKeywords, InferenceKeywords)
         """Return inner_steps: with sync='local_sgd' or 'diloco': the number of steps between two exchanges."""
         return self._get(self.inner_steps)
 
+    def setDataModule(self, value: None) -> Self:
+        """Set data_module: not supported: loaders of your own belong in a function that ..."""
+        return self._set(data_module=value)
+
+    def getDataModule(self) -> Any:
+        """Return data_module: not supported: loaders of your own belong in a function that ..."""
+        return self._get(self.data_module)
+
 
 class TorchEstimatorArguments(TorchSharedArguments, total=False):
     """Types of the parameters of `TorchEstimator`."""
@@ -97,7 +107,6 @@ class TorchEstimatorArguments(TorchSharedArguments, total=False):
     lr_scheduler: LRScheduler | None
     callbacks: Any
     train_minibatch_fn: Callable[..., Any] | None
-    data_module: type | None
     mixed_precision: str | None
 
 
@@ -112,7 +121,6 @@ class TorchEstimatorKeywords(TorchSharedKeywords):
     lr_scheduler: Param[LRScheduler | None]
     callbacks: Param[list[Any]]
     train_minibatch_fn: Param[Callable[..., Any] | None]
-    data_module: Param[Any]
     mixed_precision: Param[str | None]
 
     def __init__(self, **params: Unpack[TorchEstimatorArguments]) -> None:
@@ -191,14 +199,6 @@ class TorchEstimatorKeywords(TorchSharedKeywords):
     def getTrainMinibatchFn(self) -> Callable[..., Any] | None:
         """Return train_minibatch_fn: a custom training step: (model, optimizer, transform_outputs, loss_fn, ..."""
         return self._get(self.train_minibatch_fn)
-
-    def setDataModule(self, value: type | None) -> Self:
-        """Set data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ..."""
-        return self._set(data_module=value)
-
-    def getDataModule(self) -> Any:
-        """Return data_module: a class derived from horovod.spark.common.datamodule.DataModule that reads the ..."""
-        return self._get(self.data_module)
 
     def setMixedPrecision(self, value: str | None) -> Self:
         """Set mixed_precision: 'bf16': run forward passes under autocast; None: full precision."""

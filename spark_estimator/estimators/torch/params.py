@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from spark_estimator.estimators import checks, params
-from spark_estimator.estimators.folder_fit import DATA_MODULE
 from spark_estimator.estimators.params import Row
 
 _LOSS = "Callable[..., Any]"
@@ -108,7 +107,7 @@ ESTIMATOR = (
         f"{_LOSS} | None",
     ),
     *LOCAL_STEPS,
-    DATA_MODULE,
+    params.DATA_MODULE,
     Row(
         "mixed_precision",
         None,

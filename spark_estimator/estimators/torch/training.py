@@ -13,7 +13,6 @@ from spark_estimator.collectives import arrays, launcher_link
 from spark_estimator.data.fields import Array
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.errors import DataError
-from spark_estimator.estimators import data_modules
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
     Cursor,
@@ -30,7 +29,6 @@ from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.estimators.torch.epoch_log import epoch_log
 from spark_estimator.estimators.torch.identity import identity_of
 from spark_estimator.estimators.torch.losses import TorchParts, counts_some, leaves_out
-from spark_estimator.estimators.torch.rank_state import seed_generators
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -46,16 +44,14 @@ def train(spec: TrainSpec) -> TrainResult | None:
     In an elastic job it recovers within a step (`recovery`).
     """
     hvd.init()
-    seed_generators(spec.seed, -1)  # for what a data module draws
-    with Saver(spec, TorchForm()) as saver, data_modules.opened(spec, hvd.rank(), hvd.size()) as brought:
-        with epoch_log(spec, hvd.rank) as log:
-            training = Training(spec, saver, log)
-            if launcher_link.link() is not None:
-                return recovery.recovered(training, spec)
-            beginning = training.begin(brought=brought)
-            training.trainer.take_size()
-            hvd.broadcast_parameters(training.trainer.model.state_dict(), root_rank=0)
-            return training.run(beginning, training.leaving(beginning))
+    with Saver(spec, TorchForm()) as saver, epoch_log(spec, hvd.rank) as log:
+        training = Training(spec, saver, log)
+        if launcher_link.link() is not None:
+            return recovery.recovered(training, spec)
+        beginning = training.begin()
+        training.trainer.take_size()
+        hvd.broadcast_parameters(training.trainer.model.state_dict(), root_rank=0)
+        return training.run(beginning, training.leaving(beginning))
 
 
 class Training:
@@ -75,14 +71,9 @@ class Training:
         self._callbacks = TorchCallbacks(spec.framework.callbacks)
         self._recorded: int | None = None  # how many epochs this process has logged, or others before it began
 
-    def begin(
-        self,
-        known: KnownRun | None = None,
-        read: ReadRows = rank_rows,
-        brought: tuple[EpochRows, EpochRows | None] | None = None,
-    ) -> RankRun:
+    def begin(self, known: KnownRun | None = None, read: ReadRows = rank_rows) -> RankRun:
         """As `rank_run.begin`."""
-        return begin(self._spec, identity_of, TorchForm(), brought, known=known, read=read)
+        return begin(self._spec, identity_of, TorchForm(), known=known, read=read)
 
     def leaving(self, beginning: RankRun) -> frozenset[int]:
         """`TorchParts.leaving_out`. A collective."""
@@ -208,7 +199,7 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
         DataError: the loss leaves out all rows, for training or validation; or rows have weights, too: without the
             ignored rows, the mean would be neither by rows nor by weights.
     """
-    if spec.kept is not None or spec.module is not None:  # a function makes the labels, in each epoch again
+    if spec.kept is not None:  # a function makes the labels, in each epoch again
         return frozenset()
     per_label, counted = [], []
     for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):

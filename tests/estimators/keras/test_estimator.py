@@ -1,4 +1,4 @@
-"""`KerasEstimator`: its shapes, data modules, and progress."""
+"""`KerasEstimator`: its shapes and progress."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ import pyarrow.parquet
 from spark_estimator import KerasEstimator, KerasModel
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.data.prepared.module import DataModule
 from spark_estimator.estimators.keras import start
 from spark_estimator.observe.status_line import Log
-from tests.estimators.conftest import TRUTH
 from tests.estimators.specs import X, spec_of
 from tests.ranks import run_ranks
 
@@ -36,47 +34,6 @@ def test_shapes_of_a_model() -> None:
     assert KerasEstimator(model=net).get_model_shapes() == ([[-1, 2, 3]], [[-1, 4]])
     with pytest.raises(ValueError, match=r"are not known: its class is not Keras' own, or it is not b.*keras\.Input"):
         KerasEstimator(model=keras.Sequential([keras.layers.Dense(1)])).getModelShapes()
-
-
-class EveryOther(DataModule):
-    """Each rank's rows are every `shard_count`-th, as tuples of features and labels, one epoch after the other."""
-
-    def _batches(self, folder: str, size: int) -> list[Any]:
-        table = pyarrow.parquet.read_table(folder, columns=self.schema_fields)
-        arrays = [numpy.stack(table[name].to_numpy())[self.cur_shard :: self.shard_count] for name in ("features", "y")]
-        starts = range(0, len(arrays[0]), size)
-        return [tuple(array[start : start + size] for array in arrays) for start in starts]
-
-    def train_data(self) -> list[Any]:
-        return self._batches(self.train_dir, self.train_batch_size)
-
-    def val_data(self) -> list[Any]:
-        return self._batches(self.val_dir, self.val_batch_size)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_a_data_module_brings_the_rows(line: DataFrame, tmp_path: Path) -> None:
-    net = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
-    estimator = KerasEstimator(
-        num_proc=2,
-        model=net,
-        optimizer=keras.optimizers.SGD(0.05),
-        loss="mse",
-        data_module=EveryOther,
-        store=str(tmp_path),
-        label_cols=["y"],
-        validation="held",
-        batch_size=10,
-        epochs=6,
-        verbose=0,
-    )
-    model = estimator.fit(line.select("features", "y", "held"))
-    assert numpy.allclose(model.getModel().layers[0].kernel.numpy().ravel(), TRUTH, atol=0.1)
-    history = model.getHistory()
-    assert len(history["loss"]) == 6 and history["val_loss"][-1] < 0.1
-    with pytest.raises(TypeError, match="data_module must be a class derived from"):
-        KerasEstimator(data_module=object())
 
 
 class Slow(keras.callbacks.Callback):

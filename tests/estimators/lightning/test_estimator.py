@@ -284,11 +284,7 @@ class Old(Line):
             TypeError,
             "callbacks are Callbacks of lightning.pytorch, as the model is; one was <b",
         ),
-        (
-            {"data_module": Line()},
-            TypeError,
-            "data_module must be a LightningDataModule of lightning.pytorch, or its class",
-        ),
+        ({"data_module": Line()}, ValueError, r"data_module is not supported, got .*data\.loader\(batch_size\)"),
         ({"num_gpus": 2}, ValueError, "num_gpus=2: each process has one GPU; ask for more of them by num_proc"),
         ({"trainer_args": {"strategy": "ddp"}}, ValueError, r"trainer_args\['strategy'\] = 'ddp' is not taken: the ra"),
         (
@@ -332,8 +328,6 @@ def test_a_plain_module_needs_its_parts(line: DataFrame) -> None:
         TypeError, match=r"model is a Linear, a torch\.nn\.Module and not a LightningModule: give it op"
     ):
         estimator(model=nn.Linear(3, 1)).fit(line)
-    with pytest.raises(ValueError, match="data_module gives batches of its own form"):
-        plain_estimator(data_module=pl.LightningDataModule).fit(line)
 
 
 def test_what_has_no_effect_is_said(line: DataFrame) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -237,16 +236,7 @@ def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:
     logger = pl.loggers.CSVLogger(f"{folder}/logs", name=f"rank{rank}")
     trained(folder, module(), {"epochs": 1}, logger=logger, log_every_n_steps=2)
 
-    # Loaders of the user's; optimization by hand.
-    class Own(pl.LightningDataModule):  # type: ignore[misc]
-        def train_dataloader(self) -> Any:
-            rows = [{"x": torch.full((WIDTH,), float(n)), "y": torch.tensor(1.0)} for n in range(12)]
-            return torch.utils.data.DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
-
-    net = module(lr=0.0)
-    result = trained(folder, net, {"epochs": 1}, data_module=Own)
-    results["own loaders"] = net.batches, result and result.history[0]["train"]["loss"]
-
+    # Optimization by hand.
     def by_hand(self: Any, batch: Any, number: int) -> None:
         optimizer = self.optimizers()
         optimizer.zero_grad()
@@ -415,14 +405,6 @@ def test_arguments_of_the_trainer(results: list[dict[str, Any]], folder: Path) -
     assert "own_loss" in metrics.read_text()
 
 
-def test_loaders_of_the_user_s_are_shared_out(results: list[dict[str, Any]]) -> None:
-    assert [result["own loaders"][0] for result in results] == [3, 3], "12 rows in batches of 2, on two ranks"
-    net = linear()
-    with torch.no_grad():
-        outputs = net(torch.arange(12.0).reshape(-1, 1).repeat(1, WIDTH)).reshape(-1)
-    assert results[0]["own loaders"][1] == pytest.approx(float(((outputs - 1) ** 2).mean()), rel=1e-5)
-
-
 def rates_of_epochs(rank: int, folder: str, epochs: int, **parts: Any) -> tuple[list[float], list[float], list[str]]:
     """The rates of a run's epochs, its schedule's last, and what is logged of rates."""
     import logging
@@ -479,43 +461,3 @@ def plain_rates(rank: int, folder: str) -> tuple[list[float], list[float], list[
 def test_the_learning_rate_stays_if_that_is_wanted(folder: Path) -> None:
     for result in run_ranks(2, plain_rates, 120, args=(str(folder),)):
         assert result == (pytest.approx([0.05, 0.025]), [0.05, 0.05], [])
-
-
-class RandomRows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Rows that a loader's worker draws."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        return {"x": torch.rand(WIDTH), "y": torch.tensor(random.random() + numpy.random.random(), dtype=torch.float32)}
-
-
-def rows_of_workers(rank: int, folder: str) -> list[list[float]]:
-    """[two trainings] the sums of the batches of two epochs."""
-    import lightning.pytorch as pl
-
-    class Own(pl.LightningDataModule):  # type: ignore[misc]
-        def train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(RandomRows(), batch_size=8, num_workers=1)
-
-    def training_step(self: Any, batch: Any, number: int) -> torch.Tensor:
-        sums.append(float(batch["x"].sum() + batch["y"].sum()))
-        return nn.functional.mse_loss(self(batch["x"]).reshape(-1), batch["y"])
-
-    def configure_optimizers(self: Any) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-    trainings = []
-    for _ in range(2):
-        sums: list[float] = []
-        learner = module(training_step=training_step, configure_optimizers=configure_optimizers)
-        trained(folder, learner, {"held_share": 0.0, "epochs": 2}, data_module=Own)
-        trainings.append(sums)
-    return trainings
-
-
-def test_the_seed_decides_what_workers_of_loaders_draw(folder: Path) -> None:
-    (first, again), (other, _) = run_ranks(2, rows_of_workers, 240, args=(str(folder),))
-    assert first == again and len(first) == 2 * 4
-    assert not set(first) & set(other), "each rank has its own numbers, also in the first epoch"

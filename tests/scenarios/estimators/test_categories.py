@@ -336,9 +336,6 @@ def test_lightning(frame: DataFrame) -> None:
     table = model.getModel().city.weight.reshape(-1).tolist()  # type: ignore[union-attr, operator]
     cities = ["city 2", None, "city 0", "city 7"]
     assert model.predict({"city": cities}).reshape(-1).tolist() == [table[3], table[0], table[1], table[0]]
-    refused = LightningEstimator(model=Table(), data_module=pl.LightningDataModule(), **common)
-    with pytest.raises(ValueError, match="categories and data_module can't be combined"):
-        refused.fit(frame)
 
 
 VISITS: list[tuple[Any, ...]] = [("a", ["b", "c"], 1.0), ("a", ["c", None, "c"], 2.0), ("b", ["c", "c"], 3.0)] * 20
