@@ -1,13 +1,17 @@
 """``horovodrun --config-file``: Horovod's YAML file of settings, read as the flags of its keys.
 
-Of YAML it needs groups, and in them lines ``key: value``, of which the values are numbers, words and truth values. This
-subset is read here, without a library; anything else is refused, with its line number.
+It has groups, and in them lines ``key: value``, of which the values are numbers, words and truth values. Anything else
+is refused, with its line number. Needs PyYAML.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from yaml import Node
 
 # Group -> key -> flag; that of a truth value, which may be switched off, is the one without "no-".
 _KEYS = {
@@ -70,68 +74,78 @@ _TRUTH = {
     "off": False,
     "0": False,
 }
-_LINE = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z][\w-]*)\s*:(?:\s+(?P<value>.*))?")
-_QUOTED = re.compile(r"""(?:'(?P<single>(?:[^']|'')*)'|"(?P<double>[^"\\]*)")\s*(?:#.*)?""")
-_PLAIN = re.compile(r"(?P<plain>[^\s#'\"\[\]{}&*!|>%@`,?][^#]*?|)\s*(?:(?:^|\s)#.*)?")
 
 
-def flags_of(path: str) -> list[str]:
-    """The flags that a file's keys mean, as on a command line.
+def read_flags(path: str) -> list[str]:
+    """Return the flags that a file's keys mean, as on a command line.
 
     Raises:
-        ValueError: the file cannot be read, or something in it is not understood; the text names file and line.
+        ValueError: the file cannot be read, or something in it is not understood (the text names file and line); or
+            PyYAML is not installed.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        import yaml
+    except ImportError:
+        raise ValueError("--config-file needs PyYAML, which isn't installed here: pip install PyYAML.") from None
+    try:
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}.") from error
-    flags, group = [], ""
-    for number, line in enumerate(lines, 1):
-        if not line.partition("#")[0].strip() or line.strip() in ("---", "..."):
-            continue
-        try:
-            match = _LINE.fullmatch(line.rstrip())
-            if match is None or "\t" in match["indent"]:
-                raise ValueError(f"{line.strip()!r} must have the form key: value")
-            key, value = match["key"].replace("-", "_"), _scalar(match["value"] or "")
-            if not match["indent"]:
-                group = ""
-                if key in _KEYS and not value:
-                    group = key
-                    continue
-            elif not group:
-                raise ValueError(f"{line.strip()!r} doesn't belong to a group")
-            if value:
-                flags += _flags(group, key, value)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}.") from None
-    return flags
+    try:
+        document = yaml.compose(text, Loader=yaml.SafeLoader)
+        return [] if document is None else list(_convert(document))
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ValueError(f"{path}{line}: {error.problem}.") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} can't be read: {error}.") from None
+    except ValueError as error:
+        raise ValueError(f"{path}, {error}") from None
 
 
-def _scalar(text: str) -> str:
-    """A value without its quotes and comment; '' for none."""
-    quoted, plain = _QUOTED.fullmatch(text), _PLAIN.fullmatch(text)
-    if quoted is not None:
-        return quoted["double"] if quoted["single"] is None else quoted["single"].replace("''", "'")
-    if plain is None:
-        raise ValueError(f"{text!r} isn't supported here: use a number, a word, or text in quotes")
-    return "" if plain["plain"].lower() in ("~", "null") else plain["plain"]
+def _convert(document: Node) -> Iterator[str]:
+    """Yield the flags of a document; a ValueError begins with the line."""
+    for key, value in _entries(document):
+        group = key.value.replace("-", "_")
+        if group in _KEYS and value.id != "scalar":
+            for inner, setting in _entries(value):
+                yield from _flags(group, inner, setting)
+        else:
+            yield from _flags("", key, value)
 
 
-def _flags(group: str, key: str, value: str) -> list[str]:
-    keys = _KEYS[group]
-    if key not in keys:
+def _entries(node: Node) -> Iterator[tuple[Node, Node]]:
+    if node.id != "mapping":
+        raise _error(node, "entries must have the form key: value")
+    for key, value in node.value:
+        if key.id != "scalar":
+            raise _error(key, "a key must be a word")
+        yield key, value
+
+
+def _flags(group: str, key: Node, setting: Node) -> list[str]:
+    if setting.tag == "tag:yaml.org,2002:null":
+        return []
+    keys, name = _KEYS[group], key.value.replace("-", "_")
+    if name not in keys:
         where = f"in the group {group!r}" if group else "outside of a group"
-        raise ValueError(f"{key!r} isn't a key {where}; the keys are {', '.join([*keys] + [*_KEYS][1:] * (not group))}")
-    if key == "controller":
+        groups = [*_KEYS][1:] * (not group)
+        raise _error(key, f"{key.value!r} isn't a key {where}; the keys are {', '.join([*keys, *groups])}")
+    if setting.id != "scalar":
+        raise _error(setting, f"{name} must be a number, a word, or text in quotes")
+    flag, value = keys[name], str(setting.value)
+    if name == "controller":
         if value.lower() not in _CONTROLLERS:
-            raise ValueError(f"controller must be gloo or mpi; got {value!r}")
+            raise _error(setting, f"controller must be gloo or mpi; got {value!r}")
         return [_CONTROLLERS[value.lower()]]
-    flag = keys[key]
     if flag not in _SWITCHES:
         return [f"{flag}={value}"]
     if value.lower() not in _TRUTH:
-        raise ValueError(f"{key} must be true or false; got {value!r}")
+        raise _error(setting, f"{name} must be true or false; got {value!r}")
     if _TRUTH[value.lower()]:
         return [flag]
     return [off] if (off := _OFF.get(flag, "--no-" + flag.removeprefix("--"))) else []
+
+
+def _error(node: Node, text: str) -> ValueError:
+    return ValueError(f"line {node.start_mark.line + 1}: {text}.")

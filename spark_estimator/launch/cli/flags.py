@@ -10,7 +10,7 @@ from datetime import timedelta
 from spark_estimator import __version__
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.env import WITHOUT_EFFECT, Settings
-from spark_estimator.launch.cli.config_file import flags_of
+from spark_estimator.launch.cli.config_file import read_flags
 from spark_estimator.launch.elastic.placement import Cooldown
 
 _MIB = 1 << 20
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentPars
     if options.config_file is None:
         return argument_parser, options
     try:
-        from_file = flags_of(options.config_file)
+        from_file = read_flags(options.config_file)
     except ValueError as error:
         argument_parser.error(str(error))
     # Those of the file come first, so that those of the command line win.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from spark_estimator.launch.cli.config_file import flags_of
+from spark_estimator.launch.cli.config_file import read_flags
 from spark_estimator.launch.cli.flags import environment_of, parse
 
 CONFIG = """
@@ -97,10 +98,15 @@ def test_every_group_of_horovod_s_is_read_and_flags_win(tmp_path: Path) -> None:
             "fusion_threshold_mb: 3",
             r"line 1: 'fusion_threshold_mb' isn't a key outside of a group; .* params, autotune",
         ),
-        ("params: {cycle_time_ms: 3}", r"line 1: '\{cycle_time_ms: 3\}' isn't supported here"),
-        ("params:\n  - 3", r"line 2: '- 3' must have the form key: value"),
+        ("\ntimeline:\n  filename: [a, b]", r"line 3: filename must be a number, a word, or text in quotes"),
+        ("params:\n  - 3", r"line 2: entries must have the form key: value"),
+        ("params:\n  {a: b}: 3", r"line 2: a key must be a word"),
+        ("timeline:\n  filename: 'a", r"line 2: found unexpected end of stream"),
+        ("params:\n\tcycle_time_ms: 3", r"line 2: found character '\\t' that cannot start any token"),
+        ("verbose: 1\n---\nverbose: 1", r"line 2: but found another document"),
+        ("verbose: \x07", r"config\.yaml can't be read: unacceptable character #x0007"),
         ("autotune:\n  enabled: maybe", r"line 2: enabled must be true or false; got 'maybe'"),
-        ("  enabled: true", r"line 1: 'enabled: true' doesn't belong to a group"),
+        ("  enabled: true", r"line 1: 'enabled' isn't a key outside of a group"),
         ("controller: ccl", r"line 1: controller must be gloo or mpi; got 'ccl'"),
     ],
 )
@@ -108,7 +114,21 @@ def test_what_is_not_understood_is_refused_by_its_line(tmp_path: Path, text: str
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(ValueError, match=says):
-        flags_of(str(file))
+        read_flags(str(file))
+
+
+def test_of_yaml_all_ways_to_write_the_groups_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("stall-check: {enabled: off}\nparams: &one\n  cycle-time-ms: 3\nautotune:\nverbose: ~\n")
+    assert read_flags(str(file)) == ["--no-stall-check", "--cycle-time-ms=3"]
+    file.write_text("# nothing\n")
+    assert read_flags(str(file)) == []
+
+
+def test_without_pyyaml_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ValueError, match=r"--config-file needs PyYAML.*pip install PyYAML"):
+        read_flags(str(tmp_path / "config.yaml"))
 
 
 def test_a_file_that_is_not_there_or_has_a_value_that_no_flag_takes_is_told(
