@@ -162,7 +162,7 @@ test-native-aarch64: build/release-tools/.ready
 
 # Nightly: the one combination of versions in which petastorm reads. The engine comes from `make build`.
 test-petastorm: build build/petastorm/.ready
-	build/petastorm/bin/python -m pytest tests/data/petastorm tests/data/test_petastorm_itself.py
+	build/petastorm/bin/python -m pytest tests/extensions/petastorm
 
 # Without a cell it needs no build: it only lists them. Environments are in build/matrix, up to 7 GB each.
 matrix: $(if $(CELL),build)
@@ -253,13 +253,13 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.installed
 	@touch $@
 
 # PyTorch wants newer setuptools than petastorm, so it goes in without what it depends on.
-build/petastorm/.ready: tests/data/petastorm_requirements.txt constraints.txt
+build/petastorm/.ready: tests/extensions/petastorm/requirements.txt constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 12))' \
 	  || { echo "make: petastorm needs Python 3.10 or 3.11, but $(PYTHON) is $$($(PYTHON) -V 2>&1); give another one: make test-petastorm PYTHON=python3.11"; exit 1; }
 	@rm -rf build/petastorm
 	$(PYTHON) -m venv build/petastorm
 	build/petastorm/bin/python -m pip install --quiet --no-deps $(TORCH)
-	build/petastorm/bin/python -m pip install --quiet --requirement tests/data/petastorm_requirements.txt
+	build/petastorm/bin/python -m pip install --quiet --requirement tests/extensions/petastorm/requirements.txt
 	@touch $@
 
 # Python that runs in the checkout finds the checked-out package before the installed one, so the library goes there as

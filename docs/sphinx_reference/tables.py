@@ -293,7 +293,7 @@ def matrix_results() -> str:
 
 def petastorm_environment() -> str:
     """What the extra `petastorm` accepts, and with what `make test-petastorm` runs."""
-    lines = (ROOT / "tests/data/petastorm_requirements.txt").read_text().splitlines()
+    lines = (ROOT / "tests/extensions/petastorm/requirements.txt").read_text().splitlines()
     tested = dict(line.split("==") for line in lines if "==" in line)
     rows = [[name, accepted, tested[name]] for name, accepted in accepted_versions()["petastorm"]]
     return table(["package", "accepted", "tested"], rows)

@@ -11,7 +11,7 @@ import pytest
 from spark_estimator import compat
 from spark_estimator.compat import shims_path
 from spark_estimator.compat.unavailable import UNAVAILABLE
-from spark_estimator.data.petastorm.cache import PARENT_CACHE_DIR_URL_CONF
+from spark_estimator.extensions.petastorm.cache import PARENT_CACHE_DIR_URL_CONF
 from tests.compat.interpreter import ROOT, fresh
 
 if TYPE_CHECKING:

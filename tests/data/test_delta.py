@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.parquet import files_at
-from spark_estimator.data.petastorm.dataset import dataset_at
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.dataset import dataset_at
 
 #: delta-rs wrote it: n (0 to 13, 2, 9 and 13 deleted), partition columns part (n % 2) and kind (null where n % 4 == 3),
 #: z from 8 on; a checkpoint at version 2, and two versions after it.

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from spark_estimator.data.legacy_calendar import check_calendar, legacy_columns
 from spark_estimator.data.numbers import numbers_of
 from spark_estimator.data.parquet import files_at
-from spark_estimator.data.petastorm.reader import make_batch_reader
+from spark_estimator.data.petastorm import make_batch_reader
 from spark_estimator.errors import DataError
 from spark_estimator.store import Store
 

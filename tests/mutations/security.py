@@ -328,10 +328,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "S11",
         "the pickle of a data set may name anything",
-        "spark_estimator/data/petastorm/schema.py",
+        "spark_estimator/extensions/petastorm/schema.py",
         'raise pickle.UnpicklingError(f"it names {module}.{name}, which no schema of petastorm needs")',
         "return super().find_class(module, name)",
-        ("tests/data/petastorm/test_schema.py::test_a_hostile_schema_runs_nothing",),
+        ("tests/extensions/petastorm/test_schema.py::test_a_hostile_schema_runs_nothing",),
     ),
     Mutation(
         "S12",

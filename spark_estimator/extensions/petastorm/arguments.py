@@ -1,0 +1,155 @@
+"""Arguments of petastorm's readers: which columns are meant, what has no effect here, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from spark_estimator.collectives import context
+from spark_estimator.collectives.other_launchers.launchers import warn_of_all_rows
+from spark_estimator.data.columns import did_you_mean
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.dataset import DatasetFiles
+from spark_estimator.extensions.petastorm.unischema import Unischema, UnischemaField
+from spark_estimator.log import logger
+
+#: Arguments on the internals of petastorm's readers; they have no counterpart here.
+_WITHOUT_EFFECT = {
+    "results_queue_size",
+    "pyarrow_serialize",
+    "shard_seed",
+    "cache_type",
+    "cache_location",
+    "cache_size_limit",
+    "cache_row_size_estimate",
+    "cache_extra_settings",
+    "hdfs_driver",
+    "zmq_copy_buffers",
+    "convert_early_to_numpy",
+}
+#: Arguments that change which rows or values are read, and what to do instead.
+_REFUSED = {
+    "rowgroup_selector": "petastorm's indexes of row groups are not read here; use a predicate or filters",
+    "filesystem": "give a URL, and storage_options",
+    "ngram": "make windows of rows where the data set is written",
+}
+_warned: set[str] = set()
+_log = logger(__name__)
+
+
+def chosen_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, origin: str) -> Unischema:
+    """The schema of the columns that petastorm's `schema_fields` mean.
+
+    Columns of types that have no numpy array (structs, maps, arrays of arrays) are left out with a warning, as
+    petastorm does.
+
+    Raises:
+        DataError: one of them matches no column, or was named and cannot be read.
+    """
+    fields, omitted = files.schema_fields()
+    names = chosen([*(field.name for field in fields), *omitted], schema_fields)
+    for name in names:
+        if name not in omitted:
+            continue
+        if schema_fields is not None and any(name == getattr(field, "name", field) for field in schema_fields):
+            raise DataError(f"column {name!r} has type {omitted[name]}, which has no numpy array: flatten it first.")
+        warnings.warn(
+            f"{origin}: column {name!r} has type {omitted[name]}, which has no numpy array, and is left out.",
+            stacklevel=3,
+        )
+    known = {field.name: field for field in fields}
+    return Unischema("inferred_schema", [known[name] for name in names if name in known])
+
+
+def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[str]:
+    """The columns that petastorm's `schema_fields` mean.
+
+    Args:
+        columns: all that there are.
+        schema_fields: names, regular expressions that match whole names, or fields of a Unischema; None: all.
+
+    Raises:
+        DataError: one of them matches no column.
+        ValueError: there are none, or one of them is no name, field or regular expression.
+    """
+    if schema_fields is None:
+        return list(columns)
+    if isinstance(schema_fields, str) or not isinstance(schema_fields, Iterable):
+        raise ValueError(f"schema_fields must be a list of names, patterns or fields; got {schema_fields!r}.")
+    if not (schema_fields := list(schema_fields)):
+        raise ValueError("schema_fields is an empty list: name at least one column, or leave it out to read all.")
+    wanted: set[str] = set()
+    for field in schema_fields:
+        if not isinstance(field, (str, UnischemaField)) and not hasattr(field, "name"):
+            raise ValueError(f"schema_fields must be a list of names, patterns or fields; it has {field!r}.")
+        name = field if isinstance(field, str) else str(field.name)
+        matching = _matching(name, columns) if isinstance(field, str) else [name] if name in columns else []
+        if not matching:
+            raise DataError(
+                f"schema_fields: {field!r} is no column of {', '.join(map(repr, columns))}."
+                + did_you_mean(name, columns)
+            )
+        wanted.update(matching)
+    return [name for name in columns if name in wanted]
+
+
+def _matching(pattern: str, columns: Sequence[str]) -> list[str]:
+    """The columns of this name, and those whose whole names match it as a regular expression."""
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        if pattern in columns:
+            return [pattern]
+        raise ValueError(
+            f"schema_fields: {pattern!r} is no column of {', '.join(map(repr, columns))}, and no regular expression: "
+            f"{error}."
+        ) from error
+    return [name for name in columns if name == pattern or expression.fullmatch(name)]
+
+
+def check_others(call: str, others: Mapping[str, Any]) -> None:
+    """Refuses arguments that would change rows or values; a warning lists those without effect, once for each.
+
+    Raises:
+        TypeError, ValueError: as in `make_reader`.
+    """
+    for name, value in others.items():
+        if name in _REFUSED and value is not None:
+            raise ValueError(
+                f"{call}: {name} is not supported; {_REFUSED[name]}. Or set reader='petastorm' for a converter."
+            )
+        if name not in _WITHOUT_EFFECT and name not in _REFUSED:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    without_effect(name for name, value in others.items() if value is not None and name in _WITHOUT_EFFECT)
+
+
+def without_effect(names: Iterable[str]) -> None:
+    """Warns of arguments that have no effect here, once for each."""
+    new = sorted(set(names) - _warned)
+    _warned.update(new)
+    if new:
+        warnings.warn(
+            f"{', '.join(new)}: petastorm's, and without effect here: nothing is cached, and row groups are read in "
+            "threads of this process.",
+            stacklevel=4,
+        )
+
+
+def compare_with_job(shard: int, shards: int) -> None:
+    """Warns where a rank does not read the shard of its rank, and where one of several processes reads all rows."""
+    if not context.is_initialized():
+        if shards == 1:
+            warn_of_all_rows("A petastorm reader without cur_shard and shard_count")
+        return
+    rank, size = context.rank(), context.size()
+    if size > 1 and (shard, shards) != (rank, size):
+        _log.warning(
+            "rank %d of %d reads shard %d of %d: for a different share on each rank set cur_shard=hvd.rank(), "
+            "shard_count=hvd.size()",
+            rank,
+            size,
+            shard,
+            shards,
+        )

@@ -1,0 +1,365 @@
+"""Batches of one shard of files as numpy arrays, for loaders: from rows that were decoded once, or from row groups.
+
+Columns of numbers of one length are read into the host's *spool* once, and each epoch gathers its batches from there,
+in a new order. If there are other columns (texts, bytes, nulls, arrays of different lengths), the row groups are read
+in each epoch, as a reader does. A transform is called in both cases, again in each epoch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
+
+import numpy
+
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.parquet import FileRows
+from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.rank.joined import Joined
+from spark_estimator.data.rank.prefetch import Ahead
+from spark_estimator.data.rank.shares import share
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.calls import CallSize, TransformCall, TransformedRows, calls_of
+from spark_estimator.extensions.petastorm.pages import Page, cut, objects, rows_in
+from spark_estimator.extensions.petastorm.plan import ReadPlan
+from spark_estimator.extensions.petastorm.row_views import GivenRows, OrderedViews, views_of
+from spark_estimator.extensions.petastorm.stream import rebatched
+from spark_estimator.extensions.petastorm.tensor_fields import are_plain, tensor_fields, texts_of
+from spark_estimator.extensions.petastorm.transform import Transformer
+from spark_estimator.log import logger
+
+# A transform is called for this number of bytes, or rows, of numbers at a time.
+_CALL_BYTES = 2 << 20
+_CALL_ROWS = 1 << 15
+_AHEAD_BYTES = 1 << 20
+# `_VIEW_BYTES` is the memory of an object for a row's array, and of the references to it. The objects are kept for wide
+# arrays, if all take at most `_MOST_VIEW_BYTES`. There are too many narrow arrays for the caches: making new objects is
+# faster than reading old ones.
+_WIDE_BYTES = 512
+_VIEW_BYTES = 168
+_MOST_VIEW_BYTES = 256 << 20
+_log = logger(__name__)
+
+
+class BatchSource(Protocol):
+    """All epochs of a shard in batches. It may be iterated again, which reads all epochs once more."""
+
+    def __len__(self) -> int:
+        """Batches of one iteration, the same on all shards.
+
+        Raises:
+            TypeError: there is no end, or a transform determines the number of rows.
+        """
+
+    def __iter__(self) -> Iterator[Page]:
+        """Yields arrays [rows, ...] by the names of the columns; each may be written to."""
+
+    def release(self) -> None:
+        """Releases the rows; another iteration reads them again."""
+
+
+def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool, by_row: bool = False) -> BatchSource:
+    """A plan's rows in batches; see `Reader.batches`."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+    for_torch = numbers and plan.transform is None
+    texts = texts_of(plan)
+    without_null = [name for name in plan.columns if not (by_row and name in texts)] if for_torch else []
+    in_groups = RowGroupBatches(plan, batch_size, capacity, by_row, without_null)
+    if not plan.files.rows or not (are_plain(plan) or (for_torch and not texts)):
+        return in_groups
+    if plan.transform is not None and not plan.batched:
+        return in_groups
+    try:
+        fields = tensor_fields(plan)
+        rows = FileRows(plan.files, Preparation(plan.columns))
+        seed = plan.seed if plan.shuffles or capacity else None
+        result = ShardBatches(
+            rows, fields, plan.shard, plan.shards, plan.num_epochs, seed, batch_size, plan.transformer, plan
+        )
+        if plan.transform is not None or by_row:
+            result.read()
+    except DataError as reason:
+        if plan.transform is None and not by_row:
+            raise
+        _log.info("row groups are read in each epoch, as they do not fit one array: %s", reason)
+        return in_groups
+    return result
+
+
+class ShardBatches:
+    """All epochs of a shard in batches of exactly `batch_size` rows, one batch running into the next epoch.
+
+    Each epoch has a new order.
+
+    Args:
+        rows: those of all shards.
+        fields: the arrays of a batch.
+        shard, shards: the number of the shard, and the number of shards.
+        num_epochs: None: there is no end.
+        seed: determines the orders; None: rows are in the order of the files.
+        batch_size: the last batch may have fewer.
+        transformer: what is done to the rows.
+        plan: None: columns of truth values become uint8.
+    """
+
+    def __init__(
+        self,
+        rows: FileRows,
+        fields: Sequence[Field],
+        shard: int,
+        shards: int,
+        num_epochs: int | None,
+        seed: int | None,
+        batch_size: int,
+        transformer: Transformer | None = None,
+        plan: ReadPlan | None = None,
+    ) -> None:
+        self._rows = rows
+        self._joined = Joined.of(fields)
+        self._shard = shard
+        self._shards = shards
+        self._num_epochs = num_epochs
+        self._seed = seed
+        self._batch_size = batch_size
+        self._transformer = transformer
+        self._truths = {
+            name for name, field in (plan.schema.fields if plan else {}).items() if field.numpy_dtype is numpy.bool_
+        }
+        self._names = [field.name for field in fields]
+        self._matrices: tuple[Array, ...] | None = None
+        self._row_views: dict[str, OrderedViews] | None = None
+        self._call_size: CallSize | None = None
+        self._epoch = 0
+        self._ahead = Ahead()
+
+    def __len__(self) -> int:
+        if self._transformer is not None and not self._transformer.keeps_rows:
+            raise TypeError(
+                "the number of rows is known after transform_spec's function has returned them: count steps."
+            )
+        return steps_of(share(self._rows.files.rows, self._shards, 0), self._num_epochs, self._batch_size)
+
+    def __iter__(self) -> Iterator[Page]:
+        matrices = self.read()
+        everything = list(range(len(matrices))), self._joined
+
+        def gathered(numbers: Array, names: Sequence[str] | None = None) -> Page:
+            stored, wanted = everything if names is None else self._joined.only(names)
+            arrays = wanted.gathered([matrices[number] for number in stored], numbers)
+            read = self._names if names is None else [field.name for field in wanted.fields]
+            page = dict(zip(read, arrays, strict=True))
+            for name in self._truths.intersection(page):
+                page[name] = page[name].view(bool)
+            return page
+
+        transformer = self._transformer
+        if transformer is None:
+            padded = self._row_numbers(self._batch_size, len(self) if self._num_epochs is not None else 0)
+            row_bytes = sum(field.row_bytes for field in self._joined.fields)
+            yield from self._ahead.items(gathered, padded, row_bytes * self._batch_size)
+            return
+
+        yield from self._transformed(transformer, gathered, matrices)
+
+    def _transformed(
+        self,
+        transformer: Transformer,
+        gathered: Callable[[Array, Sequence[str]], Page],
+        matrices: tuple[Array, ...],
+    ) -> Iterator[Page]:
+        """The batches of transformed rows.
+
+        Arrays reach the function as views of the spool. Where it returns them as they were, a batch is gathered from
+        there when it is asked for, as without a transform.
+        """
+        views = self._views(matrices)
+        narrow = [name for name in self._names if name not in views]
+        narrow_bytes = sum(field.row_bytes for field in self._joined.fields if field.name in narrow)
+        together = self._together(narrow)
+        place = f"shard {self._shard} of {self._shards}"
+
+        def called(call: TransformCall) -> TransformedRows:
+            started = time.monotonic()
+            numbers = call.numbers
+            arrays = gathered(numbers, narrow) if narrow else {}
+            deep = {name: array for name, array in arrays.items() if array.ndim > 1}
+            prepared = {name: GivenRows(rows, views[name].views) for name, rows in call.views.items()}
+            columns = {name: arrays.get(name) for name in self._names}
+            page, unchanged = transformer.of_rows(columns, deep, prepared, place, together)
+            page |= {name: arrays[name] for name in unchanged if name in deep}
+            call_size.took(time.monotonic() - started)
+            return TransformedRows(page, [name for name in unchanged if name in views], numbers, call.first)
+
+        size = self._batch_size
+        rows = share(self._rows.files.rows, self._shards, self._shard)
+        if self._call_size is None:  # the function takes as long in the next iteration
+            self._call_size = CallSize(max(1, min(rows, _CALL_ROWS, _CALL_BYTES // max(1, narrow_bytes)) // size))
+        call_size = self._call_size
+        # Each call is long enough to be made ahead separately.
+        calls = self._ahead.items(called, calls_of(self._orders(), size, call_size, views), _AHEAD_BYTES)
+        names = list(transformer.schema.fields)
+        pages = itertools.chain.from_iterable(call.pages(size, names, gathered) for call in calls)
+        most_rows = share(self._rows.files.rows, self._shards, 0)
+        yield from equal_steps(rebatched(pages, size), rows, most_rows, self._num_epochs, size)
+
+    def _together(self, names: Sequence[str]) -> list[str]:
+        """The most columns that `gathered` returns as the rows of one matrix."""
+        _, joined = self._joined.only(names)
+        groups: dict[int, list[str]] = {}
+        for field, (number, _) in zip(joined.fields, joined.places, strict=True):
+            widths = joined.stored[number].widths
+            if len(widths) > 1 and set(widths) == {1} and field.name not in self._truths:
+                groups.setdefault(number, []).append(field.name)
+        whole = [group for number, group in groups.items() if len(group) == len(joined.stored[number].widths)]
+        return max(whole, key=len, default=[])
+
+    def _views(self, matrices: tuple[Array, ...]) -> dict[str, OrderedViews]:
+        """By the names of columns of wide arrays: the rows' arrays, as objects over the spool's memory."""
+        if self._row_views is None:
+            self._row_views = {}
+            for field, (number, start) in zip(self._joined.fields, self._joined.places, strict=True):
+                wide = field.shape and field.row_bytes >= _WIDE_BYTES
+                if wide and len(matrices[number]) * _VIEW_BYTES <= _MOST_VIEW_BYTES:
+                    matrix = matrices[number][:, start : start + field.width]
+                    self._row_views[field.name] = OrderedViews(views_of(matrix.reshape(len(matrix), *field.shape)))
+        return self._row_views
+
+    def release(self) -> None:
+        self._matrices = self._row_views = None
+
+    def read(self) -> tuple[Array, ...]:
+        """The rows of the shard.
+
+        Raises:
+            DataError: a value cannot be used.
+        """
+        if self._matrices is None:
+            self._matrices = self._rows.read(self._joined.stored, self._shard, self._shards)[0].matrices
+        return self._matrices
+
+    def _row_numbers(self, batch_size: int, steps: int) -> Iterator[Array]:
+        """The rows of each batch, by their numbers in the shard.
+
+        Args:
+            steps: there are as many batches at least.
+        """
+        count = 0
+        held = numpy.zeros(0, numpy.int64)
+        for order in self._orders():
+            start = batch_size - len(held) if len(held) else 0
+            if start:
+                held = numpy.concatenate([held, order[:start]])
+                if len(held) < batch_size:
+                    continue
+                yield held
+                count += 1
+            stop = start + (len(order) - start) // batch_size * batch_size
+            for first in range(start, stop, batch_size):
+                yield order[first : first + batch_size]
+                count += 1
+            held = order[stop:]
+        if len(held):
+            yield held
+            count += 1
+        # The largest shard has one more row, which may have formed a separate batch.
+        for _ in range(steps - count):
+            yield numpy.zeros(1, numpy.int64)
+
+    def _orders(self) -> Iterator[Array]:
+        """[rows] of the shard's rows, by their numbers in it: for each epoch."""
+        for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
+            yield self._order()
+
+    def _order(self) -> Array:
+        numbers = numpy.arange(share(self._rows.files.rows, self._shards, self._shard))
+        self._epoch += 1
+        if self._seed is None:
+            return numbers
+        return self._ahead.order(numbers, (self._seed, self._shard), self._epoch - 1)
+
+
+class RowGroupBatches:
+    """All epochs of a shard in batches of exactly `batch_size` rows, from row groups that are read in each epoch.
+
+    Args:
+        plan: which rows.
+        batch_size: the last batch may have fewer.
+        capacity: each batch is drawn from this number of rows; 0: rows are in the order of the reader.
+        by_row: arrays of a column may differ in length: they are objects.
+        without_null: columns in which null is an error.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        batch_size: int,
+        capacity: int,
+        by_row: bool = False,
+        without_null: Collection[str] = (),
+    ) -> None:
+        self._plan = plan
+        self._by_row = by_row
+        self._without_null = without_null
+        self._batch_size = batch_size
+        self._capacity = capacity
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        transformer = self._plan.transformer
+        if transformer is not None and not transformer.keeps_rows:
+            raise TypeError(
+                "the number of rows is known after transform_spec's function has returned them: count steps."
+            )
+        return steps_of(self._plan.most_rows, self._plan.num_epochs, self._batch_size)
+
+    def __iter__(self) -> Iterator[Page]:
+        plan = self._plan
+        first, self._epoch = self._epoch, self._epoch + (plan.num_epochs or 1)
+        pages = plan.pages(first, self._by_row, self._without_null)
+        if self._by_row:
+            pages = map(_in_rows, pages)
+        batches = rebatched(pages, self._batch_size, self._capacity, plan.seed)
+        yield from equal_steps(batches, plan.rows, plan.most_rows, plan.num_epochs, self._batch_size)
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+def _in_rows(page: Page) -> Page:
+    """A page whose columns of arrays are objects: those of another page may have another length."""
+    return {name: objects(list(array)) if array.ndim > 1 else array for name, array in page.items()}
+
+
+def steps_of(most_rows: int, num_epochs: int | None, batch_size: int) -> int:
+    """Batches of the largest shard.
+
+    Raises:
+        TypeError: there is no end.
+    """
+    if num_epochs is None:
+        raise TypeError("with num_epochs=None there is no end: count steps, len(converter) // batch_size for one.")
+    return -(-most_rows * num_epochs // batch_size)
+
+
+def equal_steps(
+    batches: Iterator[Page], rows: int, most_rows: int, num_epochs: int | None, batch_size: int
+) -> Iterator[Page]:
+    """The batches, and one more batch of one row if the largest shard's odd row forms a separate batch.
+
+    A transform that has changed the number of rows is left alone: how many batches other shards have is not known.
+
+    Args:
+        rows: of this shard, in one epoch.
+    """
+    count = steps = 0
+    last: Page = {}
+    for batch in batches:
+        count, steps, last = count + rows_in(batch), steps + 1, batch
+        yield batch
+    if num_epochs is None or not steps or count != rows * num_epochs:
+        return
+    for _ in range(steps_of(most_rows, num_epochs, batch_size) - steps):
+        yield {name: array.copy() for name, array in cut(last, 0, 1).items()}

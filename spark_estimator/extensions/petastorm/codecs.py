@@ -1,0 +1,183 @@
+"""Columns that petastorm's codecs made binary, as arrays of numbers: .npy and .npz bytes, PNG and JPEG images."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy
+import pyarrow
+
+from spark_estimator.data.fields import Array
+from spark_estimator.data.parquet import DataFiles
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.schema import SchemaField
+
+# Types that tensors lack become the next larger type that exists, as in petastorm.
+_TENSOR_DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "bool": "uint8"}
+_KINDS = {"f": "array<float>", "i": "array<bigint>", "u": "array<bigint>", "b": "array<boolean>"}
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A column whose values have to be decoded.
+
+    Attributes:
+        name: of the column.
+        codec: as in `SchemaField`.
+        stored: the type of the numbers, in numpy's words, as it was written.
+        shape: of one row.
+    """
+
+    name: str
+    codec: str
+    stored: str
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Of the tensor."""
+        return _TENSOR_DTYPES.get(self.stored, self.stored)
+
+    def decoded(self, array: pyarrow.Array, row: int) -> pyarrow.Array:
+        """The values of a batch as lists of one length; arrays are laid flat.
+
+        Args:
+            row: the number of the batch's first row, for messages.
+
+        Raises:
+            DataError: a value is null, cannot be decoded, or is of another shape or type than the first.
+        """
+        decode = decoder_of(self.codec, self.name)
+        whole = numpy.empty((len(array), *self.shape), self.stored)
+        for number, value in enumerate(array):
+            result = _decoded(decode, self.name, value.as_py(), row + number)
+            if result.shape != self.shape or result.dtype != whole.dtype:
+                raise DataError(
+                    f"column {self.name!r} holds an array of {result.dtype} and shape {list(result.shape)} in row "
+                    f"{row + number} of this share, and {self.stored} {list(self.shape)} in the first. All rows need "
+                    "one shape: pad or cut them where they are written."
+                )
+            whole[number] = result
+        flat = pyarrow.array(whole.reshape(-1).astype(self.dtype, copy=False))
+        return pyarrow.FixedSizeListArray.from_arrays(flat, math.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class DecodedFiles(DataFiles):
+    """Files with columns that are decoded when they are read.
+
+    Attributes:
+        coded: these columns, by name.
+    """
+
+    coded: Mapping[str, Coded] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, files: DataFiles, fields: Sequence[SchemaField]) -> DecodedFiles:
+        """Finds out the shapes of columns from the first row.
+
+        Raises:
+            DataError: one of them cannot be decoded, or there are no rows.
+        """
+        coded = {field.name: _inspected(files, field) for field in fields}
+        return cls(files.files, files.store, files.known_kinds, coded)
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        return {
+            **super().kinds,
+            **{name: _KINDS[numpy.dtype(value.stored).kind] for name, value in self.coded.items()},
+        }
+
+    def batches(self, columns: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
+        row = 0
+        for batch in super().batches(columns, rank, size, batch_rows):
+            arrays = [
+                self.coded[name].decoded(array, row) if name in self.coded else array
+                for name, array in zip(batch.schema.names, batch.columns, strict=True)
+            ]
+            yield pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+            row += batch.num_rows
+
+
+def _inspected(files: DataFiles, declared: SchemaField) -> Coded:
+    first = next((batch for batch in files.batches([declared.name], 0, 1, 1) if batch.num_rows), None)
+    if first is None:
+        raise DataError("there are no rows.")
+    result = _decoded(decoder_of(declared.codec, declared.name), declared.name, first.column(0)[0].as_py(), 0)
+    fits = len(result.shape) == len(declared.shape) and all(
+        want in (None, has) for want, has in zip(declared.shape, result.shape, strict=True)
+    )
+    if result.dtype.name != declared.dtype or not fits or not result.size or result.dtype.kind not in _KINDS:
+        raise DataError(
+            f"column {declared.name!r} is {declared.dtype} of shape {list(declared.shape)} by petastorm's schema, and "
+            f"its first row {result.dtype} of shape {list(result.shape)}."
+        )
+    return Coded(declared.name, declared.codec, result.dtype.name, result.shape)
+
+
+def _decoded(decode: Callable[[bytes], Array], column: str, value: bytes | None, row: int) -> Array:
+    if value is None:
+        raise DataError(f"column {column!r} holds null in row {row} of this share: drop such rows.")
+    try:
+        return decode(value)
+    except Exception as error:  # a decoder may raise any error for other bytes
+        raise DataError(f"column {column!r}, row {row} of this share, cannot be decoded: {error}.") from error
+
+
+def decoder_of(codec: str, column: str) -> Callable[[bytes], Array]:
+    """The decoder of a value: "npy", "npz" or "image", as in `SchemaField`."""
+    return {"npy": _npy, "npz": _npz}.get(codec) or _image_decoder(column)
+
+
+def _npy(value: bytes) -> Array:
+    result = numpy.load(io.BytesIO(value), allow_pickle=False)
+    if not isinstance(result, numpy.ndarray):
+        raise ValueError("it is no .npy file")
+    return result
+
+
+def _npz(value: bytes) -> Array:
+    with numpy.load(io.BytesIO(value), allow_pickle=False) as archive:
+        result: Array = archive["arr"]
+    return result
+
+
+def _image_decoder(column: str) -> Callable[[bytes], Array]:
+    """By Pillow, or by OpenCV: whichever is installed.
+
+    Raises:
+        DataError: neither is.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        return _opencv_decoder(column)
+
+    def by_pillow(value: bytes) -> Array:
+        with Image.open(io.BytesIO(value), formats=("PNG", "JPEG")) as image:
+            return numpy.asarray(image)
+
+    return by_pillow
+
+
+def _opencv_decoder(column: str) -> Callable[[bytes], Array]:
+    try:
+        import cv2
+    except ImportError as error:
+        raise DataError(
+            f"column {column!r} holds PNG or JPEG images, and nothing here reads them: pip install pillow (or "
+            "opencv-python-headless) where the ranks run."
+        ) from error
+
+    def by_opencv(value: bytes) -> Array:
+        result: Array | None = cv2.imdecode(numpy.frombuffer(value, numpy.uint8), cv2.IMREAD_UNCHANGED)
+        if result is None:
+            raise ValueError("it is no image")
+        # OpenCV has blue first.
+        return result[:, :, ::-1] if result.ndim == 3 and result.shape[2] == 3 else result
+
+    return by_opencv

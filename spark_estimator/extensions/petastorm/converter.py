@@ -1,0 +1,296 @@
+"""``make_spark_converter``: a DataFrame whose rows ranks read with the API of petastorm's converter."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_estimator.data.columns import raw
+from spark_estimator.data.parquet import DataFiles
+from spark_estimator.data.scan import ThroughSpark, just_files
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm import cache as petastorm_cache
+from spark_estimator.extensions.petastorm import handover as petastorm_handover
+from spark_estimator.extensions.petastorm.arguments import check_others, chosen_fields, without_effect
+from spark_estimator.extensions.petastorm.dataset import DatasetFiles, dataset_at
+from spark_estimator.extensions.petastorm.reader import Reader, reader_of
+from spark_estimator.log import logger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+_PRECISIONS = (None, "float32", "float64")
+_COMPRESSIONS = ("uncompressed", "bzip2", "gzip", "lz4", "snappy", "deflate")
+_log = logger(__name__)
+
+
+def make_spark_converter(
+    df: DataFrame | str,
+    parquet_row_group_size_bytes: int | None = None,
+    compression_codec: str | None = None,
+    dtype: str | None = "float32",
+    *,
+    read_files: bool = True,
+) -> SparkDatasetConverter:
+    """Makes of a DataFrame what functions on ranks can read batches from.
+
+    Args:
+        df: with columns of numbers, texts, bytes, dates, and arrays of them, or vectors; others are left out with a
+            warning. Or the path of a folder of Parquet files, which are read as they are.
+        parquet_row_group_size_bytes, compression_codec: petastorm's, and without effect here.
+        dtype: "float32" or "float64" for fractions and vectors; None leaves them as they are.
+        read_files: a DataFrame that is just Parquet files is read from these. False: it is written, as any other.
+
+    Returns:
+        The converter. It is pickled to the ranks, as part of the function that is passed to `HorovodRunner`.
+
+    Raises:
+        DataError: no column can be read as tensors, there are no rows, or no folder was named to write in.
+        ValueError: another `dtype`.
+    """
+    if dtype not in _PRECISIONS:
+        raise ValueError(f"dtype must be 'float32', 'float64' or None; got {dtype!r}.")
+    if compression_codec is not None and compression_codec.lower() not in _COMPRESSIONS:
+        raise ValueError(f"compression_codec must be one of {', '.join(_COMPRESSIONS)}; got {compression_codec!r}.")
+    ignored = {
+        "parquet_row_group_size_bytes": parquet_row_group_size_bytes,
+        "compression_codec": compression_codec,
+    }
+    without_effect(name for name, value in ignored.items() if value is not None)
+    if isinstance(df, str):
+        return SparkDatasetConverter(dataset_at(df))
+    names = _readable(df)
+    if read_files:
+        try:
+            files = just_files(df, [raw(df.schema, name) for name in names], tasks=2)
+            _log.info("the converter reads the DataFrame's %d Parquet files themselves", len(files.files))
+            return SparkDatasetConverter(files, names, dtype)
+        except ThroughSpark as reason:
+            _log.info("the converter writes the DataFrame's rows: %s", reason)
+    files, folder = petastorm_cache.written(df, names, dtype)
+    return SparkDatasetConverter(files, names, dtype, folder)
+
+
+@dataclass(frozen=True)
+class SparkDatasetConverter:
+    """A DataFrame's rows as Parquet files, for functions on ranks. Made by `make_spark_converter`.
+
+    Attributes:
+        files: that hold the rows.
+        columns: that are read; None: all of the files.
+        precision: "float32" or "float64" for fractions; None: as they are in the files.
+        written: the folder that was written for it; None: the files were there.
+    """
+
+    files: DataFiles
+    columns: Sequence[str] | None = None
+    precision: str | None = None
+    written: str | None = None
+
+    #: The setting of the Spark session that names the folder, or URL, below which DataFrames are written.
+    PARENT_CACHE_DIR_URL_CONF = petastorm_cache.PARENT_CACHE_DIR_URL_CONF
+
+    @property
+    def dataset_size(self) -> int:
+        """Rows."""
+        return self.files.rows
+
+    def __len__(self) -> int:
+        return self.files.rows
+
+    @property
+    def file_urls(self) -> list[str]:
+        """URLs of the Parquet files."""
+        return [_url(file.path) for file in self.files.files]
+
+    @property
+    def cache_dir_url(self) -> str:
+        """URL of the folder that the (first) file is in."""
+        return _url(self.files.files[0].path.rpartition("/")[0])
+
+    def make_torch_dataloader(
+        self,
+        batch_size: int = 32,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int = 0,
+        data_loader_fn: Callable[..., Any] | None = None,
+        *,
+        reader: str = "native",
+        **petastorm_reader_kwargs: Any,
+    ) -> AbstractContextManager[Any]:
+        """A context manager that returns a loader of batches: dicts of tensors by the columns' names.
+
+        Args:
+            batch_size: rows of each batch; the last one may have fewer.
+            num_epochs: all rows are read so often, one batch running into the next epoch; None: again and again.
+            workers_count: threads that read ahead, where row groups are read in each epoch.
+            shuffling_queue_capacity: as in `DataLoader`.
+            data_loader_fn: makes the loader: a class of `petastorm.pytorch`, or a function of a reader, ``batch_size``
+                and ``shuffling_queue_capacity``; None: `DataLoader`.
+            reader: "native"; or "petastorm", in an environment in which that works: it reads the files.
+            petastorm_reader_kwargs: as in `make_batch_reader`: cur_shard, shard_count, transform_spec, predicate,
+                schema_fields, seed and others.
+
+        Raises:
+            DataError: a column cannot be read as tensors.
+            PythonEnvironmentError: petastorm does not work with the versions that are installed here.
+            TypeError, ValueError: as in `make_batch_reader`.
+        """
+        if reader not in ("native", "petastorm"):
+            raise ValueError(f"reader must be 'native' or 'petastorm'; got {reader!r}.")
+        arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
+        if reader == "petastorm":
+            return self._petastorm_s(batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
+        from spark_estimator.extensions.petastorm.loader import BatchedDataLoader, DataLoader
+
+        made = self._reader("make_torch_dataloader", arguments)
+        kind = data_loader_fn or DataLoader
+        sizes: dict[str, Any] = {"batch_size": batch_size, "shuffling_queue_capacity": shuffling_queue_capacity}
+        if kind in (DataLoader, BatchedDataLoader):
+            loader: AbstractContextManager[Any] = kind(made, **sizes)
+            return loader
+        return _opened(kind(made, **sizes), made)
+
+    def make_tf_dataset(
+        self,
+        batch_size: int | None = None,
+        prefetch: int | None = None,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> AbstractContextManager[Any]:
+        """A context manager that returns a tf.data.Dataset of batches: named tuples with a tensor for each column.
+
+        Args:
+            batch_size: rows of each batch; the last one may have fewer. None: 32.
+            prefetch: batches that TensorFlow makes ahead; None: as it sees fit.
+            num_epochs, workers_count, shuffling_queue_capacity, petastorm_reader_kwargs: as in `make_torch_dataloader`.
+
+        Raises:
+            DataError: a column has a type that TensorFlow has no tensors of; where the block begins.
+            TypeError, ValueError: as in `make_batch_reader`.
+        """
+        size = 32 if batch_size is None else batch_size
+        if size < 1:
+            raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+        arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
+        made = self._reader("make_tf_dataset", arguments)
+        # TensorFlow takes seconds to load: wrong arguments are refused before.
+        from spark_estimator.extensions.petastorm.tf_datasets import TFDatasetContext
+
+        return TFDatasetContext(made, size, prefetch, shuffling_queue_capacity or 0)
+
+    def _reader(self, call: str, arguments: Mapping[str, Any]) -> Reader:
+        others = dict(arguments)
+        wanted = {name: others.pop(name) for name in _READER_ARGUMENTS if name in others}
+        others.pop("storage_options", None)  # the files know them
+        check_others(call, others)
+        files = DatasetFiles.from_files(self.files)
+        wanted_fields = wanted.pop("schema_fields", None)
+        if wanted_fields is None and self.columns is not None:
+            wanted_fields = [re.escape(name) for name in self.columns]
+        schema = chosen_fields(files, wanted_fields, self.cache_dir_url)
+        return reader_of(files, schema, batched=True, precision=self.precision, **wanted)
+
+    def _petastorm_s(
+        self,
+        batch_size: int,
+        shuffling_queue_capacity: int,
+        data_loader_fn: Callable[..., Any] | None,
+        arguments: Mapping[str, Any],
+    ) -> AbstractContextManager[Any]:
+        """The loader of petastorm itself."""
+        files = DatasetFiles.from_files(self.files)
+        others = dict(arguments)
+        columns = list(chosen_fields(files, others.pop("schema_fields", None), self.cache_dir_url).fields)
+        # Petastorm returns named columns in any order.
+        named = None if columns == list(files.kinds) else [re.escape(name) for name in columns]
+        return petastorm_handover.loader(
+            self.file_urls,
+            self._as_in_files(columns),
+            batch_size,
+            shuffling_queue_capacity,
+            data_loader_fn,
+            {**others, "schema_fields": named},
+        )
+
+    def delete(self) -> None:
+        """Removes the files that were written for the converter; those that were there before stay."""
+        if self.written is None:
+            _log.info("nothing to delete: %s holds the DataFrame's own files", self.cache_dir_url)
+            return
+        self.files.store.remove(self.written)
+
+    def _as_in_files(self, names: Sequence[str]) -> bool:
+        """Whether the files hold the columns in the types of the tensors."""
+        kinds = [self.files.kinds[name].removeprefix("array<").rstrip(">") for name in names]
+        other = {None: "", "float32": "double", "float64": "float"}[self.precision]
+        return self.written is not None or not any(kind in (other, "vector") for kind in kinds)
+
+
+def _readable(frame: DataFrame) -> list[str]:
+    """The columns that readers can read; a warning names the others, as petastorm's does.
+
+    Raises:
+        DataError: there are none.
+    """
+    names = []
+    for column in frame.schema.fields:
+        if _is_readable(column.dataType):
+            names.append(column.name)
+            continue
+        warnings.warn(
+            f"column {column.name!r} has type {column.dataType.simpleString()}, which has no numpy array, and is left "
+            "out of the converter.",
+            stacklevel=3,
+        )
+    if not names:
+        raise DataError("the DataFrame has no column that a converter can read: no numbers, texts, bytes or arrays.")
+    return names
+
+
+def _is_readable(kind: DataType) -> bool:
+    name = kind.typeName()
+    if name == "array":
+        element = kind.elementType  # type: ignore[attr-defined]
+        return element.typeName() != "array" and _is_readable(element) and type(element).__name__ != "VectorUDT"
+    if type(kind).__name__ == "VectorUDT":
+        return True
+    scalars = ("byte", "short", "integer", "long", "float", "double", "boolean", "date", "string", "binary")
+    return name in scalars or name.startswith(("decimal", "timestamp", "varchar", "char"))
+
+
+@contextmanager
+def _opened(loader: Any, reader: Reader) -> Iterator[Any]:
+    """A loader of the user's own; at the end its reader is stopped."""
+    try:
+        yield loader
+    finally:
+        reader.stop()
+        reader.join()
+
+
+#: Arguments of `make_batch_reader` that a converter's loaders and datasets take.
+_READER_ARGUMENTS = (
+    *("schema_fields", "reader_pool_type", "workers_count", "seed", "shuffle_rows", "shuffle_row_groups"),
+    *(
+        "shuffle_row_drop_partitions",
+        "predicate",
+        "num_epochs",
+        "cur_shard",
+        "shard_count",
+        "transform_spec",
+        "filters",
+    ),
+)
+
+
+def _url(path: str) -> str:
+    return path if "://" in path else f"file://{path}"

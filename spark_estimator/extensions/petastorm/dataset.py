@@ -1,0 +1,250 @@
+"""The Parquet files of a data set as row groups: partition columns of folders, rows that were selected, and reading."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import unquote
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+
+from spark_estimator.data.fields import Array
+from spark_estimator.data.legacy_calendar import check_calendar, legacy_columns
+from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.data.parquet import DataFiles
+from spark_estimator.data.parquet_file import READ_OPTIONS, DataFile, local_form, naming, store_for
+from spark_estimator.data.rank import shares
+from spark_estimator.data.table_folders import check_outside_tables
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.codecs import DecodedFiles
+from spark_estimator.extensions.petastorm.unischema import UnischemaField, field_of
+from spark_estimator.store import FilesystemStore
+
+# Spark's name for the folder of rows whose value is null.
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one row group, of those that were selected.
+
+    Attributes:
+        file, group: numbers.
+        start, rows: the first one, and how many.
+    """
+
+    file: int
+    group: int
+    start: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class DatasetFiles(DecodedFiles):
+    """Files of a data set.
+
+    Attributes:
+        partitions: by the name of a partition column, [files] its values: int, str or None.
+        selected: [files][row groups] the numbers of the rows that were selected; None: all. Empty: all of all files.
+    """
+
+    partitions: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    selected: tuple[tuple[Array | None, ...], ...] = ()
+
+    @classmethod
+    def from_files(cls, files: DataFiles) -> DatasetFiles:
+        """Files without partition columns, all rows of them."""
+        if isinstance(files, DatasetFiles):
+            return files
+        coded = files.coded if isinstance(files, DecodedFiles) else {}
+        return cls(files.files, files.store, files.known_kinds, coded)
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        kinds = super().kinds
+        return {**{name: self._partition_kind(name)[1] for name in self.partitions}, **kinds}
+
+    @property
+    def rows(self) -> int:
+        return sum(itertools.chain.from_iterable(self.group_rows()))
+
+    def check(self, columns: Sequence[str], like: DataFiles | None = None) -> None:
+        super().check([name for name in columns if name not in self.partitions], like)
+
+    def group_rows(self) -> list[list[int]]:
+        """[files][row groups] selected rows."""
+        if not self.selected:
+            return [list(file.groups) for file in self.files]
+        return [
+            [rows if numbers is None else len(numbers) for rows, numbers in zip(file.groups, of_file, strict=True)]
+            for file, of_file in zip(self.files, self.selected, strict=True)
+        ]
+
+    def pieces(self, shard: int, shards: int) -> list[Piece]:
+        """One of equal shares of the selected rows, cut where row groups end."""
+        groups = [
+            (file, group, rows) for file, of_file in enumerate(self.group_rows()) for group, rows in enumerate(of_file)
+        ]
+        ranges = shares.ranges([rows for _, _, rows in groups], shards, shard)
+        return [Piece(*groups[part.piece][:2], part.start, part.rows) for part in ranges]
+
+    def batches(self, columns: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
+        if not self.partitions and not self.selected:
+            yield from super().batches(columns, rank, size, batch_rows)
+            return
+        footers: dict[int, Any] = {}
+        for piece in self.pieces(rank, size):
+            table = self.read(piece, columns, footers, as_stored=True).combine_chunks()
+            yield from table.to_batches(max_chunksize=batch_rows)
+
+    def read(
+        self, piece: Piece, columns: Sequence[str], footers: dict[int, Any], as_stored: bool = False
+    ) -> pyarrow.Table:
+        """The rows of a piece.
+
+        Args:
+            footers: of files by their numbers, to be used again.
+            as_stored: vectors of Spark ML stay structs.
+
+        Raises:
+            DataError: the file is not what it was.
+        """
+        stored = [name for name in columns if name not in self.partitions]
+        selected = self.selected[piece.file][piece.group] if self.selected else None
+        numbers = None if selected is None else selected[piece.start : piece.start + piece.rows]
+        first = piece.start if numbers is None else 0
+        table = self._table(piece, stored, footers) if stored else None
+        if table is not None:
+            table = table.slice(first, piece.rows) if numbers is None else table.take(pyarrow.array(numbers))
+        arrays: list[Any] = []
+        for name in columns:
+            if name in self.partitions:
+                kind = self._partition_kind(name)[0]
+                value = self.partitions[name][piece.file]
+                arrays.append(pyarrow.array([value] * piece.rows, kind))
+                continue
+            assert table is not None
+            column = table.column(name)
+            if name in self.coded:
+                column = self.coded[name].decoded(column.combine_chunks(), first)
+            elif not as_stored and pyarrow.types.is_struct(column.type) and kind_of(column.type) == "vector":
+                column = numbers_of(column.combine_chunks())
+            arrays.append(column)
+        return pyarrow.table(arrays, names=list(columns))
+
+    def _table(self, piece: Piece, columns: Sequence[str], footers: dict[int, Any]) -> pyarrow.Table:
+        """All rows of the row group."""
+        file = self.files[piece.file]
+        with naming(file.path), self.store.open(file.path) as raw:
+            opened = pyarrow.parquet.ParquetFile(raw, metadata=footers.get(piece.file), **READ_OPTIONS)
+            footers[piece.file] = opened.metadata
+            groups = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
+            if groups != file.groups:
+                raise DataError(f"{file.path} has changed: its row groups had {file.groups} rows, and now {groups}.")
+            table = opened.read_row_group(piece.group, columns=list(columns), use_threads=False).select(list(columns))
+            check_calendar(file.path, legacy_columns(opened.metadata, columns), table)
+            return table
+
+    def schema_fields(self) -> tuple[list[UnischemaField], dict[str, str]]:
+        """All columns as fields, partition columns first; and the types of those that no reader reads, by name."""
+        result: list[UnischemaField] = []
+        omitted: dict[str, str] = {}
+        for name in self.partitions:
+            kind = self._partition_kind(name)[0]
+            made = field_of(pyarrow.field(name, kind, nullable=None in self.partitions[name]))
+            assert made is not None
+            result.append(made)
+        if not self.files:
+            return result, omitted
+        with naming(self.files[0].path), self.store.open(self.files[0].path) as raw:
+            schema = pyarrow.parquet.read_schema(raw)
+        for column in schema:
+            if column.name in self.partitions:
+                continue
+            made = field_of(column)
+            if column.name in self.coded:
+                known = self.coded[column.name]
+                made = UnischemaField(column.name, numpy.dtype(known.dtype).type, known.shape, None, False)
+            if made is None:
+                omitted[column.name] = str(column.type)
+            else:
+                result.append(made)
+        return result, omitted
+
+    def with_selected(self, selected: Iterable[tuple[Array | None, ...]]) -> DatasetFiles:
+        """These files with other rows selected."""
+        return replace(self, selected=tuple(selected))
+
+    def _partition_kind(self, name: str) -> tuple[pyarrow.DataType, str]:
+        if any(isinstance(value, str) for value in self.partitions[name]):
+            return pyarrow.string(), "string"
+        return pyarrow.int64(), "bigint"
+
+
+def dataset_at(
+    paths: str | Sequence[str], storage_options: Mapping[str, Any] | None = None, store: FilesystemStore | None = None
+) -> DatasetFiles:
+    """The Parquet files below a folder, or those that are named. Folders ``name=value`` make partition columns.
+
+    Raises:
+        DataError: there are none, or folders below have other names, or the folder is part of a Delta, Hudi or
+            Iceberg table.
+    """
+    named = [local_form(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    if not named:
+        raise DataError("no path of Parquet files was given.")
+    store = store or store_for(named[0], storage_options)
+    files: list[tuple[DataFile, dict[str, str]]] = []
+    formats: dict[str, frozenset[str]] = {}
+    for path in named:
+        files += _files_below(store, store.get_full_path(path), path, {}, formats)
+    if not files:
+        raise DataError(f"{', '.join(named)}: there are no Parquet files.")
+    names = list(files[0][1])
+    for file, values in files:
+        if list(values) != names:
+            raise DataError(
+                f"{file.path} is in folders of the partition columns {list(values)}, and {files[0][0].path} of {names}."
+            )
+    partitions = {name: _typed([values[name] for _, values in files]) for name in names}
+    return DatasetFiles(tuple(file for file, _ in files), store, partitions=partitions)
+
+
+def _files_below(
+    store: FilesystemStore, folder: str, path: str, values: dict[str, str], formats: dict[str, frozenset[str]]
+) -> list[tuple[DataFile, dict[str, str]]]:
+    try:
+        entries = store.entries(folder)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: the file or folder does not exist.") from error
+    if not values:
+        check_outside_tables(path, folder, entries, store, formats)
+    result = []
+    for entry in sorted(entries, key=lambda item: item.path):
+        name = entry.path.rstrip("/").rpartition("/")[2]
+        if name.startswith(("_", ".")):
+            continue
+        if entry.size is not None:
+            result.append((DataFile.at(entry.path, store, entry.size), values))
+            continue
+        column, equals, value = name.partition("=")
+        if not equals or not column:
+            raise DataError(
+                f"{path} has the folder {name!r} inside, whose name is not that of a partition (name=value): name the "
+                "folders that hold files."
+            )
+        result += _files_below(store, entry.path, path, {**values, unquote(column): unquote(value)}, formats)
+    return result
+
+
+def _typed(values: Sequence[str]) -> tuple[Any, ...]:
+    """Whole numbers if all values are; else texts. Null is None."""
+    known = [None if value == _NULL_FOLDER else value for value in values]
+    try:
+        return tuple(None if value is None else int(value) for value in known)
+    except ValueError:
+        return tuple(known)

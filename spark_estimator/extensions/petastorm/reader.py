@@ -1,0 +1,458 @@
+"""`make_reader` and `make_batch_reader` with petastorm's arguments: which rows of which files are read, how often."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy
+
+from spark_estimator.data.materialize import MANIFEST, prepared
+from spark_estimator.data.parquet_file import local_form, store_for
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.arguments import check_others, chosen, chosen_fields, compare_with_job
+from spark_estimator.extensions.petastorm.batches import BatchSource, batches_of
+from spark_estimator.extensions.petastorm.codecs import DecodedFiles
+from spark_estimator.extensions.petastorm.dataset import DatasetFiles, dataset_at
+from spark_estimator.extensions.petastorm.pages import Page
+from spark_estimator.extensions.petastorm.plan import ReadPlan
+from spark_estimator.extensions.petastorm.predicates import PredicateBase
+from spark_estimator.extensions.petastorm.schema import fields_of, pickled_schema
+from spark_estimator.extensions.petastorm.selection import selected
+from spark_estimator.extensions.petastorm.stream import threads_of
+from spark_estimator.extensions.petastorm.transform import TransformSpec, transform_schema
+from spark_estimator.extensions.petastorm.unischema import Unischema
+
+
+class Reader:
+    """Reads rows, as petastorm's Reader does. Made by `make_reader` and `make_batch_reader`; an iterator.
+
+    It gives named tuples with the columns' names: of `make_reader` one row each, of `make_batch_reader` the rows of a
+    row group, as numpy arrays [rows, ...]. After the last epoch it ends; `reset` starts again. A context manager, too.
+
+    Attributes:
+        plan: which rows are read, and how.
+        schema: the `Unischema` of what it gives: after the transform, where there is one.
+        last_row_consumed: all epochs have been read.
+        stopped: `stop` was called.
+    """
+
+    def __init__(self, plan: ReadPlan) -> None:
+        self.plan = plan
+        self.schema: Unischema = plan.result_schema
+        self.last_row_consumed = False
+        self.stopped = False
+        self.ngram = None
+        self._epoch = 0
+        self._items: Iterator[Any] | None = None
+
+    @property
+    def transformed_schema(self) -> Unischema:
+        """As `schema`."""
+        return self.schema
+
+    @property
+    def num_epochs(self) -> int | None:
+        """All rows are read so often; None: again and again."""
+        return self.plan.num_epochs
+
+    @property
+    def seed(self) -> int | None:
+        """Determines the orders of the epochs; None: rows are in the order of the files."""
+        return self.plan.seed if self.plan.shuffles else None
+
+    @property
+    def is_batched_reader(self) -> bool:
+        """It returns many rows at a time."""
+        return self.plan.batched
+
+    @property
+    def batched_output(self) -> bool:
+        """As `is_batched_reader`."""
+        return self.plan.batched
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that it returns."""
+        return tuple(self.schema.fields)
+
+    @property
+    def rows(self) -> int:
+        """Of this shard, in one epoch, before the transform."""
+        return self.plan.rows
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        """The number of threads that read ahead; petastorm reports on its queues here."""
+        return {"threads": self.plan.threads}
+
+    def batches(self, batch_size: int, capacity: int = 0, numbers: bool = True, by_row: bool = False) -> BatchSource:
+        """The shard's rows in batches of numpy arrays, for loaders.
+
+        Args:
+            capacity: if rows are not mixed as a whole, each batch is drawn from this number of rows.
+            numbers: dates, timestamps and decimals may become numbers.
+            by_row: the batches are handed out row by row: arrays of a column may differ in length.
+
+        Raises:
+            DataError: a column cannot be read so; the text names it.
+        """
+        return batches_of(self.plan, batch_size, capacity, numbers, by_row)
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Any:
+        """The next row, or rows.
+
+        Raises:
+            DataError: it can't be read, or the transform failed.
+            RuntimeError: the reader was stopped.
+            StopIteration: all epochs have been read.
+        """
+        if self.stopped:
+            raise RuntimeError("the reader was stopped, or its with block has ended: it gives no more rows.")
+        if self.last_row_consumed:
+            raise StopIteration
+        if self._items is None:
+            self._items = self._give()
+        try:
+            return next(self._items)
+        except StopIteration:
+            self.last_row_consumed = True
+            raise
+
+    next = __next__
+
+    def _give(self) -> Iterator[Any]:
+        row_type = self.schema.row_type()
+        if self.plan.batched:
+            for page in self.plan.pages(self._epoch, by_row=False):
+                yield row_type(*(page[name] for name in self.schema.fields))
+        else:
+            for rows in self.plan.rows_by_group(self._epoch):
+                yield from map(row_type._make, rows)
+        self._epoch += self.plan.num_epochs or 0
+
+    def pages(self) -> Iterator[Page]:
+        """All epochs' row groups as dicts of arrays; for loaders that keep them."""
+        return self.plan.pages(self._epoch, by_row=False)
+
+    def reset(self) -> None:
+        """Starts again from the first row, in the orders of further epochs.
+
+        Raises:
+            NotImplementedError: rows are left, as with petastorm.
+        """
+        if self.stopped:
+            return
+        if not self.last_row_consumed:
+            raise NotImplementedError("a reader is reset when all its rows have been read: make another reader.")
+        self.last_row_consumed = False
+        self._items = None
+
+    def stop(self) -> None:
+        """Ends the reading; further rows are an error."""
+        self.stopped = True
+        items, self._items = self._items, None
+        if items is not None:
+            # A thread of TensorFlow may be inside; it ends at its next row.
+            with contextlib.suppress(ValueError):
+                items.close()  # type: ignore[attr-defined]  # a generator
+
+    def join(self) -> None:
+        """As petastorm has it: `stop` has waited for the threads."""
+
+    def cleanup_cache(self) -> None:
+        """As petastorm has it: there is no cache."""
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reader, (self.plan,)
+
+
+def make_batch_reader(
+    dataset_url_or_urls: str | Sequence[str],
+    schema_fields: Sequence[Any] | None = None,
+    reader_pool_type: str = "thread",
+    workers_count: int | None = 10,
+    results_queue_size: int | None = None,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: PredicateBase | None = None,
+    rowgroup_selector: Any = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    *,
+    trust: bool = False,
+    transform_spec: TransformSpec | None = None,
+    filters: Sequence[Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Reader:
+    """Reads Parquet files, the rows of a row group at a time.
+
+    Args:
+        dataset_url_or_urls: a folder, or files. Folders ``name=value`` below make columns.
+        schema_fields: columns: names, regular expressions that match whole names, or fields of a Unischema; None: all.
+        reader_pool_type: "dummy" reads when rows are asked for; "thread" and "process" read ahead in threads.
+        workers_count: the most threads; there is at most one for each core.
+        seed: determines the orders; None: a random seed does.
+        shuffle_rows: rows of a row group have a new order in each epoch.
+        shuffle_row_groups: row groups do.
+        shuffle_row_drop_partitions: the number of parts in which each row group is read.
+        predicate: selects rows; of `petastorm.predicates`.
+        num_epochs: all rows are read so often; None: again and again.
+        cur_shard, shard_count: the selected rows are cut into `shard_count` equal shares, and share `cur_shard` is
+        read:
+            ``hvd.rank()`` and ``hvd.size()``. Without them it is all rows.
+        trust: the pickled Unischema of a data set that petastorm wrote may be opened, to decode its columns; no code
+            that it names is run. False: they remain bytes.
+        transform_spec: what is done to the rows of each row group, as a pandas.DataFrame.
+        filters: PyArrow's: rows that they leave out are not read.
+        storage_options: for fsspec.
+        results_queue_size, rowgroup_selector, others: the other arguments of petastorm's readers. Those that configure
+            how petastorm works have no effect; a warning lists them once.
+
+    Raises:
+        DataError: files or columns that cannot be read; the text names them.
+        TypeError: an argument that petastorm does not know.
+        ValueError: an argument that is not supported, or a shard number out of range.
+    """
+    others |= {"results_queue_size": results_queue_size, "rowgroup_selector": rowgroup_selector}
+    check_others("make_batch_reader", others)
+    files, origin = _found(dataset_url_or_urls, storage_options, schema_fields, "as bytes" if not trust else "")
+    return reader_of(
+        files,
+        chosen_fields(files, schema_fields, origin),
+        batched=True,
+        reader_pool_type=reader_pool_type,
+        workers_count=workers_count,
+        seed=seed,
+        shuffle_rows=shuffle_rows,
+        shuffle_row_groups=shuffle_row_groups,
+        shuffle_row_drop_partitions=shuffle_row_drop_partitions,
+        predicate=predicate,
+        num_epochs=num_epochs,
+        cur_shard=cur_shard,
+        shard_count=shard_count,
+        transform_spec=transform_spec,
+        filters=filters,
+    )
+
+
+def make_reader(
+    dataset_url: str | Sequence[str],
+    schema_fields: Sequence[Any] | None = None,
+    reader_pool_type: str = "thread",
+    workers_count: int | None = 10,
+    pyarrow_serialize: bool | None = None,
+    results_queue_size: int | None = None,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: PredicateBase | None = None,
+    rowgroup_selector: Any = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    *,
+    trust: bool = False,
+    transform_spec: TransformSpec | None = None,
+    filters: Sequence[Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Reader:
+    """Reads a data set one row at a time; also one that petastorm wrote with a Unischema. As `make_batch_reader`, but:
+
+    Args:
+        trust: the data set's pickled Unischema may be opened. Columns of arrays and images need it; no code that it
+            names is run, and petastorm need not be installed.
+        transform_spec: its function takes and returns a dict of one row.
+
+    Raises:
+        DataError: files or columns that cannot be read, and columns of arrays without `trust`; the text names them.
+        TypeError, ValueError: as `make_batch_reader`.
+    """
+    others |= {
+        "pyarrow_serialize": pyarrow_serialize,
+        "results_queue_size": results_queue_size,
+        "rowgroup_selector": rowgroup_selector,
+    }
+    check_others("make_reader", others)
+    files, origin = _found(dataset_url, storage_options, schema_fields, "" if trust else "refused")
+    return reader_of(
+        files,
+        chosen_fields(files, schema_fields, origin),
+        batched=False,
+        reader_pool_type=reader_pool_type,
+        workers_count=workers_count,
+        seed=seed,
+        shuffle_rows=shuffle_rows,
+        shuffle_row_groups=shuffle_row_groups,
+        shuffle_row_drop_partitions=shuffle_row_drop_partitions,
+        predicate=predicate,
+        num_epochs=num_epochs,
+        cur_shard=cur_shard,
+        shard_count=shard_count,
+        transform_spec=transform_spec,
+        filters=filters,
+    )
+
+
+def _found(
+    url: str | Sequence[str], storage_options: Mapping[str, Any] | None, schema_fields: Any, untrusted: str
+) -> tuple[DatasetFiles, str]:
+    """The files, and what to call them in messages.
+
+    Args:
+        untrusted: what becomes of columns that petastorm's codecs made binary; empty: they are decoded.
+    """
+    paths = _paths(url)
+    store = store_for(local_form(paths[0]), storage_options) if paths else None
+    folder = store.get_full_path(local_form(paths[0])) if store and len(paths) == 1 else ""
+    origin = paths[0] if len(paths) == 1 else f"{len(paths)} paths"
+    if store and folder and store.exists(f"{folder}/{MANIFEST}"):
+        files = DatasetFiles.from_files(prepared(store, folder))
+    else:
+        files = dataset_at(paths, storage_options)
+    kinds = files.kinds
+    binary = [name for name in chosen(list(kinds), schema_fields) if kinds[name] == "binary"]
+    pickled = pickled_schema(store, folder) if store and folder and binary else None
+    if pickled is None:
+        return files, origin
+    if untrusted:
+        text = (
+            f"{folder}: petastorm's codecs made binary columns of {', '.join(map(repr, binary))}, and how is in a "
+            "pickle beside the data, which is opened only where you trust the data set: trust=True. Or leave these "
+            "columns out: schema_fields."
+        )
+        if untrusted == "refused":
+            raise DataError(text)
+        warnings.warn(f"{text} Their values come as bytes.", stacklevel=3)
+        return files, origin
+    schema = fields_of(pickled, folder)
+    decodable = [schema[name] for name in binary if name in schema and schema[name].codec != "scalar"]
+    return replace(files, coded=DecodedFiles.of(files, decodable).coded), origin
+
+
+def _without_function(schema: Unischema, result: Unischema) -> Unischema:
+    """The columns that remain where a TransformSpec has no function."""
+    lacking = [name for name in result.fields if name not in schema.fields]
+    if lacking:
+        raise DataError(
+            f"edit_fields names {lacking[0]!r}, which is no column, and TransformSpec has no func to make it."
+        )
+    return Unischema(result._name, [schema.fields[name] for name in result.fields])
+
+
+def _paths(url: Any) -> list[str]:
+    paths = list(url) if isinstance(url, Iterable) and not isinstance(url, str) else [url]
+    if not all(isinstance(path, str) for path in paths):
+        raise ValueError(f"a data set's URL must be a str, or a list of them; got {url!r}.")
+    return paths
+
+
+def _in_precision(schema: Unischema, dtype: type[Any]) -> Unischema:
+    fields = schema.fields.values()
+    fractions = (numpy.float32, numpy.float64)
+    return Unischema(
+        schema._name,
+        [field._replace(numpy_dtype=dtype) if field.numpy_dtype in fractions else field for field in fields],
+    )
+
+
+def reader_of(
+    files: DatasetFiles,
+    schema: Unischema,
+    *,
+    batched: bool,
+    precision: str | None = None,
+    reader_pool_type: str = "thread",
+    workers_count: int | None = None,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: PredicateBase | None = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    transform_spec: TransformSpec | None = None,
+    filters: Sequence[Any] | None = None,
+) -> Reader:
+    """Checks the arguments that all readers share.
+
+    Args:
+        schema: of the columns that are read.
+        precision: "float32" or "float64" for fractions; None: as they are in the files.
+
+    Raises:
+        DataError: the files' columns differ, or there are fewer rows than shards.
+        ValueError: the shard number is out of range, or the number of epochs is below 1.
+    """
+    if (cur_shard is None) != (shard_count is None):
+        raise ValueError(f"cur_shard={cur_shard!r} and shard_count={shard_count!r}: give both or neither.")
+    if shard_count is not None and cur_shard is not None and not 0 <= cur_shard < shard_count:
+        raise ValueError(f"cur_shard={cur_shard}: shards are numbered from 0, and shard_count is {shard_count}.")
+    if num_epochs is not None and num_epochs < 1:
+        raise ValueError(f"num_epochs must be at least 1, or None for no end; got {num_epochs}.")
+    if shuffle_row_drop_partitions < 1:
+        raise ValueError(f"shuffle_row_drop_partitions must be at least 1; got {shuffle_row_drop_partitions}.")
+    if transform_spec is not None and not hasattr(transform_spec, "edit_fields"):
+        raise ValueError(
+            f"transform_spec must be an object of petastorm.transform.TransformSpec; got {transform_spec!r}."
+        )
+    threads = threads_of(reader_pool_type, workers_count)
+    if precision is not None:
+        schema = _in_precision(schema, numpy.dtype(precision).type)
+    shard, shards = (0, 1) if cur_shard is None or shard_count is None else (cur_shard, shard_count)
+    compare_with_job(shard, shards)
+    result_schema = schema if transform_spec is None else transform_schema(schema, transform_spec)
+    if not result_schema.fields:
+        raise DataError(
+            "no column is left to read: "
+            + ("transform_spec removes all." if schema.fields else "the files have none of a type that numpy has.")
+        )
+    if transform_spec is not None and transform_spec.func is None:
+        schema, transform_spec = _without_function(schema, result_schema), None
+    files.check(list(schema.fields))
+    files = selected(files, predicate, filters, by_row=not batched)
+    if files.rows < shards and (shard_count is not None or not (predicate or filters)):
+        raise DataError(f"{files.rows} rows cannot be shared out among {shards} shards: each reads one at least.")
+    if not files.rows:
+        warnings.warn("the predicate or the filters leave no row, so that the reader gives none.", stacklevel=3)
+    return Reader(
+        ReadPlan(
+            files=files,
+            schema=schema,
+            result_schema=result_schema,
+            precision=precision,
+            shard=shard,
+            shards=shards,
+            num_epochs=num_epochs,
+            seed=secrets.randbits(63) if seed is None else seed,
+            shuffle_rows=shuffle_rows,
+            shuffle_row_groups=shuffle_row_groups,
+            parts=shuffle_row_drop_partitions,
+            batched=batched,
+            transform=transform_spec,
+            threads=threads,
+        )
+    )

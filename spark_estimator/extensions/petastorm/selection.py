@@ -1,0 +1,126 @@
+"""Which rows of a data set a reader's `predicate` and `filters` select: counted before the rows are shared out.
+
+Each shard looks at the columns of the predicate and the filters in all files, so that all shards get equal shares of
+the selected rows. What looks at partition columns alone reads no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+
+from spark_estimator.data.columns import did_you_mean
+from spark_estimator.data.fields import Array
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.dataset import DatasetFiles, Piece
+from spark_estimator.extensions.petastorm.predicates import PredicateBase, included
+
+_ROW = "__row__"
+
+
+def selected(
+    files: DatasetFiles, predicate: PredicateBase | None, filters: Sequence[Any] | None, by_row: bool
+) -> DatasetFiles:
+    """The files with those rows alone that the predicate and the filters leave.
+
+    Args:
+        filters: PyArrow's: a list of (column, operator, value), which all must be true, or a list of such lists, of
+            which one must be true.
+        by_row: the predicate is called for single rows.
+
+    Raises:
+        DataError: a column is missing, or the predicate failed.
+        ValueError: neither is what it should be.
+    """
+    if filters:
+        files = _narrowed(files, *_filter(files, filters))
+    if predicate is not None:
+        if not isinstance(predicate, PredicateBase):
+            raise ValueError(f"predicate must be an object of petastorm.predicates.PredicateBase; got {predicate!r}.")
+        names = sorted(predicate.get_fields())
+        if not names:
+            raise ValueError("the predicate's get_fields() names no column.")
+
+        def mask(table: pyarrow.Table) -> Array:
+            return included(predicate, table.to_pandas(), by_row)
+
+        files = _narrowed(files, names, mask)
+    return files
+
+
+def _narrowed(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyarrow.Table], Array]) -> DatasetFiles:
+    """The files with those of their selected rows for which the mask is true."""
+    kinds = files.kinds
+    unknown = next((name for name in names if name not in kinds), None)
+    if unknown is not None:
+        raise DataError(
+            f"the predicate or the filters name {unknown!r}, which is no column of {', '.join(map(repr, kinds))}."
+            + did_you_mean(unknown, kinds)
+        )
+    files.check(names)
+    of_folders = all(name in files.partitions for name in names)
+    result: list[tuple[Array | None, ...]] = []
+    footers: dict[int, Any] = {}
+    for number, groups in enumerate(files.group_rows()):
+        of_file: list[Array | None] = []
+        for group, rows in enumerate(groups):
+            before = files.selected[number][group] if files.selected else None
+            count = min(rows, 1) if of_folders else rows  # one row shows the values of a folder
+            if not count:
+                of_file.append(before)
+                continue
+            mask = (
+                mask_of(files.read(Piece(number, group, 0, count), names, footers)) if count else numpy.zeros(0, bool)
+            )
+            if of_folders:
+                of_file.append(before if mask[0] else numpy.zeros(0, numpy.int64))
+                continue
+            kept = numpy.flatnonzero(mask)
+            if len(kept) == rows:
+                of_file.append(before)
+            else:
+                of_file.append(kept if before is None else before[kept])
+        result.append(tuple(of_file))
+    return files.with_selected(result)
+
+
+def _filter(files: DatasetFiles, filters: Sequence[Any]) -> tuple[list[str], Callable[[pyarrow.Table], Array]]:
+    """The columns that the filters name, and which rows of a table they leave."""
+    try:
+        groups = [filters] if isinstance(filters[0][0], str) else filters
+        parts = [[(name, sign, value) for name, sign, value in group] for group in groups]
+    except (TypeError, ValueError, LookupError) as error:
+        raise ValueError(
+            f"filters must be a list of (column, operator, value), or a list of such lists; got {filters!r}."
+        ) from error
+    typed = [[(name, sign, _like_partition(files, name, value)) for name, sign, value in group] for group in parts]
+    try:
+        expression = pyarrow.parquet.filters_to_expression(typed)
+    except (TypeError, ValueError, pyarrow.ArrowInvalid) as error:
+        raise ValueError(f"filters: {error}; got {filters!r}.") from error
+
+    def mask(table: pyarrow.Table) -> Array:
+        numbered = table.append_column(_ROW, pyarrow.array(numpy.arange(table.num_rows)))
+        try:
+            kept = numbered.filter(expression).column(_ROW).to_numpy()
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+            raise DataError(f"filters {filters!r}: {error}") from error
+        result: Array = numpy.zeros(table.num_rows, bool)
+        result[kept] = True
+        return result
+
+    return sorted({name for group in parts for name, _, _ in group}), mask
+
+
+def _like_partition(files: DatasetFiles, name: str, value: Any) -> Any:
+    """A text for a partition of whole numbers as a number, as PyArrow's older filters compared them."""
+    if name not in files.partitions or files.kinds[name] != "bigint":
+        return value
+    if isinstance(value, (set, list, tuple)):
+        return [_like_partition(files, name, item) for item in value]
+    return int(value) if isinstance(value, str) and re.fullmatch("-?[0-9]+", value) else value

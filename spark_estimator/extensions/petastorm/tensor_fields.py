@@ -1,0 +1,79 @@
+"""Which columns of a reader are numbers of one length, and as which arrays the spool keeps them."""
+
+from __future__ import annotations
+
+import numpy
+
+from spark_estimator.data.fields import Field, widths_of
+from spark_estimator.data.numbers import readable_in
+from spark_estimator.data.parquet import FileRows
+from spark_estimator.data.preparation import Preparation
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.plan import ReadPlan
+
+_SAMPLE_ROWS = 100
+_DTYPES = {
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+    "boolean": "uint8",
+    "date": "int64",
+    "float": "float32",
+    "double": "float64",
+    "timestamp": "float64",
+    "timestamp_ntz": "float64",
+}
+_PLAIN = (
+    *(numpy.int8, numpy.int16, numpy.int32, numpy.int64, numpy.uint8),
+    *(numpy.float32, numpy.float64, numpy.bool_),
+)
+
+
+def are_plain(plan: ReadPlan) -> bool:
+    """Whether all columns that are read hold numbers that the spool keeps in their own types."""
+    return all(
+        field.numpy_dtype in _PLAIN and len(field.shape) <= 1 and name not in plan.files.coded
+        for name, field in plan.schema.fields.items()
+    )
+
+
+def texts_of(plan: ReadPlan) -> list[str]:
+    """The columns that are read of texts or bytes, or of arrays of them."""
+    return [name for name, field in plan.schema.fields.items() if field.numpy_dtype in (numpy.str_, numpy.bytes_)]
+
+
+def tensor_fields(plan: ReadPlan) -> list[Field]:
+    """A tensor for each column, of the column's own type and shape. Looks at the first rows.
+
+    Raises:
+        DataError: a column cannot be read as tensors; the text names it.
+    """
+    columns = plan.columns
+    dtypes = [_dtype(plan, name) for name in columns]
+    first = FileRows(plan.files, Preparation(columns)).first_rows(dtypes, _SAMPLE_ROWS)
+    arrow_names = [f"c{number}" for number in range(len(columns))]
+    fields = []
+    for name, dtype, column, width in zip(columns, dtypes, arrow_names, widths_of(first, arrow_names), strict=True):
+        if width is None:
+            raise DataError(
+                f"column {name!r} holds arrays of different lengths, or nulls: pad or cut them in a TransformSpec, or "
+                "in the collate_fn of a DataLoader."
+            )
+        kind = plan.files.kinds[name]
+        coded = plan.files.coded.get(name)
+        shape = coded.shape if coded else (width,) if kind[:5] in ("array", "vecto") else ()
+        fields.append(Field((name,), (column,), (width,), dtype, shape))
+    return fields
+
+
+def _dtype(plan: ReadPlan, name: str) -> str:
+    if name in plan.files.coded:
+        return plan.files.coded[name].dtype
+    kind = readable_in(plan.files.kinds, name).kind
+    element = kind[len("array<") : -1] if kind.startswith("array<") else kind
+    if element in ("float", "double", "vector") or element.startswith("decimal"):
+        return plan.precision or _DTYPES.get(element, "float64")
+    if plan.schema.fields[name].numpy_dtype is numpy.uint8:
+        return "uint8"
+    return _DTYPES[element]

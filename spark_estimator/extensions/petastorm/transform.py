@@ -1,0 +1,359 @@
+"""`TransformSpec`: a user's function on rows while they are read, and the schema of what it returns; as petastorm's.
+
+A reader of batches gives the function a pandas.DataFrame of many rows and takes one with as many rows as it likes. A
+reader of rows (`make_reader`) gives it a dict for each row. It is called again in each epoch, in a thread.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pyarrow
+
+from spark_estimator.data.columns import did_you_mean
+from spark_estimator.data.decoding import failure_text
+from spark_estimator.data.fields import Array, is_list
+from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.pages import Page, array_of, column_of, is_fixed_width, objects, page_of
+from spark_estimator.extensions.petastorm.row_views import GivenRows, ViewPool
+from spark_estimator.extensions.petastorm.unischema import Unischema, UnischemaField
+
+if TYPE_CHECKING:
+    import pandas
+
+# A frame is made of a matrix and at most this number of other columns.
+_MOST_INSERTED = 4
+
+
+class TransformSpec:
+    """A user's function on rows while they are read.
+
+    Args:
+        func: takes and returns a pandas.DataFrame; in `make_reader` a dict. None: columns are removed only.
+        edit_fields: columns that it changes or adds: (name, numpy type, shape of a row's value, whether it is
+            nullable), or `UnischemaField` objects.
+        removed_fields: columns that are removed.
+        selected_fields: the columns that remain, in this order. Not together with `removed_fields`.
+
+    Raises:
+        ValueError: both are set, or `edit_fields` has an invalid entry.
+    """
+
+    def __init__(
+        self,
+        func: Callable[[Any], Any] | None = None,
+        edit_fields: Sequence[Any] | None = None,
+        removed_fields: Sequence[str] | None = None,
+        selected_fields: Sequence[str] | None = None,
+    ) -> None:
+        if removed_fields is not None and selected_fields is not None:
+            raise ValueError("TransformSpec takes removed_fields or selected_fields, not both.")
+        if func is not None and not callable(func):
+            raise ValueError(f"TransformSpec's func must be a function; got {func!r}.")
+        self.func = func
+        self.edit_fields = list(edit_fields or [])
+        self.removed_fields = list(removed_fields or [])
+        self.selected_fields = None if selected_fields is None else list(selected_fields)
+        # Readers that are made one after the other, such as one for each epoch, share the objects.
+        self._views = ViewPool()
+        for entry in self.edit_fields:
+            _edited(entry)
+
+
+def edit_field(
+    name: str, numpy_dtype: Any, shape: tuple[int | None, ...], nullable: bool = False
+) -> tuple[str, Any, tuple[int | None, ...], bool]:
+    """An entry of `TransformSpec`'s `edit_fields`."""
+    return name, numpy_dtype, shape, nullable
+
+
+def _edited(entry: Any) -> UnischemaField:
+    if isinstance(entry, UnischemaField):
+        return entry
+    try:
+        name, dtype, shape, nullable = entry
+        return UnischemaField(str(name), dtype, tuple(shape), None, bool(nullable))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"edit_fields has entries (name, numpy type, shape, nullable), such as ('x', numpy.float32, (3,), False); "
+            f"it has {entry!r}."
+        ) from error
+
+
+def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unischema:
+    """The schema of transformed rows: edited columns are last, and selected ones in their order.
+
+    A name that is removed or selected, and is no column, is ignored with a warning.
+    """
+    unknown = [name for name in transform_spec.removed_fields if name not in schema.fields]
+    edited = [_edited(entry) for entry in transform_spec.edit_fields]
+    gone = {*transform_spec.removed_fields, *(field.name for field in edited)}
+    fields = {field.name: field for field in [*(f for f in schema.fields.values() if f.name not in gone), *edited]}
+    selected = transform_spec.selected_fields
+    if selected is not None:
+        unknown += [name for name in selected if name not in fields]
+        fields = {name: fields[name] for name in selected if name in fields}
+    for name in unknown:
+        warnings.warn(
+            f"TransformSpec names {name!r}, which is no column, and is ignored." + did_you_mean(name, schema.fields),
+            stacklevel=2,
+        )
+    return Unischema(f"{schema._name}_transformed", fields.values())
+
+
+class FrameNames:
+    """The column names of a function's frames, as an Index that all frames share: pandas examines it once.
+
+    Args:
+        result: the names that the function is to return.
+    """
+
+    def __init__(self, result: Sequence[str]) -> None:
+        self._result = set(result)
+        self._index: pandas.Index[Any] | None = None
+        self._names: list[str] = []
+        self._are_result = False
+
+    def index(self, names: list[str]) -> pandas.Index[Any]:
+        """A view of the Index, whose attributes a function may change."""
+        import pandas
+
+        index = self._index
+        if index is None or names != self._names:
+            index = pandas.Index(names)
+            self._index, self._names, self._are_result = index, names, set(names) == self._result
+        return index.view()
+
+    def kept_in(self, frame: pandas.DataFrame) -> bool:
+        """Whether a frame still has the Index, and these are the names that the function is to return."""
+        return self._are_result and self._index is not None and bool(frame.columns.is_(self._index))
+
+    def __reduce__(self) -> tuple[type[FrameNames], tuple[list[str]]]:
+        return FrameNames, (list(self._result),)
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """Calls a TransformSpec's function.
+
+    Attributes:
+        spec: with the function.
+        schema: of what it returns.
+        by_row: it takes dicts.
+    """
+
+    spec: TransformSpec
+    schema: Unischema
+    by_row: bool = False
+
+    @cached_property
+    def _frame_names(self) -> FrameNames:
+        return FrameNames(list(self.schema.fields))
+
+    @property
+    def keeps_rows(self) -> bool:
+        """The function can't return more rows or fewer."""
+        return self.by_row
+
+    def of_table(self, table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], place: str) -> Page:
+        """Transforms rows as they were read.
+
+        Args:
+            shapes: of a row's value, by column.
+            place: of the rows, for messages.
+
+        Raises:
+            DataError: it failed, or its result has other columns or shapes than were declared.
+        """
+        if self.by_row:
+            return self._by_row(page_of(table, shapes, by_row=True), place)
+        arrays: dict[str, Any] = {}
+        matrices: Page = {}
+        for name in table.column_names:
+            column = table.column(name).combine_chunks()
+            if is_list(column.type):
+                array = array_of(column, name, shapes.get(name, ()), by_row=True)
+                matrices |= {name: array} if array.ndim > 1 else {}
+                arrays[name] = array
+            elif is_fixed_width(column):
+                arrays[name] = array_of(column, name)
+            else:
+                arrays[name] = column.to_pandas()
+        return self.of_page(arrays, matrices, place)
+
+    def of_page(self, arrays: Mapping[str, Any], matrices: Mapping[str, Array], place: str) -> Page:
+        """Transforms rows as arrays; errors as `of_table`.
+
+        Args:
+            arrays: [rows] or [rows, ...] of all columns.
+            matrices: those of the columns of arrays.
+        """
+        page, unchanged = self.of_rows(arrays, matrices, {}, place)
+        return {name: matrices[name] if name in unchanged else page[name] for name in self.schema.fields}
+
+    def of_rows(
+        self,
+        columns: Mapping[str, Any],
+        matrices: Mapping[str, Array],
+        prepared: Mapping[str, GivenRows],
+        place: str,
+        together: Sequence[str] = (),
+    ) -> tuple[Page, set[str]]:
+        """As `of_page`, also for columns of arrays whose objects there are already.
+
+        Args:
+            columns: names all columns, in their order.
+            prepared: such columns.
+            together: columns that are the rows of one matrix, in this order.
+
+        Returns:
+            The columns of the result, except those whose rows still have the original objects; and their names.
+        """
+        lent = self.spec._views.lend(matrices)
+        try:
+            return self._of_frame(columns, {**lent.columns, **prepared}, place, together)
+        finally:
+            lent.end()
+
+    def _of_frame(
+        self, columns: Mapping[str, Any], prepared: Mapping[str, GivenRows], place: str, together: Sequence[str]
+    ) -> tuple[Page, set[str]]:
+        import pandas
+
+        assert self.spec.func is not None
+        of_frame = {name: prepared[name].column if name in prepared else columns[name] for name in columns}
+        frame = _frame(of_frame, together, self._frame_names.index(list(columns)))
+        count = len(frame)
+        try:
+            result = self.spec.func(frame)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
+            raise DataError(
+                f"transform_spec's function failed on {count} rows of {place}: {failure_text(error)}"
+            ) from error
+        if not isinstance(result, pandas.DataFrame):
+            raise DataError(
+                f"transform_spec's function takes and returns a pandas.DataFrame; it returned {type(result).__name__}."
+            )
+        if not self._frame_names.kept_in(result):
+            if not result.columns.is_unique:
+                raise DataError(f"transform_spec's function returned columns of one name: {list(result.columns)}.")
+            self._check_columns(list(result.columns), place)
+        page: Page = {}
+        unchanged: set[str] = set()
+        columns_of = _columns(result)
+        for name, declared in self.schema.fields.items():
+            values = columns_of[name]
+            if name in prepared and prepared[name].are_in(values):
+                unchanged.add(name)
+                continue
+            try:
+                page[name] = column_of(values, name, declared.shape)
+            except DataError as error:
+                raise DataError(f"transform_spec, rows of {place}: {error}") from error
+        return page, unchanged
+
+    def rows_of_page(self, page: Page, place: str) -> list[tuple[Any, ...]]:
+        """Transforms rows one by one: the values of the result's columns, as the function returned them.
+
+        Args:
+            page: the rows as they were read.
+            place: of the rows, for messages.
+
+        Raises:
+            DataError: it failed, or its result has other columns than were declared.
+        """
+        assert self.spec.func is not None
+        function, names = self.spec.func, tuple(page)
+        checked: tuple[Any, ...] | None = None
+        fields = tuple(self.schema.fields)
+        values_of = itemgetter(*fields) if len(fields) > 1 else lambda row: tuple(row[name] for name in fields)
+        rows = []
+        for values in zip(*page.values(), strict=True):
+            try:
+                result = function(dict(zip(names, values, strict=True)))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # as for a frame
+                raise DataError(
+                    f"transform_spec's function failed on a row of {place}: {failure_text(error)}"
+                ) from error
+            if type(result) is not dict and not isinstance(result, Mapping):
+                raise DataError(
+                    f"make_reader gives transform_spec's function a dict for each row, and takes a dict; it returned "
+                    f"{type(result).__name__}. make_batch_reader gives it a pandas.DataFrame."
+                )
+            if tuple(result) != checked:
+                self._check_columns(list(result), place)
+                checked = tuple(result)
+            rows.append(values_of(result))
+        return rows
+
+    def _by_row(self, page: Page, place: str) -> Page:
+        columns = zip(*self.rows_of_page(page, place), strict=True)
+        if not (arrays := [objects(values) for values in columns]):
+            arrays = [objects(()) for _ in self.schema.fields]
+        return {name: _of_rows(array, name) for name, array in zip(self.schema.fields, arrays, strict=True)}
+
+    def _check_columns(self, names: Sequence[Any], place: str) -> None:
+        wanted = list(self.schema.fields)
+        lacking = [name for name in wanted if name not in names]
+        allowed = {*wanted, *self.spec.removed_fields}
+        # Columns that were not selected are left out, also where the function returns them.
+        strange = [] if self.spec.selected_fields is not None else [name for name in names if name not in allowed]
+        if lacking or strange:
+            raise DataError(
+                f"transform_spec, rows of {place}: the columns are {names}, and by the schema {wanted}. Name new and "
+                "changed columns in edit_fields, and others in removed_fields."
+            )
+
+
+def _frame(columns: Mapping[str, Any], together: Sequence[str], names: pandas.Index[Any]) -> pandas.DataFrame:
+    """The columns as a frame; of those of one matrix, pandas makes one block, which takes a tenth of the time.
+
+    Args:
+        names: of the columns.
+    """
+    import pandas
+
+    if len(together) == len(columns):
+        return pandas.DataFrame(columns[together[0]].base.T, columns=names, copy=False)
+    if not together or len(columns) - len(together) > _MOST_INSERTED:
+        frame = pandas.DataFrame(dict(columns), copy=False)
+    else:
+        frame = pandas.DataFrame(columns[together[0]].base.T, columns=list(together), copy=False)
+        for number, (name, array) in enumerate(columns.items()):
+            if name not in together:
+                frame.insert(number, name, array)
+    frame.columns = names
+    return frame
+
+
+def _columns(frame: pandas.DataFrame) -> dict[str, Array]:
+    """A frame's columns as arrays, by name."""
+    blocks = getattr(getattr(frame, "_mgr", None), "blocks", ())
+    result: dict[int, Array] = {}
+    for block in blocks:  # pandas' own parts, as frame[name] takes ten times as long
+        values = block.values
+        if not isinstance(values, numpy.ndarray) or values.ndim != 2:
+            break
+        result.update(zip(block.mgr_locs, values, strict=True))
+    names = list(frame.columns)
+    if len(result) == len(names):
+        return {name: result[number] for number, name in enumerate(names)}
+    return {name: frame[name].to_numpy() for name in names}
+
+
+def _of_rows(values: Array, name: str) -> Array:
+    """A column of rows that a function of rows returned: one type for all if possible, else objects."""
+    try:
+        return column_of(values, name, None)
+    except DataError:
+        return values
