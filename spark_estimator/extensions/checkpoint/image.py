@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import BinaryIO
 
 import torch
 from torch.serialization import skip_data
@@ -53,20 +54,19 @@ class Frame:
 @functools.lru_cache(maxsize=4096)
 def frame_of(shape: tuple[int, ...], dtype: torch.dtype) -> Frame:
     """The bytes that ``torch.save`` writes for a contiguous tensor of this shape and type."""
-    stream = _Sparse()
-    with skip_data():
-        torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], stream))
-    texts = stream.merged()
-    directory = _directory(texts, stream.size)
-    hole = None
-    for info, entry in directory:
-        if info.filename.rpartition("/")[0].endswith("/data") and info.file_size:
-            header = _at(texts, info.header_offset, 30)
-            name, extra = struct.unpack_from("<HH", header, 26)
-            offset = info.header_offset + 30 + name + extra
-            # After the data there is a descriptor: its signature, then the checksum.
-            hole = Hole(offset, info.file_size, (offset + info.file_size + 4, entry + 16))
-    return Frame(stream.size, tuple(texts), hole)
+    with open(os.memfd_create("spark_estimator frame", os.MFD_CLOEXEC), "w+b") as stream:  # the numbers take no memory
+        with skip_data():
+            torch.save(torch.empty(shape, dtype=dtype), stream)
+        size = stream.seek(0, os.SEEK_END)
+        hole = None
+        for info, entry in _directory(stream):
+            if info.filename.rpartition("/")[0].endswith("/data") and info.file_size:
+                name, extra = struct.unpack("<HH", _read(stream, info.header_offset + 26, 4))
+                offset = info.header_offset + 30 + name + extra
+                # After the data there is a descriptor: its signature, then the checksum.
+                hole = Hole(offset, info.file_size, (offset + info.file_size + 4, entry + 16))
+        spans = [(0, size)] if hole is None else [(0, hole.offset), (hole.offset + hole.size, size)]
+        return Frame(size, tuple((start, _read(stream, start, stop - start)) for start, stop in spans), hole)
 
 
 def moved(hole: Hole, offset: int) -> Hole:
@@ -86,87 +86,15 @@ def packed(value: object) -> bytes:
     return stream.getvalue()
 
 
-class _Sparse(io.RawIOBase):
-    """Keeps what is written, but not the gaps over which a writer moves on."""
-
-    def __init__(self) -> None:
-        self._texts: list[tuple[int, bytes]] = []
-        self._position = 0
-        self.size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def write(self, content: object) -> int:
-        text = bytes(memoryview(content).cast("B"))  # type: ignore[arg-type]
-        self._texts.append((self._position, text))
-        self._position += len(text)
-        self.size = max(self.size, self._position)
-        return len(text)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def merged(self) -> list[tuple[int, bytes]]:
-        """The written ranges, with neighbours joined."""
-        result: list[tuple[int, bytes]] = []
-        for offset, text in sorted(self._texts):
-            if result and result[-1][0] + len(result[-1][1]) == offset:
-                result[-1] = (result[-1][0], result[-1][1] + text)
-            else:
-                result.append((offset, text))
-        return result
-
-
-def _directory(texts: Sequence[tuple[int, bytes]], size: int) -> list[tuple[zipfile.ZipInfo, int]]:
-    """The entries of the archive, and the offset of each in its central directory."""
-    last_offset, last = texts[-1]  # after the last gap: the directory is in it
-    archive = zipfile.ZipFile(_View(texts, size))
-    result, place = [], last.index(b"PK\x01\x02")
+def _directory(stream: BinaryIO) -> Iterator[tuple[zipfile.ZipInfo, int]]:
+    """Yields the entries of the archive, and the offset of each in the central directory."""
+    archive = zipfile.ZipFile(stream)
+    place = archive.start_dir
     for info in archive.infolist():
-        result.append((info, last_offset + place))
-        place += 46 + sum(struct.unpack_from("<HHH", last, place + 28))
-    return result
+        yield info, place
+        place += 46 + sum(struct.unpack("<HHH", _read(stream, place + 28, 6)))
 
 
-def _at(texts: Sequence[tuple[int, bytes]], offset: int, size: int) -> bytes:
-    return next(text[offset - first :][:size] for first, text in texts if first <= offset < first + len(text))
-
-
-class _View(io.RawIOBase):
-    """Reads texts as if they were one file, with zeros between them."""
-
-    def __init__(self, texts: Sequence[tuple[int, bytes]], size: int) -> None:
-        self._texts = texts
-        self._size = size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._size, self._position + size)
-        result = bytearray(max(0, stop - self._position))
-        for first, text in self._texts:
-            start, end = max(first, self._position), min(first + len(text), stop)
-            if start < end:
-                result[start - self._position : end - self._position] = text[start - first : end - first]
-        self._position = max(self._position, stop)
-        return bytes(result)
+def _read(stream: BinaryIO, offset: int, size: int) -> bytes:
+    stream.seek(offset)
+    return stream.read(size)
