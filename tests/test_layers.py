@@ -35,8 +35,9 @@ class Table:
             elif key == "types":
                 self.types |= {(a, b) for a, b in (pair.split("->") for pair in rest.split())}
             elif key == "only":
-                library, places = rest.split("=")
-                self.only.setdefault(library.strip(), []).extend(places.split())
+                libraries, places = rest.split("=")
+                for library in libraries.split():
+                    self.only.setdefault(library, []).extend(places.split())
             else:
                 raise AssertionError(f"the table's line {line!r} is none of a level, 'within:', 'types:' and 'only:'")
 
