@@ -6,9 +6,10 @@ accelerator; of PyTorch, of Lightning, or of Keras with one of its backends.
 Three trainings follow each other, by the same code of the estimator's ranks:
 
 - *undisturbed*: no kills;
-- *replaced*: each killed rank is replaced (``max_restarts`` of an estimator whose ranks read files);
-- *restarted*: all ranks start again from the last checkpoint (``max_restarts`` of the others), with ``--keep`` steps
-  between two checkpoints; with Lightning, an epoch. Only with ``--place local``.
+- *replaced*: each killed rank is replaced (``max_restarts`` of an estimator whose ranks read files); with Lightning
+  and Keras all ranks continue from the last checkpoint, with ``--keep`` steps between two checkpoints;
+- *restarted*: all ranks start again from the last checkpoint, as new processes (``max_restarts`` of the others). Only
+  with ``--place local``.
 
 Ranks are processes of this machine (``--place local``), in executors of a local Spark cluster (``spark``), or on hosts
 that are network namespaces (``hosts``; root only). Each kill is a SIGKILL of a random rank, of its executor, or of all
@@ -159,7 +160,7 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=100, help="each step waits so long (100)")
     parser.add_argument("--steps", type=positive, default=200, help="of an epoch (200)")
     parser.add_argument("--epochs", type=positive, default=3, help="(3)")
-    parser.add_argument("--keep", type=positive, default=50, help="steps between two checkpoints of 'restarted' (50)")
+    parser.add_argument("--keep", type=positive, default=50, help="steps between two checkpoints (50)")
     parser.add_argument("--every", type=float, help="seconds at full speed between two kills; default: random, up to 3")
     parser.add_argument("--standby", type=int, default=0, help="processes that wait for a loss, of 'replaced' (0)")
     parser.add_argument("--seed", type=int, default=1, help="of the kills (1)")

@@ -1,6 +1,6 @@
 """Times what recovery within a step costs a training that loses no rank.
 
-``python -m benchmarks.recovery.cost [--framework torch] [--np 2] [--steps 600] [--rounds 5]`` trains the small model of
+``python -m benchmarks.recovery.cost [--np 2] [--steps 600] [--rounds 5]`` trains the small model of
 `benchmarks.recovery` on this machine, whose steps wait for nothing, with and without `max_restarts`, in turns. Printed
 for each: the time of a step, of rank 0 after the first ones, in milliseconds (median of the rounds, and the range), and
 the difference, which is the same for a model whose steps are longer. Histories and parameters are compared first.
@@ -15,7 +15,7 @@ import tempfile
 from typing import Any
 
 from benchmarks.command_line import ended_by_signals, positive
-from benchmarks.recovery.training import ALL, BATCH, FRAMEWORKS, LAST, WARM, WARM_UP, counts, rank_main, write_rows
+from benchmarks.recovery.training import ALL, BATCH, LAST, WARM, WARM_UP, counts, rank_main, write_rows
 from spark_estimator.elastic.rounds import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
@@ -41,7 +41,6 @@ def trained(way: str, size: int, options: dict[str, Any], number: int) -> tuple[
 def main() -> int:
     """Returns 0 when all trainings have the same numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--framework", default="torch", choices=FRAMEWORKS, help="whose estimator trains (torch)")
     parser.add_argument("--np", type=positive, default=2, help="ranks (2)")
     parser.add_argument("--steps", type=positive, default=600, help="of an epoch; there are two (600)")
     parser.add_argument("--rounds", type=positive, default=5, help="trainings of each kind (5)")
@@ -52,7 +51,7 @@ def main() -> int:
     results = []
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder, ended_by_signals():
         write_rows(folder, arguments.np * BATCH * arguments.steps)
-        options = {"folder": folder, "framework": arguments.framework, "epochs": 2, "step_ms": 0, "keep": None}
+        options = {"folder": folder, "framework": "torch", "epochs": 2, "step_ms": 0, "keep": None}
         for number in range(arguments.rounds):
             for way in _WAYS:
                 milliseconds, result = trained(way, arguments.np, options, number)

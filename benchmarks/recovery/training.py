@@ -66,6 +66,7 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
         time.sleep(options["step_ms"] / 1000)
 
     framework, backend = options["framework"].partition("-")[::2]
+    stored = way == "restarted" or (way == "replaced" and framework != "torch")
     if framework == "keras":
         made = in_keras(counted, backend)
     else:
@@ -88,8 +89,8 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
             validation_steps=None,
             patience=None,
             restore_best=False,
-            store=Store.create(f"{folder}/store") if way == "restarted" else None,
-            checkpoint_steps=options["keep"] if way == "restarted" else None,
+            store=Store.create(f"{folder}/store") if stored else None,
+            checkpoint_steps=options["keep"] if stored else None,
             run_id="run",
             large=1 << 40,
             source=FileRows(files_at(f"{options['folder']}/rows.parquet"), Preparation(("x", "y"))),

@@ -72,15 +72,6 @@ class PeerCopies:
         self._send(content, committed + 1)
         arrays.allgather(numpy.array([committed], numpy.int64), "elastic.step.agreement")
 
-    def renew(self, content: bytes, step: int) -> None:
-        """Sends what only this rank has once more, after the commit with this number. A collective.
-
-        Raises:
-            HorovodInternalError: a rank was lost; the copy of this rank's content may be the one of the agreement.
-        """
-        if self.size > 1:
-            self._send(content, step)
-
     def carry_over(self, step: int) -> None:
         """No step was taken before the commit with this number: the copies of the one before are its, too."""
         of_last = {key: value for key, value in self._kept.items() if key[1] == step - 1}

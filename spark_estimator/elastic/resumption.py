@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 
 class RecoveryState(enum.Enum):
-    """A rank: COMMITTED to AGREED in ``optimizer.step()``, and back in ``commit()``; LOST until the next round.
-
-    Ranks that keep copies of their variables are never AGREED: they return to the copies.
-    """
+    """A rank: COMMITTED to AGREED in ``optimizer.step()``, and back in ``commit()``; LOST until the next round."""
 
     FRESH = "no round has begun on this process"
     COMMITTED = "parameters and attributes are those of the last commit"

@@ -68,7 +68,8 @@ class JobRounds:
 
     Args:
         state: of the training.
-        reset, mode: as for `run_fn`.
+        reset, mode: as for `run_fn`; also "checkpoint": a loss costs the work since a checkpoint in a store, and a new
+            process takes the rank of the lost one.
     """
 
     def __init__(self, state: State, reset: Callable[[], object], mode: str) -> None:
@@ -77,7 +78,7 @@ class JobRounds:
         self._mode = mode
         self._why: HorovodInternalError | HostsUpdatedInterrupt | None = None
         self._failures: list[tuple[str, int]] = []
-        if mode == "step":
+        if mode != "commit":
             state.keep_steps()
             _keep_ranks()
 

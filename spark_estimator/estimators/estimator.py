@@ -60,7 +60,8 @@ class FrameworkTraining(Protocol):
         trial: tries the model on the first rows.
         train: what every rank runs; is pickled.
         framework: `TrainSpec.framework`.
-        recovers: `train` recovers within a step in an elastic job whose ranks keep rows of files.
+        recovers: `train` continues after the loss of a rank in an elastic job whose ranks keep rows of files: within a
+            step, or from the last checkpoint (`restarting`).
     """
 
     labels: list[str]

@@ -167,11 +167,11 @@ class CommonKeywords(TableParams):
         return self._get(self.gradient_compression)
 
     def setMaxRestarts(self, value: int) -> Self:
-        """Set max_restarts: how many times to replace a rank that dies, exits, raises an error or loses its ..."""
+        """Set max_restarts: how many times to continue after a rank dies, exits, raises an error or loses its ..."""
         return self._set(max_restarts=value)
 
     def getMaxRestarts(self) -> int:
-        """Return max_restarts: how many times to replace a rank that dies, exits, raises an error or loses its ..."""
+        """Return max_restarts: how many times to continue after a rank dies, exits, raises an error or loses ..."""
         return self._get(self.max_restarts)
 
     def setRandomSeed(self, value: int | None) -> Self:
@@ -207,19 +207,19 @@ class CommonKeywords(TableParams):
         return self._get(self.resume_on_other_rows)
 
     def setCheckpointEverySteps(self, value: int | None) -> Self:
-        """Set checkpoint_every_steps: write a checkpoint after this many batches within an epoch, too."""
+        """Set checkpoint_every_steps: write a checkpoint after this many batches within an epoch, too, between ..."""
         return self._set(checkpoint_every_steps=value)
 
     def getCheckpointEverySteps(self) -> int | None:
-        """Return checkpoint_every_steps: write a checkpoint after this many batches within an epoch, too."""
+        """Return checkpoint_every_steps: write a checkpoint after this many batches within an epoch, too, ..."""
         return self._get(self.checkpoint_every_steps)
 
     def setCheckpointEverySeconds(self, value: float | None) -> Self:
-        """Set checkpoint_every_seconds: write a checkpoint after this many seconds within an epoch, too."""
+        """Set checkpoint_every_seconds: as checkpoint_every_steps, after this many seconds."""
         return self._set(checkpoint_every_seconds=value)
 
     def getCheckpointEverySeconds(self) -> float | None:
-        """Return checkpoint_every_seconds: write a checkpoint after this many seconds within an epoch, too."""
+        """Return checkpoint_every_seconds: as checkpoint_every_steps, after this many seconds."""
         return self._get(self.checkpoint_every_seconds)
 
     def setEarlyStoppingPatience(self, value: int | None) -> Self:

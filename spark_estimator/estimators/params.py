@@ -193,8 +193,8 @@ SHARED = (
         "max_restarts",
         0,
         whole(0),
-        "how many times to replace a rank that dies, exits, raises an error or loses its executor, or, where a "
-        "single rank cannot be replaced, to restart all ranks from the last checkpoint",
+        "how many times to continue after a rank dies, exits, raises an error or loses its executor: within the step "
+        "if ranks of PyTorch or Hugging Face read files, else from the last checkpoint",
         "int",
     ),
     Row(
@@ -226,15 +226,17 @@ SHARED = (
         "checkpoint_every_steps",
         None,
         whole(1),
-        "write a checkpoint after this many batches within an epoch, too; needs a store; None: only after each epoch",
+        "write a checkpoint after this many batches within an epoch, too, between two steps of the optimizer; needs a "
+        "store. A run that continues from it on another number of processes or on other rows begins that epoch again. "
+        "None: only after each epoch",
         "int | None",
     ),
     Row(
         "checkpoint_every_seconds",
         None,
         positive,
-        "write a checkpoint after this many seconds within an epoch, too; needs a store; None: only after each epoch, "
-        "and by checkpoint_every_steps",
+        "as checkpoint_every_steps, after this many seconds; None: only after each epoch, and by "
+        "checkpoint_every_steps",
         "float | None",
     ),
     Row(

@@ -1,4 +1,4 @@
-"""One process of a training that recovers within a step: what it does once, and again when the job's ranks change."""
+"""One process of a training that continues when it loses a rank: what it does once, and again when ranks change."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reduces a step's gradients over the ranks with the module of the backend that Keras runs on.
 
-Each of ``on_torch``, ``on_tensorflow`` and ``on_jax`` has the same five functions: `reduced`, `all_true`, `factor`,
-`only_when` and `copier`.
+Each of ``on_torch``, ``on_tensorflow`` and ``on_jax`` has the same four functions: `reduced`, `all_true`, `factor`
+and `only_when`.
 """
 
 from __future__ import annotations

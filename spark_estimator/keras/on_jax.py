@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -42,14 +42,3 @@ def factor(exchange: KerasExchange) -> Any:
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
     """``run()`` if the condition is true, else the values; a branch of the compiled step."""
     return list(jax.lax.cond(condition, lambda: list(run()), lambda: list(values)))
-
-
-def forget_programs() -> None:
-    """Has all functions compiled again: JAX finds the program of a method by the method, which stays the same."""
-    jax.clear_caches()
-
-
-def copier(variables: Sequence[Any]) -> Callable[[], list[Any]]:
-    """Returns a function that returns copies of the variables' values."""
-    copied = jax.jit(lambda values: [jax.numpy.copy(value) for value in values])
-    return lambda: list(copied([variable.value for variable in variables]))

@@ -6,7 +6,7 @@ a node that holds none of TensorFlow's threads while it waits. All other nodes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -119,18 +119,3 @@ def check_no_xla() -> None:
             "DistributedOptimizer: XLA compiles this training step (jit_compile=True), and compiled code cannot call "
             "the engine. Use model.compile(..., jit_compile=False)."
         )
-
-
-def copier(variables: Sequence[Any]) -> Callable[[], list[Any]]:
-    """Returns a function that returns the variables' values.
-
-    They share the variables' memory until the next step, which then writes to new memory.
-    """
-    values = [variable if hasattr(variable, "read_value") else variable.value for variable in variables]
-
-    @tf.function
-    @tf.autograph.experimental.do_not_convert
-    def read() -> list[Any]:
-        return [value.read_value() for value in values]
-
-    return lambda: list(read())

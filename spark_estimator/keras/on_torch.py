@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from spark_estimator.collectives.process_set import global_process_set
@@ -61,8 +61,3 @@ def factor(exchange: KerasExchange) -> Any:
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
     """``run()`` if the condition is true, else the values."""
     return list(run()) if bool(condition) else list(values)
-
-
-def copier(variables: Sequence[Any]) -> Callable[[], list[Any]]:
-    """Returns a function that returns copies of the variables' values."""
-    return lambda: [variable.value.detach().clone() for variable in variables]

@@ -136,7 +136,6 @@ class HorovodMethods(HorovodCollectives, _Base):
         self.epoch_outputs: EpochOutputs | None = None
         self._made_distributed: list[torch.optim.Optimizer] = []
         self._num_nodes = 1
-        self._had_other_ranks = False
 
     def __repr__(self) -> str:
         # Appears in the error of a Trainer of the other package, whose strategies are of other classes.
@@ -151,25 +150,13 @@ class HorovodMethods(HorovodCollectives, _Base):
         """Joins the job, as the Trainer is made; all ranks make theirs. Raises ValueError for several devices."""
         hvd.init()
         self._check_devices()
-        self._take_rank()
-
-    def _take_rank(self) -> None:
         self.rank_zero_only.rank = utilities_rank_zero.rank_zero_only.rank = context.rank()
-
-    def take_ranks(self) -> None:
-        """During a run, the job has got another number of ranks: this one may have another rank, and learning rates get
-        the factor of their number."""
-        self._take_rank()
-        self._had_other_ranks = True
-        if self.scale_lr:
-            rates.rescale(self.optimizers, self._schedules(), rates.factor_of(self.optimizers), self.world_size)
 
     @property
     def is_distributed(self) -> bool:
         """Whether there are several ranks: Lightning gives them samplers for their own shares, then, and refuses what
-        cannot work with several, as to try batch sizes until one does not fit into memory. A rank that is alone since
-        `take_ranks` logs as it did with the others."""
-        return self.world_size > 1 or self._had_other_ranks
+        cannot work with several, as to try batch sizes until one does not fit into memory."""
+        return self.world_size > 1
 
     @property
     def global_rank(self) -> int:

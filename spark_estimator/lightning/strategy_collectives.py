@@ -26,23 +26,17 @@ class HorovodCollectives(_Base):
     Attributes:
         uneven_lengths: of the loader that is being evaluated: each rank's number of batches; empty if they are equal.
         in_evaluation_step: whether ``validation_step`` or ``test_step`` is running.
-        is_apart: the other ranks are elsewhere in the training, and do not take part in the Trainer's collectives: this
-            rank is about to replace a lost one, or another was lost when the training was over.
     """
 
     uneven_lengths: tuple[int, ...] = ()
     in_evaluation_step = False
-    is_apart = False
 
     @property
     def is_alone(self) -> bool:
-        """Whether there are no other ranks to communicate with: one rank, `is_apart`, or this rank is ending with an
-        exception.
+        """Whether there are no other ranks to communicate with: one rank, or this rank is ending with an exception.
 
         The others do not know that yet, and will not answer: callbacks that save a checkpoint then must not wait.
         """
-        if self.is_apart:
-            return True
         if not context.is_initialized() or context.size() == 1:
             return True
         trainer = getattr(self.lightning_module, "_trainer", None)

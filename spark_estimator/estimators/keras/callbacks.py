@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import math
-import sys
 import tempfile
-from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import date, timedelta
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy
@@ -28,8 +23,6 @@ from spark_estimator.keras.importing import keras_of
 from spark_estimator.keras.optimizers import rate_of
 from spark_estimator.keras.rates import use_rate_of_one_process
 
-_COPIED_BYTES = 1 << 20
-_SIMPLE = (bool, int, float, complex, str, bytes, date, timedelta, numpy.generic, numpy.ufunc)
 _log = log.logger(__name__)
 
 
@@ -64,7 +57,6 @@ class KerasCallbacks:
     """Calls them, on every rank alike; ``checkpoint_callback`` on rank 0 alone.
 
     Attributes:
-        saves_best: there is a ``checkpoint_callback``.
         want_to_stop: some rank's callback has set ``model.stop_training``.
     """
 
@@ -72,23 +64,24 @@ class KerasCallbacks:
         custom = opened(parts.custom_objects)
         callbacks = opened(parts.callbacks, custom)
         _begin_at_rate_of(model.optimizer, callbacks)
-        self._checkpoint_callback = opened(parts.checkpoint_callback, custom)
-        self.saves_best = self._checkpoint_callback is not None
+        checkpoint_callback = opened(parts.checkpoint_callback, custom)
         self._saves: Any = None
         self._last = _Last()
         self._on_all = list(callbacks)
+        self._initial = list(map(_plain_attributes, callbacks))
         self._model = model
         self._model.stop_training = False
-        self._numbers = {"epochs": epochs, "steps": steps}
-        self._list = self._listed(self._on_all)
-        self.take_rank()
+        self._operations: Any = getattr(keras_of(model), "ops", None)  # not in Keras 2
+        if checkpoint_callback is not None and context.rank() == 0:
+            self._save_best_with(checkpoint_callback)
+        make = keras_of(model).callbacks.CallbackList
+        settings = {"add_history": False, "add_progbar": False, "model": model, "verbose": 0}
+        called = [*callbacks, *([] if self._saves is None else [self._saves]), self._last]
+        self._list = make(called, epochs=epochs, steps=steps, **settings)
         self.want_to_stop = False
 
-    def take_rank(self) -> None:
-        """Calls ``checkpoint_callback`` if this process is rank 0, also where it has become that since."""
-        if context.rank() != 0 or self._saves is not None or not self.saves_best:
-            return
-        self._saves = self._checkpoint_callback
+    def _save_best_with(self, checkpoint_callback: Any) -> None:
+        self._saves = checkpoint_callback
         self._folder = tempfile.TemporaryDirectory(prefix="checkpoint_")
         name = "model.weights.h5" if self._saves.save_weights_only else "model.keras"
         self._saves.filepath = str(Path(self._folder.name) / name)
@@ -96,7 +89,6 @@ class KerasCallbacks:
         hooks = ["on_epoch_end"] if self._saves.save_freq == "epoch" else ["on_epoch_end", "on_train_batch_end"]
         for hook in hooks:
             setattr(self._saves, hook, self._at_rate_of_one_process(getattr(self._saves, hook)))
-        self._list = self._listed([*self._on_all, self._saves])
 
     def _at_rate_of_one_process(self, hook: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(hook)
@@ -106,24 +98,10 @@ class KerasCallbacks:
 
         return call
 
-    def take_size(self, factor: int) -> None:
-        """Gives Horovod's schedules the ``initial_lr`` of the present number of ranks.
-
-        Args:
-            factor: the number by which it is multiplied.
-        """
-        for callback in self._on_all:
-            if isinstance(callback, LearningRateScheduleCallback):
-                callback.initial_lr *= context.size() / factor
-
-    def _listed(self, callbacks: Sequence[Any]) -> Any:
-        make = keras_of(self._model).callbacks.CallbackList
-        settings = {"add_history": False, "add_progbar": False, "model": self._model, "verbose": 0, **self._numbers}
-        return make([*callbacks, self._last], **settings)
-
     def on_train_begin(self) -> None:
         """As Keras'; the others, too."""
         self._list.on_train_begin()
+        self._initial = list(map(_plain_attributes, self._on_all))
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         self._list.on_train_end(logs)
@@ -156,39 +134,39 @@ class KerasCallbacks:
         self.want_to_stop = bool(arrays.allreduce(wants, ReduceOp.MAX, "estimator.stop_training")[0])
 
     def state(self) -> dict[str, Any]:
-        """On rank 0: what `checkpoint_callback` has kept."""
+        """On rank 0: what `checkpoint_callback` has kept, and what has changed in the others since `on_train_begin`.
+
+        These are their plain attributes: numbers, strings, arrays, and lists and dicts of these; and functions of
+        ``keras.ops``, with which Keras' callbacks compare epochs.
+        """
+        changed = {
+            "attributes": [
+                {key: value for key, value in _plain_attributes(each).items() if not _equal(value, initial.get(key))}
+                for each, initial in zip(self._on_all, self._initial, strict=True)
+            ],
+            "comparisons": [_operations(each, self._operations) for each in self._on_all],
+        }
         if self._saves is None:
-            return {}
+            return changed
         file = Path(self._saves.filepath)
         content = file.read_bytes() if file.exists() else b""
         best = getattr(self._saves, "best", None)
-        return {"file": numpy.frombuffer(content, numpy.uint8), "best": None if best is None else float(best)}
+        kept = {"file": numpy.frombuffer(content, numpy.uint8), "best": None if best is None else float(best)}
+        return {**kept, **changed}
 
     def take(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
-        if self._saves is None or not state:
+        """Restores what `state` returned, after `on_train_begin`."""
+        attributes = state.get("attributes", [])  # earlier checkpoints have none
+        if attributes and len(attributes) == len(self._on_all):
+            for callback, values, operations in zip(self._on_all, attributes, state["comparisons"], strict=True):
+                named = {key: getattr(self._operations, name) for key, name in operations.items()}
+                for key, value in {**values, **named}.items():
+                    setattr(callback, key, value)
+        if self._saves is None or "file" not in state:
             return
         if len(state["file"]):
             Path(self._saves.filepath).write_bytes(state["file"].tobytes())
         self._saves.best = state["best"]
-
-    def attributes(self) -> list[dict[str, Any]]:
-        """[callbacks of all ranks] copies of their attributes, of values of which `_copied` makes copies."""
-        result = []
-        for callback in self._on_all:
-            kept = {}
-            for name, value in vars(callback).items():
-                with contextlib.suppress(TypeError):
-                    kept[name] = _copied(value)
-            result.append(kept)
-        return result
-
-    def take_attributes(self, attributes: Sequence[dict[str, Any]]) -> None:
-        """Restores what `attributes` returned, on this rank or on another."""
-        for callback, values in zip(self._on_all, attributes, strict=True):
-            for name, value in values.items():
-                setattr(callback, name, _copied(value))
-        self._model.stop_training = False
 
     def give_back(self) -> None:
         """On rank 0: load what `checkpoint_callback` has saved, if anything, with the learning rate of one process."""
@@ -196,33 +174,38 @@ class KerasCallbacks:
             self._model.load_weights(self._saves.filepath)
 
 
-def _copied(value: Any) -> Any:
-    """A copy of a value that means the same in another process. Large arrays are not copied: callbacks replace them.
-
-    Raises:
-        TypeError: it may not: it is no number, string, array or function of a module, and no collection of these.
-    """
-    if isinstance(value, dict):
-        copied = copy.copy(value)  # keeps its class
-        for key, item in value.items():
-            copied[key] = _copied(item)
-        return copied
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(map(_copied, value))
-    if type(value) is deque:
-        return deque(map(_copied, value), value.maxlen)
-    if isinstance(value, numpy.ndarray) and value.dtype.kind != "O":
-        return value.copy() if value.nbytes <= _COPIED_BYTES else value
-    if value is None or isinstance(value, _SIMPLE) or _is_of_a_module(value):
-        return value
-    raise TypeError(f"{type(value).__name__} is not kept")
+def _plain_attributes(callback: Any) -> dict[str, Any]:
+    """Copies of the attributes of a callback that a checkpoint can hold."""
+    return {name: copy.deepcopy(value) for name, value in vars(callback).items() if _is_plain(value)}
 
 
-def _is_of_a_module(value: Any) -> bool:
-    """Whether a function is found by its name, such as ``keras.ops.less``, with which callbacks compare epochs."""
-    if not isinstance(value, FunctionType):
+def _operations(callback: Any, operations: Any) -> dict[str, str]:
+    """The names of functions of ``keras.ops`` that a callback has in attributes."""
+    named = {key: getattr(value, "__name__", "") for key, value in vars(callback).items() if callable(value)}
+    return {key: name for key, name in named.items() if getattr(operations, name, None) is getattr(callback, key)}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    if isinstance(value, numpy.ndarray):
+        return value.dtype.kind in "biuf"
+    return value is None or isinstance(value, (bool, int, float, str, numpy.bool_, numpy.integer, numpy.floating))
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Whether two plain values are the same."""
+    if isinstance(value, numpy.ndarray) or isinstance(other, numpy.ndarray):
+        return type(value) is type(other) and value.dtype == other.dtype and numpy.array_equal(value, other)
+    if type(value) is not type(other):
         return False
-    return getattr(sys.modules.get(value.__module__), value.__name__, None) is value
+    if isinstance(value, list):
+        return len(value) == len(other) and all(map(_equal, value, other))
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(_equal(item, other[key]) for key, item in value.items())
+    return bool(value == other)
 
 
 def _number(value: Any) -> tuple[float] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from spark_estimator.keras.backends import backend_module
 from spark_estimator.keras.importing import backend, is_keras_2, keras_of
 
 
@@ -63,14 +62,6 @@ def compile_step(model: Any) -> None:
         return step(*present)
 
     model.train_function = train
-
-
-def compile_again(model: Any) -> None:
-    """Has the next step compiled once more, as a number that the program contains has changed."""
-    model.train_function = None
-    if backend(model) == "jax":
-        backend_module("jax").forget_programs()
-    compile_step(model)
 
 
 def _any_size(model: Any, batch: tuple[Any, ...], absent: int) -> Callable[..., Any]:

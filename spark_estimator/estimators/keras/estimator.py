@@ -102,8 +102,7 @@ class _KerasTraining:
         self.framework: Any = parts
         self._model = value("model")
         self.output_kinds: Sequence[OutputKind] = output_kinds
-        # Keras 2's optimizers do not show what passes have gathered.
-        self.recovers = parts.backend != "tf_keras" or value("backward_passes_per_step") == 1
+        self.recovers = True
         self._trial = KerasTrial(parts, self._model, self.custom)
         self.trial: Trial = self._trial
         self.train: Callable[[TrainSpec], TrainResult | None] = keras_start.train

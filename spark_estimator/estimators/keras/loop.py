@@ -7,9 +7,8 @@ rows.
 
 from __future__ import annotations
 
-import functools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,12 +18,10 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
-from spark_estimator.elastic.peer_copies import smallest_within
-from spark_estimator.estimators.epoch_division import rest_of_epoch
 from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, as_labels, as_tensors
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
-from spark_estimator.estimators.keras.compiled import compile_again, compile_step
-from spark_estimator.estimators.keras.objects import Recipe, assign, layers_of, loaded, opened, register, values_of
+from spark_estimator.estimators.keras.compiled import compile_step
+from spark_estimator.estimators.keras.objects import Recipe, assign, loaded, opened, register, values_of
 from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.keras.sums import Sums, metrics_variables_of
@@ -37,9 +34,6 @@ from spark_estimator.keras.optimizers import innermost, iterations_of
 from spark_estimator.keras.rates import rescale_rate, variables_with_rate
 from spark_estimator.keras.starting_state import broadcast_variables
 from spark_estimator.keras.wrapping import exchange_of
-from spark_estimator.log import logger
-
-_log = logger(__name__)
 
 
 class Loop:
@@ -96,35 +90,11 @@ class Loop:
         self._exchange = exchange
         self._sums = Sums(self.model)
         self._within: dict[str, Any] | None = None
-        self._has_warned = False
         self._marks: list[int] = []  # when the epoch began
 
-    def take_size(self, factor: int) -> None:
-        """Makes steps at the learning rate of the present number of ranks, in a job in which it changes.
-
-        Args:
-            factor: by which the learning rate is multiplied.
-        """
-        rescale_rate(self.model.optimizer, factor, context.size())
-        if self._size != context.size():
-            self._size = context.size()
-            compile_again(self.model)
-
-    def broadcast(self, root: int = 0) -> None:
-        """Gives all ranks the weights and the optimizer of one. A collective."""
-        broadcast_variables([*self.model.weights, *variables_with_rate(self.model.optimizer)], root)
-
-    @property
-    def stepped(self) -> list[Any]:
-        """The variables that a step changes, but for seeds and metrics."""
-        return [*self.model.trainable_weights, *variables_with_rate(self.model.optimizer), *self._statistics]
-
-    @property
-    def _statistics(self) -> list[Any]:
-        """Weights that change without a gradient, such as those of batch normalization; not those of frozen layers."""
-        name = "_non_trainable_weights" if is_keras_2(self.model) else "_non_trainable_variables"
-        candidates = {id(variable) for layer in layers_of(self.model) for variable in getattr(layer, name, [])}
-        return [variable for variable in self.model.non_trainable_weights if id(variable) in candidates]
+    def broadcast(self) -> None:
+        """Gives all ranks the weights and the optimizer of rank 0. A collective."""
+        broadcast_variables([*self.model.weights, *variables_with_rate(self.model.optimizer)])
 
     @property
     def is_gathering(self) -> bool:
@@ -163,59 +133,16 @@ class Loop:
         Args:
             within: an epoch; False: between two of them.
         """
-        state: dict[str, Any] = {"gathered": values_of(self._gathered)}
+        state: dict[str, Any] = {"gathered": values_of(self._gathered) if self.is_gathering else []}
         if within:
-            state |= {"weights": values_of(self.model.non_trainable_weights)} | self._here()
-        elif not state["gathered"]:
-            return []
+            state |= {
+                "weights": values_of(self.model.non_trainable_weights),
+                "seeds": values_of(self._seeds),
+                "sums": self._sums.state(),
+                "chance": rng_state(),
+                "marks": self._marks,
+            }
         return list(allgather_object(state, name="estimator.checkpoint"))
-
-    def rank_state(self, most_bytes: int) -> dict[str, Any]:
-        """What this rank alone has, for `resume`.
-
-        Args:
-            most_bytes: of statistics, such as those of batch normalization; the largest are left out.
-        """
-        if self._within is not None:  # no step was done since `take` or `resume`
-            return self._within
-        statistics = values_of(self._statistics)
-        places = smallest_within([value.nbytes for value in statistics], most_bytes)
-        if len(places) < len(statistics) and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "%d of %d weights without gradients are not kept for other ranks, as at most %d bytes are. A rank that "
-                "replaces a lost one gets those of the rank that sends it the model.",
-                len(statistics) - len(places), len(statistics), most_bytes,
-            )  # fmt: skip
-        kept = {place: statistics[place] for place in places}
-        gathered = values_of(self._gathered) if self.is_gathering else []
-        return {"gathered": gathered, "statistics": kept} | self._here()
-
-    def resume(
-        self, rank_state: dict[str, Any] | None, *, within: bool, inherited: Sequence[dict[str, Any]] = ()
-    ) -> None:
-        """Continues where `rank_state` was made, with weights and optimizer of then.
-
-        Args:
-            rank_state: None: it was lost.
-            within: as of `take`.
-            inherited: the states of lost ranks, whose rows of the epoch this rank counts from now on.
-        """
-        if rank_state is not None:
-            sums = functools.reduce(self._sums.joined, (other["sums"] for other in inherited), rank_state["sums"])
-            rank_state = {**rank_state, "sums": sums}
-        state = rank_state or {"gathered": []}
-        self._take_gathered(state)
-        self._take_statistics(state)
-        self._within = (rank_state or self._within) if within else None
-
-    def _here(self) -> dict[str, Any]:
-        return {
-            "seeds": values_of(self._seeds),
-            "sums": self._sums.state(),
-            "chance": rng_state(),
-            "marks": self._marks,
-        }
 
     def _take_gathered(self, state: dict[str, Any]) -> None:
         if state["gathered"]:
@@ -223,14 +150,6 @@ class Loop:
         else:
             for variable in self._gathered:
                 variable.assign(numpy.zeros(tuple(variable.shape)))
-
-    def _take_statistics(self, state: dict[str, Any]) -> None:
-        """Those of `rank_state`, or all weights without gradients, of a checkpoint."""
-        if "weights" in state:
-            assign(self.model.non_trainable_weights, state["weights"])
-        statistics = self._statistics
-        for place, value in state.get("statistics", {}).items():
-            statistics[place].assign(value)
 
     def take(self, kept: Checkpoint, *, within: bool) -> None:
         """Restores a checkpoint.
@@ -258,35 +177,33 @@ class Loop:
         first: int,
         callbacks: KerasCallbacks,
         save: Callable[[int, int], None],
-        commit: Callable[[int], None] | None = None,
-        legs: Sequence[Mapping[str, Any]] = (),
+        reach: Callable[[int], None],
     ) -> dict[str, float]:
         """One epoch. Returns losses and metrics over all rows.
 
         Args:
             first: batches that are done already, before the checkpoint that was taken.
-            save: (batches done, rows of all ranks in them) writes a checkpoint.
-            commit: called with the number of batches done after each step: what follows repeats nothing of these.
-            legs: parts of the epoch that other ranks have done, before `first`. The rest has no checkpoints.
+            save: (batches done, rows of all ranks in them) writes a checkpoint, between two steps of the optimizer.
+            reach: (batches done) is called after each batch.
         """
         spec = self._spec
         self._enter(epoch)
         order = (self._seed, epoch) if spec.shuffle else None
-        rows, most_steps = rest_of_epoch(rows, legs, order, spec.train_steps)
-        plan = rows.plan(spec.batch_size, most_steps)
-        schedule = None if legs else schedule_of(spec)
+        plan = rows.plan(spec.batch_size, spec.train_steps)
+        schedule, is_due = schedule_of(spec), False
         self.meter.begin_epoch(epoch, plan.steps, first, self._sums.rows)
         with self._sums.adding_up():
-            for done, batch in enumerate(rows.batches(spec.batch_size, most_steps, order, first), first + 1):
+            for done, batch in enumerate(rows.batches(spec.batch_size, spec.train_steps, order, first), first + 1):
                 callbacks.on_batch_begin("train", done - 1)
                 logs = self._step(batch)
                 callbacks.on_batch_end("train", done - 1, logs)
                 self.meter.step_done(batch.rows, logs.get("loss"))
-                if commit is not None and not self.is_gathering:
-                    commit(done)
-                if schedule is not None and schedule.is_due() and done < plan.steps:
+                reach(done)
+                is_due = is_due or (schedule is not None and schedule.is_due())
+                if schedule is not None and is_due and not self.is_gathering and done < plan.steps:
                     save(done, plan.done(done))
                     schedule.made()
+                    is_due = False
         self._even_out()
         return self._sums.averages()
 
@@ -351,7 +268,7 @@ class Loop:
         if within is None:
             return
         assign(self._seeds, within["seeds"])
-        self._take_statistics(within)
+        assign(self.model.non_trainable_weights, within["weights"])
         self._sums.take(within["sums"])
         set_rng_state(within["chance"])
         self._marks = within.get("marks") or [-1] * len(self._marks)  # earlier checkpoints have none

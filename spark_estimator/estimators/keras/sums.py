@@ -84,19 +84,6 @@ class Sums:
         self._rows = int(state["rows"])
         self._totals = dict(state["totals"])
 
-    def joined(self, state: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-        """The counts of two ranks, each as `state` returned them, as those of one."""
-        adds_up = [kind not in ("mean", "only_first_replica") for kind in _kinds(self._variables)]
-        names = {**state["totals"], **other["totals"]}
-        return {
-            "metrics": [
-                mine + more if adds else mine
-                for mine, more, adds in zip(state["metrics"], other["metrics"], adds_up, strict=True)
-            ],
-            "rows": state["rows"] + other["rows"],
-            "totals": {name: state["totals"].get(name, 0.0) + other["totals"].get(name, 0.0) for name in names},
-        }
-
     def averages(self) -> dict[str, float]:
         """Over the rows of all ranks, by the metrics' names. A collective."""
         model = self._model

@@ -16,9 +16,12 @@ import torch
 import spark_estimator.torch as hvd
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.lightning.loaders import RowLoader
-from spark_estimator.lightning import strategy_class
+from spark_estimator.lightning import rates, strategy_class
 from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.observe.training_meter import TrainingMeter
+
+#: In the place of a file's path: the strategy of `strategy_of` keeps the Trainer's checkpoint as ``in_memory``.
+IN_MEMORY = "the strategy's memory"
 
 
 class EpochSums:
@@ -37,7 +40,8 @@ class EpochSums:
         begin: (trainer) before each one.
         end: (trainer) after each one, when all of Lightning's own hooks have run.
         restore: (trainer) before the first one, when model and optimizers are there.
-        run: (trainer) before the first one, after `restore`: may replace what the Trainer calls for each epoch.
+        run: (trainer) before the first one, after `restore`, when all hooks ``on_fit_start`` have run.
+        last: (trainer) after the last batch of each one, before the hooks of its end.
         multiplied: the factor of every loss.
         joint: weight losses by the rank's rows, so that the mean of all ranks' gradients is that of the joint batch.
         stop_on_nan: as in `estimators.lightning.parts.LightningParts`.
@@ -53,6 +57,7 @@ class EpochSums:
         end: Callable[[Any], None],
         restore: Callable[[Any], None],
         run: Callable[[Any], None] = lambda trainer: None,
+        last: Callable[[Any], None] = lambda trainer: None,
         multiplied: int = 1,
         joint: bool = True,
         stop_on_nan: bool = False,
@@ -69,6 +74,7 @@ class EpochSums:
         self._end = end
         self._restore = restore
         self._run = run
+        self._last = last
         self._multiplied = multiplied
         self._joint = joint
         self._stop_on_nan = stop_on_nan
@@ -92,43 +98,33 @@ class EpochSums:
 
     def epoch_starts(self, trainer: Any) -> None:
         self.seen.clear()
-        self.forget()
-        self.enter_epoch(trainer, 0)
-        self._begin(trainer)
-
-    def seed(self, trainer: Any) -> None:
-        """Seeds the random number generators for a rank that enters the epoch in its middle."""
-        self._begin(trainer)
-
-    def enter_epoch(self, trainer: Any, done: int) -> None:
-        """The present epoch begins, or continues, after `done` batches."""
-        epoch = int(trainer.current_epoch)
-        train = self._loaders["train"]
-        if train is not None:
-            train.enter(epoch, done)
-        self._meter.epochs = max(trainer.max_epochs or 0, 0)
-        self._meter.begin_epoch(epoch, _count(trainer.num_training_batches), done, self._counts["train"][0])
-
-    def state(self) -> tuple[Any, ...]:
-        """What this rank has counted in the epoch, for `take`."""
-        return self._sums, self._counts, self.seen
-
-    def take(self, state: tuple[Any, ...]) -> None:
-        """Restores what `state` returned."""
-        self._sums, self._counts, self.seen = state
-
-    def inherit(self, state: tuple[Any, ...]) -> None:
-        """Counts what `state` returned on a lost rank as this rank's, too."""
-        sums, counts, seen = state
-        for part, (rows, loss) in counts.items():
-            self._sums[part] = self._sums[part] + sums[part]
-            self._counts[part] = self._counts[part][0] + rows, self._counts[part][1] + loss
-        self.seen |= seen
-
-    def forget(self) -> None:
-        """Nothing of the epoch was counted here."""
         for part in self._sums:
             self._forget(part)
+        train = self._loaders["train"]
+        if train is not None:
+            train.enter(int(trainer.current_epoch))
+        self._enter(trainer, 0)
+        self._begin(trainer)
+
+    def epoch_ends(self, trainer: Any) -> None:
+        self._last(trainer)
+
+    def _enter(self, trainer: Any, done: int) -> None:
+        self._meter.epochs = max(trainer.max_epochs or 0, 0)
+        steps = _count(trainer.num_training_batches)
+        self._meter.begin_epoch(int(trainer.current_epoch), steps, done, self._counts["train"][0])
+
+    def state(self) -> dict[str, Any]:
+        """What this rank has counted in the epoch, for `resume`."""
+        counts = {part: list(counts) for part, counts in self._counts.items()}
+        return {"sums": dict(self._sums), "counts": counts, "seen": sorted(self.seen)}
+
+    def resume(self, trainer: Any, state: Mapping[str, Any], done: int) -> None:
+        """The epoch continues after `done` batches, where `state` was returned."""
+        self._sums = {part: sums.clone() for part, sums in state["sums"].items()}
+        self._counts = {part: (int(rows), float(loss)) for part, (rows, loss) in state["counts"].items()}
+        self.seen = set(state["seen"])
+        self._enter(trainer, done)
 
     def validation_starts(self, trainer: Any) -> None:
         """Where an epoch has several, the last one counts."""
@@ -205,6 +201,9 @@ def callback_of(flavour: str, watch: EpochSums) -> Any:
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             watch.epoch_starts(trainer)
 
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            watch.epoch_ends(trainer)
+
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             watch.batch_starts("train", batch, batch_idx)
 
@@ -232,6 +231,15 @@ def strategy_of(flavour: str, watch: EpochSums, verbose: int, **options: Any) ->
     base: Any = strategy_class(flavour)
 
     class Weighing(base):
+        in_memory: dict[str, Any] | None = None
+
+        def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, *args: Any, **kwargs: Any) -> None:
+            if filepath == IN_MEMORY:
+                rates.note_factor(checkpoint, self.optimizers)
+                self.in_memory = checkpoint
+            else:
+                super().save_checkpoint(checkpoint, filepath, *args, **kwargs)
+
         def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             weighed = closure_loss if watch.factor == 1 else closure_loss * watch.factor
             return super().backward(weighed, optimizer, *args, **kwargs)

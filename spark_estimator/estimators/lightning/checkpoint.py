@@ -1,27 +1,23 @@
 """Writes Lightning's checkpoint in a form that is read without running code, and resumes a Trainer from it.
 
-It is taken between two epochs, when all of Lightning's hooks and schedulers have run. A Trainer resumes from it as if
-``fit`` was called a second time: no epoch is half done.
+It is taken between two epochs, when all of Lightning's hooks and schedulers have run, or between two batches. After a
+whole epoch a Trainer resumes from it as if ``fit`` was called a second time; within one, as Lightning itself does.
 """
 
 from __future__ import annotations
 
 import copy
 import io
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from spark_estimator.estimators.lightning.callbacks import IN_MEMORY
 from spark_estimator.estimators.torch.checkpoint import packed
 from spark_estimator.estimators.torch.rank_state import take_buffers
-from spark_estimator.lightning import rates
-from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import log_to_driver
-
-_log = logger(__name__)
 
 #: Of what may be any object, only plain values and tensors are kept.
 _SURE = ("state_dict", "optimizer_states", "loops", "epoch", "global_step", "pytorch-lightning_version")
@@ -35,9 +31,16 @@ _NEEDLESS = (
 )
 
 
-def plain_checkpoint(trainer: Any) -> dict[str, Any]:
-    """Lightning's own checkpoint, less what could not be read back without running code. Collective."""
-    result = _dumped(trainer)
+def plain_checkpoint(trainer: Any, *, tells: bool) -> dict[str, Any]:
+    """Lightning's own checkpoint, less what could not be read back without running code. Collective.
+
+    Args:
+        trainer: with a strategy of `callbacks.strategy_of`.
+        tells: a line at the driver names what is left out.
+    """
+    trainer.save_checkpoint(IN_MEMORY, weights_only=False)
+    result = {name: value for name, value in trainer.strategy.in_memory.items() if name not in _NEEDLESS}
+    trainer.strategy.in_memory = None
     if not trainer.is_global_zero:
         return result
     left_out = []
@@ -48,7 +51,7 @@ def plain_checkpoint(trainer: Any) -> dict[str, Any]:
         elif not _is_plain(result[name]):
             left_out.append(name)
             del result[name]
-    if left_out and trainer.current_epoch == 1:
+    if left_out and tells:
         log_to_driver(
             f"the checkpoint leaves out the state of {', '.join(left_out)}: it holds objects that could not be read "
             "without running code, and is reset when the training resumes"
@@ -56,101 +59,47 @@ def plain_checkpoint(trainer: Any) -> dict[str, Any]:
     return result
 
 
-def live_checkpoint(trainer: Any) -> dict[str, Any]:
-    """Lightning's own checkpoint for another rank of the job, less what cannot be pickled.
-
-    Collectives of the Trainer in hooks ``on_save_checkpoint`` return this rank's own value.
-    """
-    apart, trainer.strategy.is_apart = trainer.strategy.is_apart, True
-    try:
-        result = _dumped(trainer)
-    finally:
-        trainer.strategy.is_apart = apart
-    states = result.get("callbacks", {})
-    lost = [f"the callback {key}" for key, state in states.items() if not _is_pickled(state)]
-    result["callbacks"] = {key: state for key, state in states.items() if f"the callback {key}" not in lost}
-    more = [name for name in result if name not in (*_SURE, "callbacks") and not _is_pickled(result[name])]
-    if lost or more:
-        _log.warning(
-            "the state of %s cannot be pickled: a process that replaces a lost rank starts without it.",
-            ", ".join([*lost, *more]),
-        )
-    return {name: value for name, value in result.items() if name not in more}
-
-
-def _dumped(trainer: Any) -> dict[str, Any]:
-    """Lightning's own checkpoint, less what the module has anyway, with the factor of its learning rates."""
-    whole = trainer._checkpoint_connector.dump_checkpoint(False)
-    result = {name: value for name, value in whole.items() if name not in _NEEDLESS}
-    rates.note_factor(result, trainer.strategy.optimizers)
-    return result
-
-
-def begin_after(trainer: Any, checkpoint: dict[str, Any]) -> None:
-    """Sets a Trainer, before its ``fit``, to the epochs and steps that were done."""
-    set_progress(trainer, checkpoint["loops"]["fit_loop"])
-
-
-def progress_of(trainer: Any) -> bytes:
-    """The epochs, batches and steps that a Trainer's loops have done, for `set_progress`.
-
-    It is a fifth as expensive as ``state_dict()`` of the loops, which it is made into when it is needed.
-    """
-    return pickle.dumps(dict(_progress(trainer.fit_loop, "")))
-
-
-def _progress(loop: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """What ``state_dict()`` of a loop has, with the objects that count in the place of their states."""
-    yield f"{prefix}state_dict", loop.on_save_checkpoint()
-    for name, value in vars(loop).items():
-        if hasattr(value, "from_state_dict"):
-            yield prefix + name, value
-        elif _is_loop(value):
-            yield from _progress(value, f"{prefix}{name}.")
-
-
-def loop_states(progress: bytes) -> dict[str, Any]:
-    """What `progress_of` returned as ``state_dict()`` of the loops."""
-    counts: dict[str, Any] = pickle.loads(progress)  # noqa: S301  # from this process or a rank of this job
-    return {name: value.state_dict() if hasattr(value, "from_state_dict") else value for name, value in counts.items()}
-
-
-def set_progress(trainer: Any, states: dict[str, Any]) -> None:
-    """Gives a Trainer's loops the epochs, batches and steps that were done.
+def begin_after(trainer: Any, checkpoint: dict[str, Any], *, within: bool) -> None:
+    """Sets a Trainer, before its ``fit``, to the epochs and steps that were done.
 
     Args:
-        states: ``state_dict()`` of its ``fit_loop``.
+        within: it continues within the epoch of the checkpoint; False: at the beginning of that epoch, or of the next
+            one if that is over.
     """
-    loop = trainer.fit_loop
-    loop.load_state_dict(copy.deepcopy(states))
-    for item in _loops(
-        loop
-    ):  # each would look for the middle of an epoch; fit_loop.restarting cannot be set with max_steps
-        item._restarting = item._loaded_from_state_dict = item._resuming_from_checkpoint = False
+    states = copy.deepcopy(checkpoint["loops"]["fit_loop"])
+    if not within:
+        for counts in states["epoch_progress"].values():
+            counts["ready"] = counts["started"] = counts["processed"]
+    trainer.fit_loop.load_state_dict(states)
+    if not within:
+        forget_restart(trainer)
+
+
+def forget_restart(trainer: Any) -> None:
+    """The Trainer's loops continue as if they had not been restored from a checkpoint."""
+    for loop in _loops(trainer.fit_loop):
+        if hasattr(loop, "on_iteration_done"):
+            loop.on_iteration_done()
+        else:  # Lightning 2.4; `restarting` of fit_loop cannot be set with max_steps
+            loop._restarting = False
 
 
 def _loops(loop: Any) -> Iterator[Any]:
     """A loop, and those within it."""
     yield loop
     for value in vars(loop).values():
-        if _is_loop(value):
+        if hasattr(value, "on_load_checkpoint") and hasattr(value, "restarting"):
             yield from _loops(value)
 
 
-def _is_loop(value: Any) -> bool:
-    return hasattr(value, "on_load_checkpoint") and hasattr(value, "restarting")
-
-
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """What changes in a module and a Trainer, and no state has: modes, frozen parameters, accumulation, loaders."""
-    module, loop = trainer.lightning_module, trainer.fit_loop
-    validation = loop.epoch_loop.val_loop
+    """What changes in a module and a Trainer, and no state has: modes, frozen parameters, accumulation, a stop."""
+    module = trainer.lightning_module
     return {
         "modes": [part.training for part in module.modules()],
         "learning": [parameter.requires_grad for parameter in module.parameters()],
         "accumulated": trainer.accumulate_grad_batches,
-        "reloaded": (loop._last_train_dl_reload_epoch, validation._last_val_dl_reload_epoch),
-        "validates": validation._combined_loader is not None,
+        "stops": bool(trainer.should_stop),
     }
 
 
@@ -162,23 +111,7 @@ def take_settings(trainer: Any, settings: dict[str, Any]) -> None:
     for parameter, learns in zip(module.parameters(), settings["learning"], strict=False):
         parameter.requires_grad = learns
     trainer.accumulate_grad_batches = settings["accumulated"]
-
-
-def take_loaders(trainer: Any, settings: dict[str, Any]) -> None:
-    """Makes loaders where the other ranks have them, and forgets those that the others will make later with this rank.
-
-    Args:
-        settings: of another rank's `settings_of`.
-    """
-    loop = trainer.fit_loop
-    validation = loop.epoch_loop.val_loop
-    if settings["validates"] and validation._combined_loader is None:
-        trainer.validating = True
-        validation.setup_data()
-        trainer.training = True
-    elif not settings["validates"]:
-        validation._combined_loader = None
-    loop._last_train_dl_reload_epoch, validation._last_val_dl_reload_epoch = settings["reloaded"]
+    trainer.should_stop = trainer.should_stop or settings.get("stops", False)
 
 
 def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], rank_state: dict[str, Any] | None) -> None:
@@ -212,14 +145,6 @@ def restore_optimizers(trainer: Any, checkpoint: dict[str, Any]) -> None:
     precision.on_load_checkpoint(checkpoint)
     if type(precision).__qualname__ in checkpoint:
         precision.load_state_dict(checkpoint[type(precision).__qualname__])
-
-
-def _is_pickled(value: Any) -> bool:
-    try:
-        packed(value)
-    except Exception:  # any error of pickle, or of the objects themselves
-        return False
-    return True
 
 
 def _is_plain(value: Any) -> bool:

@@ -96,21 +96,13 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
         return _LightningTraining(parts, labels)
 
 
-#: Callbacks that replace schedules or parameters, or train by themselves: what they do is in no state that a process
-#: could take over in the middle of an epoch.
-_NOT_ENTERED = ("StochasticWeightAveraging", "ModelPruning", "LearningRateFinder", "BatchSizeFinder")
-
-
 class _LightningTraining:
     """See `estimator.FrameworkTraining`."""
 
     def __init__(self, parts: LightningParts, labels: list[str]) -> None:
         self.framework: Any = parts
         self.labels = labels
-        # A module that optimizes by hand has no single step to agree on.
-        by_hand = not getattr(parts.model, "automatic_optimization", True)
-        refused = any(kind.__name__ in _NOT_ENTERED for callback in parts.callbacks for kind in type(callback).__mro__)
-        self.recovers = not parts.steps_locally and not by_hand and not refused
+        self.recovers = True
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )

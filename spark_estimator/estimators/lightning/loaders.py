@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.epoch_rows import EpochRows
-from spark_estimator.estimators.epoch_division import rest_of_epoch
 from spark_estimator.estimators.torch.losses import Tensors
 from spark_estimator.estimators.torch.trainer import tensor_of
 from spark_estimator.estimators.train_spec import TrainSpec
@@ -57,7 +55,7 @@ def inputs_of(inputs: Sequence[Field], batch: Named) -> Tensors:
 
 
 class RowLoader:
-    """The batches of one epoch: equally many on all ranks. Batches that other ranks have done count among them.
+    """The batches of one epoch: equally many on all ranks. Its state is how many of them are done.
 
     Args:
         rows: of this rank.
@@ -65,6 +63,7 @@ class RowLoader:
         seed: of the epochs' orders; None: in the order in which they are stored.
         batch_size, most_steps: as of `EpochRows.batches`.
         label_shapes: as of `named`.
+        between: (batches done) called between two batches, and before the first one of an epoch that continues.
     """
 
     def __init__(
@@ -75,59 +74,56 @@ class RowLoader:
         batch_size: int,
         most_steps: int | None,
         label_shapes: Sequence[Sequence[int]] | None,
+        between: Callable[[int], None] | None = None,
     ) -> None:
-        self._epoch = 0
-        self._first = 0
-        self._legs: Sequence[Mapping[str, Any]] = ()
+        self._rows = rows
         self._spec = spec
         self._seed = seed
         self._cut = (batch_size, most_steps)
         self._label_shapes = label_shapes
-        self.take(rows)
+        self._between = between
+        self._plan = rows.plan(batch_size, most_steps)
+        self._epoch = self._done = 0
+        self._continues = False
 
-    def take(self, rows: EpochRows) -> None:
-        """Reads these rows from the next iteration on."""
-        self._rows = rows
-        self._divide()
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and the batches of it that are done; part of Lightning's checkpoint."""
+        return {"epoch": self._epoch, "done": self._done}
 
-    def enter(self, epoch: int, first: int) -> None:
-        """An epoch begins, or continues with the batch `first`: those before it are done."""
-        self._first = first
-        if epoch != self._epoch:
-            self.take_legs(epoch, ())
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """The next iteration continues the epoch where `state_dict` was called."""
+        self._epoch, self._done, self._continues = int(state["epoch"]), int(state["done"]), True
 
-    def take_legs(self, epoch: int, legs: Sequence[Mapping[str, Any]]) -> None:
-        """Other ranks have done parts of an epoch, which come first: `Division.earlier`."""
-        self._epoch, self._legs = epoch, legs
-        self._divide()
+    def enter(self, epoch: int) -> None:
+        """An epoch begins."""
+        if not self._continues or epoch != self._epoch:
+            self._epoch, self._done, self._continues = epoch, 0, False
 
-    def leg(self) -> dict[str, Any]:
-        """`Division.present`."""
-        return self._rows.leg(self._cut[0], 0)
-
-    def _divide(self) -> None:
-        batch_size, most_steps = self._cut
-        self._present, self._most_steps = rest_of_epoch(self._rows, self._legs, self._order(), most_steps)
-        self._plan = self._present.plan(batch_size, self._most_steps)
-        self._done_by_others: int = sum(leg["steps"] for leg in self._legs)
-
-    def _order(self) -> tuple[int, int] | None:
-        return None if self._seed is None else (self._seed, self._epoch)
+    def rows_done(self, steps: int) -> int:
+        """How many rows all ranks together have in the first `steps` batches."""
+        return self._plan.done(steps)
 
     def __len__(self) -> int:
-        return self._done_by_others + self._plan.steps
+        return self._plan.steps
 
     def __iter__(self) -> Iterator[Named]:
         # Lightning asks for iterators that it throws away: all that costs is done when the first batch is asked for.
-        spec, first = self._spec, max(self._first - self._done_by_others, 0)
-        for batch in self._present.batches(self._cut[0], self._most_steps, self._order(), first):
+        spec, first = self._spec, self._done if self._continues else 0
+        order = None if self._seed is None else (self._seed, self._epoch)
+        self._continues = False
+        batches = iter(self._rows.batches(*self._cut, order, first))
+        for number in range(first, len(self)):
+            self._done = number
+            if number and self._between is not None:
+                self._between(number)
+            batch = next(batches)
             tensors = [tensor_of(matrix, field) for matrix, field in zip(batch.matrices, spec.fields, strict=True)]
             yield named(spec.inputs, spec.labels, spec.weight, tensors, self._label_shapes)
 
     def counted(self, step: int) -> int:
         """How many rows of a batch count: 0 where the rank has run out of rows, and has one that does not."""
-        return self._plan.size(self._present.rank, step - self._done_by_others)
+        return self._plan.size(self._rows.rank, step)
 
     def factor(self, step: int) -> float:
         """The factor of this rank's mean over a batch, with which the ranks' average is that over all rows."""
-        return self.counted(step) * len(self._present.counts) / self._plan.total(step - self._done_by_others)
+        return self.counted(step) * len(self._rows.counts) / self._plan.total(step)

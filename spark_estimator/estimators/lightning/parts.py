@@ -17,6 +17,7 @@ from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.lightning import removed_hooks
+from spark_estimator.lightning.epoch_outputs import epoch_ends_of
 from spark_estimator.lightning.flavours import FLAVOURS, preferred
 from spark_estimator.torch.sending import prepare_to_send
 
@@ -83,9 +84,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
         raise TypeError(
             f"model must be a LightningModule, or a torch.nn.Module with optimizer and loss; got {described(model)}."
         )
-    for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
-        if value(name) is not None:
-            raise ValueError(f"{name}: with Lightning there is a checkpoint after each epoch, leave it out.")
+    _check_checkpoints(model, value)
     flavour = flavour_of(model)
     plain = None
     if flavour is None:
@@ -132,6 +131,18 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
         ),
         labels,
     )
+
+
+def _check_checkpoints(model: Any, value: Callable[[str], Any]) -> None:
+    """Refuses checkpoints within an epoch where something of the epoch would not be in them."""
+    for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
+        if value(name) is None:
+            continue
+        if "training_epoch_end" in epoch_ends_of(model):
+            raise ValueError(
+                f"{name}: {type(model).__name__} has training_epoch_end(), which gets what all steps of an epoch have "
+                "returned. Replace it by on_train_epoch_end()."
+            )
 
 
 def flavour_of(item: Any) -> str | None:

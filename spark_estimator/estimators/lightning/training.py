@@ -8,19 +8,18 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 import spark_estimator.torch as hvd
-from spark_estimator.collectives import launcher_link
-from spark_estimator.estimators.epoch_division import Division
+from spark_estimator.checkpoint.schedule import Schedule
 from spark_estimator.estimators.lightning.callbacks import EpochSums, callback_of, logged, strategy_of
 from spark_estimator.estimators.lightning.checkpoint import (
     begin_after,
-    loop_states,
+    forget_restart,
     plain_checkpoint,
     restore,
     restore_optimizers,
@@ -31,15 +30,21 @@ from spark_estimator.estimators.lightning.identity import identity_of
 from spark_estimator.estimators.lightning.legacy import adapter_class
 from spark_estimator.estimators.lightning.loaders import RowLoader
 from spark_estimator.estimators.lightning.parts import LightningParts
-from spark_estimator.estimators.lightning.recovery import FitPhase, FitPosition, LightningCommits, recovered
-from spark_estimator.estimators.lightning.resumable_fit import ResumableFit
+from spark_estimator.estimators.lightning.rank_state import (
+    add_logged_values,
+    logged_values,
+    metric_states,
+    take_metric_states,
+)
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
+    Cursor,
     Saver,
     TrainingProgress,
     line_of,
+    schedule_of,
 )
-from spark_estimator.estimators.persistence.resumed_run import line_of_return
+from spark_estimator.estimators.persistence.resumed_run import line_of_loss, line_of_return
 from spark_estimator.estimators.rank_run import (
     RankRun,
     averages_of,
@@ -48,12 +53,17 @@ from spark_estimator.estimators.rank_run import (
     meter_of,
     record_epoch,
 )
-from spark_estimator.estimators.recovering_process import RecoveringProcess
-from spark_estimator.estimators.rows.row_source import rank_rows
+from spark_estimator.estimators.restarting import Round, train_in_rounds
 from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
 from spark_estimator.estimators.torch.epoch_means import results_of
 from spark_estimator.estimators.torch.exchange import local_options
-from spark_estimator.estimators.torch.rank_state import gathered, seed_generators, seed_start
+from spark_estimator.estimators.torch.rank_state import (
+    gathered,
+    rng_state,
+    seed_generators,
+    seed_start,
+    set_rng_state,
+)
 from spark_estimator.estimators.torch.training import leaving_out
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
@@ -63,74 +73,58 @@ from spark_estimator.store import FilesystemStore
 def train(spec: TrainSpec) -> TrainResult | None:
     """Runs on every rank. Returns the result on rank 0; None on the others.
 
-    With a store, rank 0 writes a checkpoint after each epoch; a run whose checkpoint exists resumes from it. PyTorch's,
-    Python's and NumPy's generators are seeded for each epoch from seed, epoch and rank, so that such a run ends with
-    the same numbers as one that was never interrupted. In an elastic job it recovers within a step (`recovery`).
+    With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
+    checkpoint exists resumes from it. PyTorch's, Python's and NumPy's generators are seeded for each epoch from seed,
+    epoch and rank, and their state is in checkpoints within an epoch, so that such a run ends with the same numbers as
+    one that was never interrupted. In an elastic job all ranks continue from there when one is lost (`restarting`).
     """
     hvd.init()
+    return train_in_rounds(spec, _train_once)
+
+
+def _train_once(spec: TrainSpec, present: Round) -> TrainResult | None:
+    """Begins the training, or continues it from its checkpoint. Returns the result on rank 0. A collective."""
     with Saver(spec, TorchForm()) as saver:
-        if launcher_link.link() is not None:
-            return recovered(lambda commits, process: _trained(spec, saver, commits, process), spec)
-        return _trained(spec, saver)
-
-
-def _trained(
-    spec: TrainSpec, saver: Saver, commits: LightningCommits | None = None, process: RecoveringProcess | None = None
-) -> TrainResult | None:
-    """The epochs that are left. Returns the result on rank 0. A collective.
-
-    Args:
-        commits, process: of a training that recovers within a step; None: of others.
-    """
-    position = None if commits is None else commits.position
-    read = rank_rows if process is None else process.read
-    beginning = begin(spec, identity_of, TorchForm(), known=None if position is None else position.run, read=read)
-    training = _Training(spec, beginning, saver, commits, process)
-    kept = beginning.kept
-    if kept is not None:
-        training.take(kept)
-        if hvd.rank() == 0 and spec.verbose:
-            log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=False))
-    training.run()
-    if hvd.rank() != 0:
-        return None
-    return beginning.result(spec, packed(training.numbers()), training.progress.history, "model.pt")
+        beginning = begin(spec, identity_of, TorchForm(), read=present.read)
+        training = _Training(spec, beginning, saver, present)
+        training.run()
+        if hvd.rank() != 0:
+            return None
+        return beginning.result(spec, packed(training.numbers()), training.progress.history, "model.pt")
 
 
 class _Training:
     """The module and its Trainer."""
 
-    def __init__(
-        self,
-        spec: TrainSpec,
-        beginning: RankRun,
-        saver: Saver,
-        commits: LightningCommits | None,
-        process: RecoveringProcess | None,
-    ) -> None:
+    def __init__(self, spec: TrainSpec, beginning: RankRun, saver: Saver, present: Round) -> None:
         parts: LightningParts = spec.framework
-        joined = None if commits is None else commits.position
         rows, held, seed = beginning.rows, beginning.held, beginning.seed
         self.progress = TrainingProgress(spec.patience, spec.restore_best)
         self._spec = spec
         self._parts = parts
         self._seed = seed
         self._known = beginning.known
-        self._commits = commits
-        self._process = process
-        self._joined = joined
-        self._checkpoint = None if commits is None else commits.checkpoint
-        self._leaving: frozenset[int] = frozenset()
-        self._kept: Checkpoint | None = None
-        self._settings: dict[str, Any] | None = None
+        self._round = present
         self._saver = saver
+        self._kept = beginning.kept
+        self._settings: dict[str, Any] | None = None
+        self._trainer: Any = None
+        self._schedule: Schedule | None = None
+        self._is_due = False
+        self._validations = 0  # that had ended before the last batch
+        needs_spread = spec.checkpoints_within or (self._kept is not None and self._kept.cursor is not None)
+        self._spread = rows.spread() if needs_spread else []
+        #: What this rank had, if the training continues within an epoch, until it does; then what it had logged.
+        self._within: dict[str, Any] | None = None
+        self._logged: dict[str, dict[str, torch.Tensor]] = {}
         self._package: Any = importlib.import_module(parts.flavour)
         quiet(parts.flavour, spec.verbose)
         self._meter = meter_of(spec)
         order = seed if spec.shuffle else None
         # A plain module's labels get their shapes where its outputs are known.
         shapes = parts.label_shapes if parts.plain is None else None
-        self._train = RowLoader(rows, spec, order, spec.batch_size, spec.train_steps, shapes)
+        size = spec.batch_size, spec.train_steps
+        self._train = RowLoader(rows, spec, order, *size, shapes, self._between_batches)
         self._held: RowLoader | None = None
         if held is not None:
             self._held = RowLoader(held, spec, None, spec.val_batch_size, spec.validation_steps, shapes)
@@ -144,6 +138,7 @@ class _Training:
             end=self._epoch_ended,
             restore=self._take_up,
             run=self._training_begins,
+            last=self._add_logged,
             # As in TorchEstimator gradients of several batches are added up, of which Lightning makes means.
             multiplied=1 if plain is None else _accumulated(self._arguments),
             joint=not parts.steps_locally,
@@ -155,43 +150,44 @@ class _Training:
         else:
             weight = None if spec.weight is None else spec.weight.names[0]
             labels = [field.names[0] for field in spec.labels]
-            self._leaving = leaving_out(plain, spec, beginning) if joined is None else joined.leaving
-            plain = replace(plain, leaving_out=self._leaving)
+            plain = replace(plain, leaving_out=leaving_out(plain, spec, beginning))
             self.module = adapter_class(parts.flavour)(plain, spec.inputs, labels, weight)
             self.module.counted = lambda: self._watch.counted
             self.module.model.train()
-        if joined is not None:
-            self.progress.history, self.progress.best = list(joined.history), joined.best
+        if self._kept is not None:
+            self._take_over(self._kept)
+        elif present.lost is not None:
+            self._tell(line_of_loss(spec.run_id, present.lost))
 
-    def take(self, kept: Checkpoint) -> None:
-        """Sets the checkpoint that `run` resumes from."""
-        self._kept = kept
+    def _take_over(self, kept: Checkpoint) -> None:
+        """Continues where a checkpoint was taken."""
+        spec, lost = self._spec, self._round.lost
+        again = kept.cursor is not None and kept.cursor.spread != self._spread
         self._settings = kept.state.get("settings")
-        self.progress.history = list(kept.history)
-        self.progress.best = kept.best
+        self.progress.history, self.progress.best = list(kept.history), kept.best
+        if kept.cursor is not None and not again:
+            self._within = kept.ranks[hvd.rank()]
+        self._tell(line_of_return(spec.run_id, kept, spec.epochs, again=again, lost=lost))
+
+    def _tell(self, line: str) -> None:
+        if hvd.rank() == 0 and self._spec.verbose:
+            log_to_driver(line)
 
     def run(self) -> None:
         """The epochs that are left. Collective."""
         if self._kept is not None and self._has_ended(self._kept):
             self._take_model(self._kept.state["lightning"])
             return
-        if self._joined is not None and self._joined.phase is FitPhase.OVER and self._checkpoint is None:
-            return  # trained here, by a Trainer that has ended
         parts = self._parts
         seed_start(self._seed)
         strategy = strategy_of(parts.flavour, self._watch, self._spec.verbose, **self._exchange())
-        trainer = self._package.Trainer(
+        trainer = self._trainer = self._package.Trainer(
             **self._arguments,
             strategy=strategy,
             callbacks=[callback_of(parts.flavour, self._watch), *parts.callbacks],
         )
         if self._kept is not None:
-            begin_after(trainer, self._kept.state["lightning"])
-        if self._joined is not None:
-            strategy.is_apart = True
-        if self._joined is not None and self._joined.phase is not FitPhase.OVER:
-            # Steps are there when the others are met: a Trainer with all of its steps or epochs would not begin.
-            trainer.fit_loop.epoch_progress.load_state_dict(loop_states(self._joined.loops)["epoch_progress"])
+            begin_after(trainer, self._kept.state["lightning"], within=self._within is not None)
         trainer.fit(self.module, self._train, self._held)
 
     def _take_model(self, checkpoint: dict[str, Any]) -> None:
@@ -223,68 +219,111 @@ class _Training:
         return self.module if self._parts.plain is None else self.module.model
 
     def _epoch_begins(self, trainer: Any) -> None:
-        epoch = int(trainer.current_epoch)
-        if self._settings is not None:  # not before: callbacks look at the Trainer's own in on_train_start
-            take_settings(trainer, self._settings)
-            self._settings = None
-        seed_generators(self._seed, epoch)
+        self._take_settings(trainer)
+        self._begin_steps(0)
+        seed_generators(self._seed, int(trainer.current_epoch))
+
+    def _take_settings(self, trainer: Any) -> None:
+        # Not before: callbacks look at the Trainer's own in on_train_start.
+        settings, self._settings = self._settings, None
+        if settings is not None:
+            take_settings(trainer, settings)
+
+    def _begin_steps(self, done: int) -> None:
+        """An epoch begins, or continues after some batches."""
+        self._round.reach(len(self.progress.history), done)
+        self._schedule, self._is_due = schedule_of(self._spec), False
+        self._validations = self._watch.validations
 
     def _training_begins(self, trainer: Any) -> None:
         """All hooks ``on_fit_start`` have run, which may have added groups of parameters to the optimizer."""
-        content = self._checkpoint if self._kept is None else self._kept.state["lightning"]
-        if content is not None:
-            restore_optimizers(trainer, content)
-        self._checkpoint = None
-        if self._commits is not None:
-            assert self._process is not None
-            epochs = self.progress
-            first = FitPosition(
-                self._known,
-                self._process.most_ranks(),
-                Division((), self.leg()),
-                self._leaving,
-                tuple(epochs.history),
-                epochs.best,
-            )
-            first = first.moved(trainer, FitPhase.BETWEEN_EPOCHS)
-            ResumableFit(trainer, self._parts.flavour, self._watch, self._commits, first, self)
-
-    def read_again(self) -> None:
-        """Takes the rows and the epochs of a new round. A collective."""
-        assert self._commits is not None and self._process is not None and self._train is not None
-        position = self._commits.position
-        assert position is not None
-        self._process.joins(position.history, first=False)
-        again = begin(self._spec, identity_of, TorchForm(), known=self._known, read=self._process.read)
-        self._train.take(again.rows)
-        if self._held is not None and again.held is not None:
-            self._held.take(again.held)
-        self.progress.history, self.progress.best = list(position.history), position.best
-
-    def leg(self) -> dict[str, Any]:
-        """See `DividedRows`."""
-        assert self._train is not None
-        return self._train.leg()
-
-    def take_legs(self, epoch: int, legs: Sequence[Mapping[str, Any]]) -> None:
-        """See `DividedRows`."""
-        assert self._train is not None
-        self._train.take_legs(epoch, legs)
-
-    def lengths(self) -> tuple[int, int]:
-        """See `DividedRows`."""
-        assert self._train is not None
-        return len(self._train), 0 if self._held is None else len(self._held)
+        if self._kept is None:
+            return
+        restore_optimizers(trainer, self._kept.state["lightning"])
+        if len(self._kept.ranks) == hvd.size():
+            trainer.callback_metrics.update(self._kept.ranks[hvd.rank()].get("callback_metrics", {}))
 
     def _take_up(self, trainer: Any) -> None:
         # Loaders choose the seeds of their workers before the hooks of the epoch.
         seed_generators(self._seed, int(trainer.current_epoch))
-        if self._checkpoint is not None:
-            restore(trainer, self.module, self._checkpoint, None)
         if self._kept is not None:
             ranks = self._kept.ranks
             rank_state = ranks[hvd.rank()] if len(ranks) == hvd.size() else None
             restore(trainer, self.module, self._kept.state["lightning"], rank_state)
+
+    def _between_batches(self, done: int) -> None:
+        """`done` batches of the epoch are done, with their hooks and validations, and no other has begun. Collective.
+
+        Writes a checkpoint if one is due, or continues from one.
+        """
+        trainer = self._trainer
+        if self._within is not None:
+            self._continue_within(done)
+            return
+        self._add_logged(trainer)
+        self._round.reach(len(self.progress.history), done)
+        # Lightning would repeat a validation that is right before a checkpoint.
+        validated, self._validations = self._watch.validations != self._validations, self._watch.validations
+        if self._schedule is None:
+            return
+        self._is_due = self._is_due or self._schedule.is_due()
+        # A checkpoint has no gradients that wait for their step.
+        if self._is_due and not validated and done % trainer.accumulate_grad_batches == 0:
+            assert self._train is not None
+            self._save(trainer, Cursor(done, self._train.rows_done(done), self._spread))
+            self._schedule.made()
+            self._is_due = False
+
+    def _continue_within(self, done: int) -> None:
+        """Gives this rank what it had when the checkpoint was taken."""
+        trainer, state, self._within = self._trainer, self._within, None
+        assert state is not None
+        forget_restart(trainer)
+        self._take_settings(trainer)
+        self._begin_steps(done)
+        self._watch.resume(trainer, state["watch"], done)
+        take_metric_states(self.module, state["metrics"])
+        self._logged = dict(state["logged"])
+        set_rng_state(trainer.strategy.root_device, state)
+
+    def _add_logged(self, trainer: Any) -> None:
+        if self._logged:
+            add_logged_values(trainer, self._logged)
+
+    def _save(self, trainer: Any, place: Cursor | None = None) -> None:
+        """Has a checkpoint written. A collective.
+
+        Args:
+            place: within the epoch; None: between two epochs.
+        """
+        ranks = gathered(self.module, trainer.strategy.root_device)
+        here: dict[str, Any] = {"callback_metrics": dict(trainer.callback_metrics)}
+        if place is not None:
+            here |= rng_state(trainer.strategy.root_device)
+            here |= {"watch": self._watch.state(), "metrics": metric_states(self.module)}
+            here |= {"logged": {**self._logged, **logged_values(trainer)}}
+        states = hvd.allgather_object(here, name="what each rank has of Lightning")
+        least = len(self.progress.history) >= (trainer.min_epochs or 0)
+        ended = trainer.should_stop and least and trainer.global_step >= (trainer.min_steps or 0)
+        tells = len(self.progress.history) <= 1
+        state = {
+            "lightning": plain_checkpoint(trainer, tells=tells),
+            "ended": bool(ended) and place is None,
+            "settings": settings_of(trainer),
+        }
+        if hvd.rank() == 0:
+            self._saver.save(
+                Checkpoint(
+                    self._known.identity,
+                    self._seed,
+                    state,
+                    self.progress.history,
+                    self.progress.best,
+                    [{**each, **more} for each, more in zip(ranks, states, strict=True)],
+                    cursor=place,
+                    initial=self._known.initial,
+                )
+            )
 
     def _epoch_ended(self, trainer: Any) -> None:
         spec = self._spec
@@ -293,26 +332,15 @@ class _Training:
         entry = self._entry(trainer)
         self._meter.end_epoch(averages_of(entry))
         self.progress.add(entry, lambda: copy.deepcopy(self._inside.state_dict()))
-        if self._commits is None:
-            record_epoch(spec, entry)
+        record_epoch(spec, entry)
+        self._round.reach(len(self.progress.history))
         if spec.checkpoint_path is not None:
-            ranks = gathered(self.module, trainer.strategy.root_device)
-            least = len(self.progress.history) >= (trainer.min_epochs or 0)
-            ended = trainer.should_stop and least and trainer.global_step >= (trainer.min_steps or 0)
-            state = {"lightning": plain_checkpoint(trainer), "ended": bool(ended), "settings": settings_of(trainer)}
-            if hvd.rank() == 0:
-                history, best = self.progress.history, self.progress.best
-                known = self._known
-                self._saver.save(
-                    Checkpoint(known.identity, self._seed, state, history, best, ranks, initial=known.initial)
-                )
+            self._save(trainer)
         if self.progress.is_over:
             trainer.should_stop = True
-        if self._commits is not None:
-            self._commits.epoch(trainer, self.progress)
-            record_epoch(spec, entry)  # not before: the epoch's end would be repeated after the loss of a rank
-        if hvd.rank() == 0 and spec.verbose:
-            log_to_driver(self._line(entry))
+        self._tell(self._line(entry))
+        if not trainer.fit_loop.done:
+            self._round.let_join(self._saver)
 
     def _entry(self, trainer: Any) -> dict[str, Any]:
         """An epoch's entry in the history. A collective."""
@@ -369,8 +397,6 @@ class _Training:
             "default_root_dir": self._folder(),
         }
         arguments |= parts.trainer_args or {}
-        if self._joined is not None:
-            arguments["num_sanity_val_steps"] = 0  # the other ranks have had theirs
         return arguments
 
     def _folder(self) -> str | None:

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint
 from spark_estimator.estimators.train_spec import TrainSpec
 
 
-def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool) -> str:
+@dataclass(frozen=True)
+class LostPlace:
+    """Where a training was when it lost a rank.
+
+    Attributes:
+        epochs: that had ended.
+        steps: of the next epoch that were done.
+    """
+
+    epochs: int
+    steps: int
+
+    def __str__(self) -> str:
+        return f"a rank was lost in epoch {self.epochs + 1}, after step {self.steps}"
+
+
+def line_of_loss(run_id: str, lost: LostPlace) -> str:
+    """The log line of a training that has lost a rank before it had a checkpoint."""
+    return f"run {run_id!r} begins again, without a checkpoint: {lost}"
+
+
+def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool, lost: LostPlace | None = None) -> str:
     """The log line of a run that resumes.
 
     Args:
         epochs: it shall have.
         again: the epoch within which the checkpoint was taken restarts.
+        lost: it resumes because a rank was lost in this job.
     """
+    if lost is not None:
+        step = "" if kept.cursor is None else f", step {kept.cursor.steps}"
+        restarts = f" of epoch {len(kept.history) + 1}, which restarts on another number of ranks" if again else ""
+        return f"run {run_id!r} continues after epoch {len(kept.history)}{step}{restarts}: {lost}"
     if len(kept.history) >= epochs:
         return f"run {run_id!r} has already finished {len(kept.history)} epochs: returning the model of its checkpoint"
     line = f"run {run_id!r} resumes from its checkpoint after epoch {len(kept.history)}"

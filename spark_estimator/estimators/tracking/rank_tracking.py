@@ -14,6 +14,7 @@ from typing import Any
 from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.observe.training_records import send_record
 
+_THREAD = "spark_estimator system metrics"
 _MONITORS = ("cpu_monitor.CPUMonitor", "disk_monitor.DiskMonitor", "network_monitor.NetworkMonitor")
 # The first that finds one; MLflow has the second since 2.18.
 _OF_GPUS = ("gpu_monitor.GPUMonitor", "rocm_monitor.ROCMMonitor")
@@ -32,11 +33,10 @@ class RankTracking:
     system_seconds: float | None = None
 
     def sample_system(self) -> None:
-        """Begins to sample this rank's host, where that is wanted, until this process ends."""
-        if self.system_seconds is not None:
-            threading.Thread(
-                target=_sample, args=(self.system_seconds,), name="spark_estimator system metrics", daemon=True
-            ).start()
+        """Begins to sample this rank's host, if that is wanted, until this process ends. Later calls do nothing."""
+        samples = any(thread.name == _THREAD for thread in threading.enumerate())
+        if self.system_seconds is not None and not samples:
+            threading.Thread(target=_sample, args=(self.system_seconds,), name=_THREAD, daemon=True).start()
 
 
 def _sample(seconds: float) -> None:

@@ -56,8 +56,8 @@ def run_in_session(
         caller: the user's call, for messages: ``spark.run(num_proc=2)``.
         size_word: the name of its argument for the number of ranks.
         options, rows: as in ``stage_job.run_on_spark``; without a start_timeout, see `with_start_timeout`.
-        recovers: `function` recovers within a step if its job is elastic, and may end on fewer ranks. This counts where
-            the options allow restarts, there are no rows, and the executors reach this process.
+        recovers: `function` continues after the loss of a rank if its job is elastic, and may end on fewer ranks. This
+            counts where the options allow restarts, there are no rows, and the executors reach this process.
 
     Returns:
         Rank 0's value, or all ranks' values in rank order.

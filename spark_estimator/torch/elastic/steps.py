@@ -121,15 +121,6 @@ class StepKeeper:
             self.full, self._committed_fully = self.step, self._committed
         return due
 
-    def renew(self) -> None:
-        """Sends to a peer what this rank alone has after the last commit, which differs from what it had at the
-        agreement. A collective.
-
-        Raises:
-            HorovodInternalError: a rank was lost. The commit stands.
-        """
-        self._peers.renew(self._committed, self.step)
-
     def lost(self) -> bool:
         """Called after the loss of a rank. Returns whether the attributes must be those of the last commit."""
         if self.state in (RecoveryState.COMMITTED, RecoveryState.AGREED):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ import keras
 from spark_estimator import KerasEstimator
 from spark_estimator.collectives import context
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
+from spark_estimator.estimators.keras.checkpoint import KerasForm
 from spark_estimator.estimators.keras.parts import parts_of
 
 
@@ -88,7 +88,7 @@ def test_the_model_that_was_saved_last_comes_back(monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_callback_that_saves_there_is_no_state() -> None:
     callbacks = callbacks_of(network())
-    assert callbacks.state() == {}
+    assert callbacks.state() == {"attributes": [], "comparisons": []}
     callbacks.take({})
     callbacks.give_back()
 
@@ -98,55 +98,32 @@ class Stateful(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 1
-        self.recent: Any = deque([1, 2], maxlen=3)
-        self.sums = defaultdict(int, a=1)
-        self.small, self.large = numpy.zeros(2), numpy.zeros(1 << 18)
-        self.compare = keras.ops.less
+        self.count, self.limit = 1, 5
+        self.recent: Any = [1, 2]
+        self.values = numpy.zeros(2)
+        self.compare: Any = None
         self.function = lambda: 1
+        self.lock: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self.count = 0
         self.lock = threading.Lock()
 
 
-def test_a_process_in_the_place_of_a_lost_one_continues_another_s_callbacks() -> None:
+def test_what_callbacks_have_counted_is_part_of_a_checkpoint() -> None:
     first, second = (callbacks_of(network(), callbacks=[Stateful()]) for _ in range(2))
     (before,), (after,) = first._on_all, second._on_all
-    attributes = first.attributes()
-    before.count += 1
+    for callbacks in (first, second):
+        callbacks.on_train_begin()
+    before.count += 3
     before.recent.append(3)
-    before.sums["b"] += 1
-    before.small += 1
-    before.compare = None
+    before.values += 1
+    before.compare = keras.ops.less
+    before.lock = threading.Lock()
+    after.limit = 7  # the user has changed it since
     lock, function = after.lock, after.function
-    for callbacks, callback in ((second, after), (first, before)):
-        callbacks.take_attributes(attributes)
-        assert (callback.count, callback.recent, callback.sums) == (1, deque([1, 2]), {"a": 1})
-        assert callback.recent.maxlen == 3 and callback.sums["absent"] == 0
-        assert not callback.small.any() and callback.compare is keras.ops.less
-    assert "lock" not in attributes[0] and "function" not in attributes[0] and "_model" not in attributes[0]
-    assert after.lock is lock and after.function is function
-    assert attributes[0]["large"] is before.large, "not copied"
-    assert after.recent is not before.recent
-
-
-def test_a_process_that_becomes_rank_0_calls_checkpoint_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_estimator.keras.callbacks import BestModelCheckpoint
-
-    net = network()
-    with monkeypatch.context() as other_rank:
-        other_rank.setattr(context, "rank", lambda: 1)
-        callbacks = callbacks_of(net, checkpoint_callback=BestModelCheckpoint(monitor="loss", save_weights_only=True))
-        callbacks.on_epoch_end(0, {"train": {"loss": 3.0}})
-        assert callbacks.saves_best and callbacks.state() == {}
-    callbacks.take_rank()
-    callbacks.take({"file": numpy.empty(0, numpy.uint8), "best": 2.0})  # what the lost rank 0 had
-    callbacks.on_train_begin()
-    entry: dict[str, Any] = {"train": {"loss": 2.5}}
-    callbacks.on_epoch_end(1, entry)
-    assert callbacks.state()["best"] == 2.0 and not len(callbacks.state()["file"])
-    callbacks.on_epoch_end(2, {"train": {"loss": 1.0}})
-    state = callbacks.state()
-    assert state["best"] == 1.0 and len(state["file"])
-    callbacks.take_rank()
-    assert callbacks.state()["best"] == 1.0, "it keeps what it has"
+    content = KerasForm().unpacked(KerasForm().stream({"callback": first.state()}).getvalue())
+    assert set(content["callback"]["attributes"][0]) == {"count", "recent", "values"}
+    second.take(content["callback"])
+    assert (after.count, after.recent, after.values.tolist(), after.limit) == (3, [1, 2, 3], [1, 1], 7)
+    assert after.compare is keras.ops.less and after.lock is lock and after.function is function

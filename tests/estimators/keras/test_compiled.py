@@ -11,8 +11,7 @@ pytest.importorskip("keras")
 
 import keras
 
-from spark_estimator.estimators.keras.compiled import compile_again, compile_step
-from spark_estimator.keras.rates import rescale_rate
+from spark_estimator.estimators.keras.compiled import compile_step
 
 
 def test_a_step_is_compiled_for_batches_of_any_size() -> None:
@@ -28,22 +27,6 @@ def test_a_step_is_compiled_for_batches_of_any_size() -> None:
     for rows in (1, 3):
         net.train_on_batch(*(numpy.repeat(array, rows, axis=0) for array in batch))
     assert net.train_function is step
-
-
-def test_a_step_that_is_compiled_again_has_the_new_rate() -> None:
-    net = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-    optimizer = keras.optimizers.SGD(keras.optimizers.schedules.PiecewiseConstantDecay([9], [0.5, 0.1]))
-    # The gradient of the bias is 1.
-    net.compile(optimizer, lambda labels, outputs: outputs + 0 * labels)
-    rescale_rate(optimizer, 1, 2)
-    compile_step(net)
-    batch = numpy.zeros((1, 1), numpy.float32), numpy.zeros((1, 1), numpy.float32)
-    net.train_on_batch(*batch)
-    assert float(net.get_weights()[1][0]) == -1
-    rescale_rate(optimizer, 2, 3)
-    compile_again(net)
-    net.train_on_batch(*batch)
-    assert float(net.get_weights()[1][0]) == -2.5
 
 
 def test_an_eager_model_stays_eager() -> None:

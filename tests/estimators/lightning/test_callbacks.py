@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
+import io
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 import spark_estimator.torch as hvd
 from spark_estimator import DataError
 from spark_estimator.estimators.lightning.callbacks import EpochSums, logged
+from spark_estimator.estimators.torch.checkpoint import packed
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +41,17 @@ def test_losses_are_means_over_rows() -> None:
     assert sums.seen == {"train"}
 
 
-def test_the_counts_of_a_lost_rank_are_added() -> None:
-    sums, lost = sums_of(), sums_of()
-    for each, rows, loss in ((sums, 3, 1.0), (lost, 1, 5.0)):
-        each.batch_starts("train", torch.zeros(rows), 0)
-        each.step_ended("train", torch.tensor(loss))
-    lost.batch_starts("validation", torch.zeros(2), 0)
-    lost.step_ended("validation", torch.tensor(7.0))
-    sums.inherit(pickle.loads(pickle.dumps(lost.state())))
-    assert sums.averages("train") == [2.0] and sums.averages("validation") == [7.0]
-    assert sums.seen == {"train", "validation"}
-    sums.forget()
-    assert sums.averages("train") == []
+def test_the_counts_continue_from_a_checkpoint() -> None:
+    first, second = sums_of(), sums_of()
+    for part, rows, loss in (("train", 3, 1.0), ("validation", 2, 7.0)):
+        first.batch_starts(part, torch.zeros(rows), 0)
+        first.step_ended(part, torch.tensor(loss))
+    state = torch.load(io.BytesIO(packed(first.state())), weights_only=True)
+    second.resume(SimpleNamespace(current_epoch=0, max_epochs=1, num_training_batches=2), state, 1)
+    second.batch_starts("train", torch.zeros(1), 1)
+    second.step_ended("train", torch.tensor(5.0))
+    assert second.averages("train") == [2.0] and second.averages("validation") == [7.0]
+    assert second.seen == {"train", "validation"} and first.averages("train") == [1.0]
 
 
 def test_metrics_follow_the_loss() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,9 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 import lightning.pytorch as pl
 
-from spark_estimator.estimators.lightning.checkpoint import (
-    begin_after,
-    live_checkpoint,
-    loop_states,
-    plain_checkpoint,
-    progress_of,
-    set_progress,
-)
+import spark_estimator.torch as hvd
+from spark_estimator.estimators.lightning.callbacks import EpochSums, strategy_of
+from spark_estimator.estimators.lightning.checkpoint import begin_after, plain_checkpoint
 from spark_estimator.estimators.torch.checkpoint import packed
 
 OFF = {f"enable_{name}": False for name in ("checkpointing", "progress_bar", "model_summary")}
@@ -53,47 +49,48 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
 
 def trainer_of(epochs: int, **arguments: Any) -> Any:
-    return pl.Trainer(accelerator="cpu", logger=False, max_epochs=epochs, **OFF, **arguments)
+    sums: Any = EpochSums(None, None, 0, *[lambda trainer: None] * 3)
+    strategy = strategy_of("lightning.pytorch", sums, 0)
+    return pl.Trainer(accelerator="cpu", logger=False, max_epochs=epochs, strategy=strategy, **OFF, **arguments)
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    hvd.init()
+    yield
+    hvd.shutdown()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_objects_are_left_out_and_epochs_are_counted() -> None:
+@pytest.mark.parametrize("limits", [{}, {"max_steps": 100}])
+def test_objects_are_left_out_and_epochs_are_counted(limits: dict[str, Any]) -> None:
     rows: Any = torch.utils.data.DataLoader(torch.ones(4, 1), batch_size=2)  # type: ignore[arg-type]
     trainer = trainer_of(1, callbacks=[Keeps(3), Keeps(Path("/"))])
     trainer.fit(Module(), rows)
-    content = plain_checkpoint(trainer)
+    content = plain_checkpoint(trainer, tells=False)
+    assert trainer.strategy.in_memory is None
     again = torch.load(io.BytesIO(packed(content)), weights_only=True)
     assert set(again["callbacks"]) == {"Keepsint"} and "hyper_parameters" not in again
     assert "net.weight" in again["state_dict"] and len(again["optimizer_states"]) == 1
-    other = trainer_of(3)
-    begin_after(other, again)
-    assert other.current_epoch == 1 and not other.fit_loop.restarting
+    other = trainer_of(3, **limits)
+    begin_after(other, again, within=False)
+    assert (other.current_epoch, other.global_step) == (1, 2) and not other.fit_loop.restarting
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_progress_is_that_of_lightning() -> None:
-    rows: Any = torch.utils.data.DataLoader(torch.ones(4, 1), batch_size=2)  # type: ignore[arg-type]
-    trainer = trainer_of(2)
-    trainer.fit(Module(), rows)
-    assert loop_states(progress_of(trainer)) == trainer.fit_loop.state_dict()
-    other = trainer_of(2)
-    set_progress(other, loop_states(progress_of(trainer)))
-    assert other.fit_loop.state_dict() == trainer.fit_loop.state_dict()
-    assert (other.current_epoch, other.global_step) == (2, 4) and not other.fit_loop.restarting
+def test_an_epoch_that_is_half_done_continues_or_begins_again() -> None:
+    rows: Any = torch.utils.data.DataLoader(torch.ones(6, 1), batch_size=2)  # type: ignore[arg-type]
 
+    class Taking(pl.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, module: Any, output: Any, batch: Any, number: int) -> None:
+            if number == 1:
+                self.content = plain_checkpoint(trainer, tells=False)
 
-class Unpicklable(Keeps):
-    def state_dict(self) -> dict[str, Any]:
-        return {"kept": lambda: 1}
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_state_that_cannot_be_pickled_is_named(caplog: Any) -> None:
-    rows: Any = torch.utils.data.DataLoader(torch.ones(4, 1), batch_size=2)  # type: ignore[arg-type]
-    trainer = trainer_of(1, callbacks=[Keeps(Path("/")), Unpicklable(3)])
-    trainer.fit(Module(), rows)
-    trainer.strategy.is_apart = False  # an attribute of the strategy "horovod"
-    with caplog.at_level("WARNING"):
-        content = live_checkpoint(trainer)
-    assert "the state of the callback Keepsint cannot be pickled" in caplog.text
-    assert any("Posix" in key for key in content["callbacks"]) and "Keepsint" not in content["callbacks"]
+    taking = Taking()
+    trainer_of(1, callbacks=[taking]).fit(Module(), rows)
+    for within in (True, False):
+        other = trainer_of(2)
+        begin_after(other, taking.content, within=within)
+        assert other.fit_loop.restarting is within and other.current_epoch == 0
+        counts = other.fit_loop.epoch_progress.total
+        assert (counts.ready, counts.processed) == (int(within), 0)

@@ -298,7 +298,7 @@ class Old(Line):
             "has 'max_epoch', which no Trainer of .* Did you mean 'max_epo",
         ),
         ({"trainer_args": 5}, TypeError, "trainer_args must be a dict of arguments of the Trainer; got 5"),
-        ({"checkpoint_every_steps": 5}, ValueError, "with Lightning there is a checkpoint after each epoch"),
+        ({"checkpoint_every_steps": 5}, ValueError, "checkpoint_every_steps needs a store"),
         ({"model": Manual(), "backward_passes_per_step": 2}, ValueError, "Manual optimizes by hand"),
         ({"model": Strange()}, DataError, "asked its batch for 'label': it is a dict of 'features', 'y'"),
         ({"model": ByRow()}, DataError, r"the loss has the shape \[100\]; it has to be one number"),
@@ -360,26 +360,3 @@ def test_horovods_parameters_without_effect() -> None:
         with pytest.warns(UserWarning, match=" has no effect: "):
             getattr(made, f"set{accessor}")(3)
         assert getattr(made, f"get{accessor}")() == 3
-
-
-class ByHand(Line):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-
-@pytest.mark.parametrize(
-    ("changed", "recovers"),
-    [
-        ({}, True),
-        ({"model": linear(), "optimizer": torch.optim.SGD, "loss": nn.MSELoss()}, True),
-        ({"callbacks": [pl.callbacks.EarlyStopping("val_loss")]}, True),
-        ({"model": ByHand()}, False),
-        ({"callbacks": [pl.callbacks.StochasticWeightAveraging(swa_lrs=0.1)]}, False),
-        ({"sync": "diloco", "inner_steps": 2}, False),
-    ],
-)
-def test_which_trainings_replace_a_lost_rank(changed: dict[str, Any], recovers: bool) -> None:
-    if "optimizer" in changed:
-        changed = {**changed, "optimizer": torch.optim.SGD(changed["model"].parameters(), lr=0.1)}
-    assert estimator(**{"model": Line(), **changed})._training().recovers is recovers

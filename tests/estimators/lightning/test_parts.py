@@ -32,6 +32,10 @@ class Module(pl.LightningModule):  # type: ignore[misc]
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class OfLightning1(Module):
+    def training_epoch_end(self, outputs: Any) -> None: ...
+
+
 def made(**parameters: Any) -> LightningParts:
     return parts_of(TorchEstimator(**{"model": Module(), "label_cols": ["y"], **parameters})._value)[0]
 
@@ -93,7 +97,11 @@ def test_hooks_of_callbacks_that_are_not_called_are_named() -> None:
             ValueError,
             "and sync='diloco' were both given: no gradients are sent",
         ),
-        ({"checkpoint_every_steps": 3}, ValueError, "with Lightning there is a checkpoint after each epoch"),
+        (
+            {"model": OfLightning1(), "checkpoint_every_steps": 3},
+            ValueError,
+            r"OfLightning1 has training_epoch_end\(\)",
+        ),
     ],
 )
 def test_parameters_that_do_not_fit(parameters: dict[str, Any], error: type[Exception], words: str) -> None:

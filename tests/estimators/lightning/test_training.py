@@ -153,11 +153,15 @@ def numbers_of(result: Any) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("rows")
+    write_rows(made)
+    return made
+
+
+def write_rows(made: Path) -> None:
     numbers = numpy.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(numpy.float32)
     table = pyarrow.table({"x": numbers.tolist(), "y": numbers.sum(1)})
     pyarrow.parquet.write_table(table, made / "rows.parquet")
     pyarrow.parquet.write_table(table.slice(0, 3), made / "few.parquet")
-    return made
 
 
 def in_two_ranks(rank: int, folder: str) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def main():
             batch_size=16,
             random_seed=3,
             max_restarts=1,
+            checkpoint_every_steps=2,
             materialize=True,
             store=Store.create(f"{folder}/store"),
         )

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(300)
-def test_a_lost_executor_costs_a_step(tmp_path: Path) -> None:
+def test_a_process_on_standby_takes_the_rank_of_a_lost_executor(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     with clusters.driver(

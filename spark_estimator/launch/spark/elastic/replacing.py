@@ -1,6 +1,7 @@
 """Runs a job on Spark that replaces its lost ranks one by one, and starts again as a whole where that is not enough.
 
-For functions that recover within a step (``hvd.elastic.run(mode="step")``), also with another number of ranks. If no
+For functions that continue after the loss of a rank, also with another number of ranks: within a step
+(``hvd.elastic.run(mode="step")``) or from their last checkpoint (`estimators.restarting`). If no
 process replaces a lost rank within ``SPARK_ESTIMATOR_REPLACE_WITHIN``, the others continue without it, and a process
 that comes later joins them. Of ``max_restarts``, each of these three takes one, and so does each start of all ranks.
 The whole job starts again when no rank is left that has the state, as after the loss of the only executor.
@@ -32,7 +33,7 @@ def run_replacing(spark: SparkSession, function: Callable[..., Any], size: int, 
     """As ``stage_job.run_on_spark`` with all results, but a lost rank does not end the others' processes.
 
     Args:
-        function: recovers within a step.
+        function: continues after the loss of a rank, with all that are left.
 
     Returns:
         The values of the ranks that returned, in the order of their last ranks; there may be fewer than `size`.

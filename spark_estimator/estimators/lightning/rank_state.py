@@ -1,0 +1,80 @@
+"""What a rank alone has in the middle of a Trainer's epoch, besides random numbers: metrics, and what was logged.
+
+Lightning's own checkpoint has neither. They are read and restored as plain values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from spark_estimator.lightning.metrics import collections_in, metrics_in
+
+
+def metric_states(module: nn.Module) -> list[dict[str, Any]]:
+    """[metrics of torchmetrics in a module] the plain attributes of each: its states, and how often it was updated."""
+    for collection in collections_in(module):
+        list(collection.items())  # metrics of a group have one state, of which each gets a copy
+    return [_plain_attributes(metric) for metric in metrics_in(module)]
+
+
+def take_metric_states(module: nn.Module, states: list[dict[str, Any]]) -> None:
+    """Restores what `metric_states` returned."""
+    for metric, state in zip(metrics_in(module), states, strict=False):
+        for name, value in state.items():
+            vars(metric)[name] = _on_device(value, metric.device)
+
+
+def logged_values(trainer: Any) -> dict[str, dict[str, torch.Tensor]]:
+    """The sums, by Lightning's keys, of tensors and numbers that steps of this epoch have logged with ``on_epoch``."""
+    return {
+        key: {name: getattr(result, name) for name in ("value", "cumulated_batch_size") if hasattr(result, name)}
+        for key, result in _results(trainer).items()
+        if result.is_tensor and result.meta.on_epoch and not result.has_reset
+    }
+
+
+def add_logged_values(trainer: Any, earlier: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Adds what `logged_values` returned to the same values, if steps have logged them once since: the sum is that of
+    all steps in their order. Removes these from `earlier`.
+
+    Lightning clears its sums in the first batch of a ``fit``, so that they cannot be restored before it.
+    """
+    results = _results(trainer)
+    for key in [key for key in earlier if key in results and not results[key].has_reset]:
+        result, sums = results[key], earlier.pop(key)
+        value = sums["value"].to(result.value.device)
+        is_extreme = result.meta.is_max_reduction or result.meta.is_min_reduction
+        result.value = result.meta.reduce_fx(value, result.value) if is_extreme else value + result.value
+        if "cumulated_batch_size" in sums:
+            rows = sums["cumulated_batch_size"].to(result.value.device)
+            result.cumulated_batch_size = rows + result.cumulated_batch_size
+
+
+def _results(trainer: Any) -> dict[str, Any]:
+    results: dict[str, Any] = trainer.fit_loop.epoch_loop._results
+    return results
+
+
+def _plain_attributes(metric: Any) -> dict[str, Any]:
+    return {name: _detached(value) for name, value in vars(metric).items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, torch.Tensor) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, list):
+        return [item.detach() for item in value]
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _on_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, list):
+        return [item.to(device) for item in value]
+    return value.to(device) if isinstance(value, torch.Tensor) else value
