@@ -52,17 +52,6 @@ class Joined:
             widths[number] += field.width
         return cls(tuple(fields), tuple(_side_by_side(member) for member in members), tuple(places))
 
-    def only(self, names: Sequence[str]) -> tuple[list[int], Joined]:
-        """Some of the fields: the numbers of the stored fields that they are in, and these alone."""
-        wanted = set(names)
-        chosen = [each for each in zip(self.fields, self.places, strict=True) if each[0].name in wanted]
-        numbers = sorted({number for _, (number, _) in chosen})
-        position = {number: place for place, number in enumerate(numbers)}
-        places = tuple((position[number], start) for _, (number, start) in chosen)
-        return numbers, Joined(
-            tuple(field for field, _ in chosen), tuple(self.stored[number] for number in numbers), places
-        )
-
     def gathered(self, matrices: Sequence[Array], numbers: Array) -> list[Array]:
         """Some rows, as batches have them; see `split`.
 

@@ -8,8 +8,7 @@ in each epoch, as a reader does. A transform is called in both cases, again in e
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import numpy
@@ -21,25 +20,18 @@ from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.prefetch import Ahead
 from spark_estimator.data.rank.shares import share
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.calls import CallSize, TransformCall, TransformedRows, calls_of
 from spark_estimator.extensions.petastorm.pages import Page, cut, objects, rows_in
 from spark_estimator.extensions.petastorm.plan import ReadPlan
-from spark_estimator.extensions.petastorm.row_views import GivenRows, OrderedViews, views_of
 from spark_estimator.extensions.petastorm.stream import rebatched
 from spark_estimator.extensions.petastorm.tensor_fields import are_plain, tensor_fields, texts_of
 from spark_estimator.extensions.petastorm.transform import Transformer
 from spark_estimator.log import logger
 
-# A transform is called for this number of bytes, or rows, of numbers at a time.
+# A transform is called for at most this number of bytes, or rows, at a time, but for a batch at least.
 _CALL_BYTES = 2 << 20
 _CALL_ROWS = 1 << 15
+# Each call is long enough to be made ahead separately.
 _AHEAD_BYTES = 1 << 20
-# `_VIEW_BYTES` is the memory of an object for a row's array, and of the references to it. The objects are kept for wide
-# arrays, if all take at most `_MOST_VIEW_BYTES`. There are too many narrow arrays for the caches: making new objects is
-# faster than reading old ones.
-_WIDE_BYTES = 512
-_VIEW_BYTES = 168
-_MOST_VIEW_BYTES = 256 << 20
 _log = logger(__name__)
 
 
@@ -130,8 +122,7 @@ class ShardBatches:
         }
         self._names = [field.name for field in fields]
         self._matrices: tuple[Array, ...] | None = None
-        self._row_views: dict[str, OrderedViews] | None = None
-        self._call_size: CallSize | None = None
+        self._call_batches = 1
         self._epoch = 0
         self._ahead = Ahead()
 
@@ -144,91 +135,45 @@ class ShardBatches:
 
     def __iter__(self) -> Iterator[Page]:
         matrices = self.read()
-        everything = list(range(len(matrices))), self._joined
 
-        def gathered(numbers: Array, names: Sequence[str] | None = None) -> Page:
-            stored, wanted = everything if names is None else self._joined.only(names)
-            arrays = wanted.gathered([matrices[number] for number in stored], numbers)
-            read = self._names if names is None else [field.name for field in wanted.fields]
-            page = dict(zip(read, arrays, strict=True))
-            for name in self._truths.intersection(page):
+        def gather(numbers: Array) -> Page:
+            page = dict(zip(self._names, self._joined.gathered(matrices, numbers), strict=True))
+            for name in self._truths:
                 page[name] = page[name].view(bool)
             return page
 
+        row_bytes = sum(field.row_bytes for field in self._joined.fields)
         transformer = self._transformer
         if transformer is None:
             padded = self._row_numbers(self._batch_size, len(self) if self._num_epochs is not None else 0)
-            row_bytes = sum(field.row_bytes for field in self._joined.fields)
-            yield from self._ahead.items(gathered, padded, row_bytes * self._batch_size)
+            yield from self._ahead.items(gather, padded, row_bytes * self._batch_size)
             return
 
-        yield from self._transformed(transformer, gathered, matrices)
-
-    def _transformed(
-        self,
-        transformer: Transformer,
-        gathered: Callable[[Array, Sequence[str]], Page],
-        matrices: tuple[Array, ...],
-    ) -> Iterator[Page]:
-        """The batches of transformed rows.
-
-        Arrays reach the function as views of the spool. Where it returns them as they were, a batch is gathered from
-        there when it is asked for, as without a transform.
-        """
-        views = self._views(matrices)
-        narrow = [name for name in self._names if name not in views]
-        narrow_bytes = sum(field.row_bytes for field in self._joined.fields if field.name in narrow)
-        together = self._together(narrow)
         place = f"shard {self._shard} of {self._shards}"
+        called = transformer
 
-        def called(call: TransformCall) -> TransformedRows:
-            started = time.monotonic()
-            numbers = call.numbers
-            arrays = gathered(numbers, narrow) if narrow else {}
-            deep = {name: array for name, array in arrays.items() if array.ndim > 1}
-            prepared = {name: GivenRows(rows, views[name].views) for name, rows in call.views.items()}
-            columns = {name: arrays.get(name) for name in self._names}
-            page, unchanged = transformer.of_rows(columns, deep, prepared, place, together)
-            page |= {name: arrays[name] for name in unchanged if name in deep}
-            call_size.took(time.monotonic() - started)
-            return TransformedRows(page, [name for name in unchanged if name in views], numbers, call.first)
+        def transform(numbers: Array) -> Page:
+            arrays = gather(numbers)
+            return called.of_page(arrays, {name: array for name, array in arrays.items() if array.ndim > 1}, place)
 
-        size = self._batch_size
-        rows = share(self._rows.files.rows, self._shards, self._shard)
-        if self._call_size is None:  # the function takes as long in the next iteration
-            self._call_size = CallSize(max(1, min(rows, _CALL_ROWS, _CALL_BYTES // max(1, narrow_bytes)) // size))
-        call_size = self._call_size
-        # Each call is long enough to be made ahead separately.
-        calls = self._ahead.items(called, calls_of(self._orders(), size, call_size, views), _AHEAD_BYTES)
-        names = list(transformer.schema.fields)
-        pages = itertools.chain.from_iterable(call.pages(size, names, gathered) for call in calls)
         most_rows = share(self._rows.files.rows, self._shards, 0)
-        yield from equal_steps(rebatched(pages, size), rows, most_rows, self._num_epochs, size)
+        most_batches = max(1, min(_CALL_ROWS, _CALL_BYTES // row_bytes) // self._batch_size)
+        pages = self._ahead.items(transform, self._calls(most_batches), _AHEAD_BYTES)
+        rows = share(self._rows.files.rows, self._shards, self._shard)
+        batches = rebatched((page for page in pages if rows_in(page)), self._batch_size)
+        yield from equal_steps(batches, rows, most_rows, self._num_epochs, self._batch_size)
 
-    def _together(self, names: Sequence[str]) -> list[str]:
-        """The most columns that `gathered` returns as the rows of one matrix."""
-        _, joined = self._joined.only(names)
-        groups: dict[int, list[str]] = {}
-        for field, (number, _) in zip(joined.fields, joined.places, strict=True):
-            widths = joined.stored[number].widths
-            if len(widths) > 1 and set(widths) == {1} and field.name not in self._truths:
-                groups.setdefault(number, []).append(field.name)
-        whole = [group for number, group in groups.items() if len(group) == len(joined.stored[number].widths)]
-        return max(whole, key=len, default=[])
-
-    def _views(self, matrices: tuple[Array, ...]) -> dict[str, OrderedViews]:
-        """By the names of columns of wide arrays: the rows' arrays, as objects over the spool's memory."""
-        if self._row_views is None:
-            self._row_views = {}
-            for field, (number, start) in zip(self._joined.fields, self._joined.places, strict=True):
-                wide = field.shape and field.row_bytes >= _WIDE_BYTES
-                if wide and len(matrices[number]) * _VIEW_BYTES <= _MOST_VIEW_BYTES:
-                    matrix = matrices[number][:, start : start + field.width]
-                    self._row_views[field.name] = OrderedViews(views_of(matrix.reshape(len(matrix), *field.shape)))
-        return self._row_views
+    def _calls(self, most_batches: int) -> Iterator[Array]:
+        """Yield the row numbers of each call of the transform: of one batch, then twice as many up to the most."""
+        for order in self._orders():
+            start = 0
+            while start < len(order):
+                stop = start + self._call_batches * self._batch_size
+                yield order[start:stop]
+                start, self._call_batches = stop, min(2 * self._call_batches, most_batches)
 
     def release(self) -> None:
-        self._matrices = self._row_views = None
+        self._matrices = None
 
     def read(self) -> tuple[Array, ...]:
         """The rows of the shard.

@@ -6,11 +6,10 @@ reader of rows (`make_reader`) gives it a dict for each row. It is called again 
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -21,14 +20,10 @@ from spark_estimator.data.decoding import failure_text
 from spark_estimator.data.fields import Array, is_list
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.pages import Page, array_of, column_of, is_fixed_width, objects, page_of
-from spark_estimator.extensions.petastorm.row_views import GivenRows, ViewPool
 from spark_estimator.extensions.petastorm.unischema import Unischema, UnischemaField
 
 if TYPE_CHECKING:
-    import pandas
-
-# A frame is made of a matrix and at most this number of other columns.
-_MOST_INSERTED = 4
+    pass
 
 
 class TransformSpec:
@@ -60,8 +55,6 @@ class TransformSpec:
         self.edit_fields = list(edit_fields or [])
         self.removed_fields = list(removed_fields or [])
         self.selected_fields = None if selected_fields is None else list(selected_fields)
-        # Readers that are made one after the other, such as one for each epoch, share the objects.
-        self._views = ViewPool()
         for entry in self.edit_fields:
             _edited(entry)
 
@@ -107,37 +100,6 @@ def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unisch
     return Unischema(f"{schema._name}_transformed", fields.values())
 
 
-class FrameNames:
-    """The column names of a function's frames, as an Index that all frames share: pandas examines it once.
-
-    Args:
-        result: the names that the function is to return.
-    """
-
-    def __init__(self, result: Sequence[str]) -> None:
-        self._result = set(result)
-        self._index: pandas.Index[Any] | None = None
-        self._names: list[str] = []
-        self._are_result = False
-
-    def index(self, names: list[str]) -> pandas.Index[Any]:
-        """A view of the Index, whose attributes a function may change."""
-        import pandas
-
-        index = self._index
-        if index is None or names != self._names:
-            index = pandas.Index(names)
-            self._index, self._names, self._are_result = index, names, set(names) == self._result
-        return index.view()
-
-    def kept_in(self, frame: pandas.DataFrame) -> bool:
-        """Whether a frame still has the Index, and these are the names that the function is to return."""
-        return self._are_result and self._index is not None and bool(frame.columns.is_(self._index))
-
-    def __reduce__(self) -> tuple[type[FrameNames], tuple[list[str]]]:
-        return FrameNames, (list(self._result),)
-
-
 @dataclass(frozen=True)
 class Transformer:
     """Calls a TransformSpec's function.
@@ -151,10 +113,6 @@ class Transformer:
     spec: TransformSpec
     schema: Unischema
     by_row: bool = False
-
-    @cached_property
-    def _frame_names(self) -> FrameNames:
-        return FrameNames(list(self.schema.fields))
 
     @property
     def keeps_rows(self) -> bool:
@@ -192,43 +150,14 @@ class Transformer:
 
         Args:
             arrays: [rows] or [rows, ...] of all columns.
-            matrices: those of the columns of arrays.
+            matrices: those of the columns of arrays. Where the function leaves a row's objects as they were, the matrix
+                is the result, and nothing is copied.
         """
-        page, unchanged = self.of_rows(arrays, matrices, {}, place)
-        return {name: matrices[name] if name in unchanged else page[name] for name in self.schema.fields}
-
-    def of_rows(
-        self,
-        columns: Mapping[str, Any],
-        matrices: Mapping[str, Array],
-        prepared: Mapping[str, GivenRows],
-        place: str,
-        together: Sequence[str] = (),
-    ) -> tuple[Page, set[str]]:
-        """As `of_page`, also for columns of arrays whose objects there are already.
-
-        Args:
-            columns: names all columns, in their order.
-            prepared: such columns.
-            together: columns that are the rows of one matrix, in this order.
-
-        Returns:
-            The columns of the result, except those whose rows still have the original objects; and their names.
-        """
-        lent = self.spec._views.lend(matrices)
-        try:
-            return self._of_frame(columns, {**lent.columns, **prepared}, place, together)
-        finally:
-            lent.end()
-
-    def _of_frame(
-        self, columns: Mapping[str, Any], prepared: Mapping[str, GivenRows], place: str, together: Sequence[str]
-    ) -> tuple[Page, set[str]]:
         import pandas
 
         assert self.spec.func is not None
-        of_frame = {name: prepared[name].column if name in prepared else columns[name] for name in columns}
-        frame = _frame(of_frame, together, self._frame_names.index(list(columns)))
+        objects_of = {name: _row_views(matrix) for name, matrix in matrices.items()}
+        frame = pandas.DataFrame({name: objects_of.get(name, array) for name, array in arrays.items()}, copy=False)
         count = len(frame)
         try:
             result = self.spec.func(frame)
@@ -242,23 +171,20 @@ class Transformer:
             raise DataError(
                 f"transform_spec's function takes and returns a pandas.DataFrame; it returned {type(result).__name__}."
             )
-        if not self._frame_names.kept_in(result):
-            if not result.columns.is_unique:
-                raise DataError(f"transform_spec's function returned columns of one name: {list(result.columns)}.")
-            self._check_columns(list(result.columns), place)
+        if not result.columns.is_unique:
+            raise DataError(f"transform_spec's function returned columns of one name: {list(result.columns)}.")
+        self._check_columns(list(result.columns), place)
         page: Page = {}
-        unchanged: set[str] = set()
-        columns_of = _columns(result)
         for name, declared in self.schema.fields.items():
-            values = columns_of[name]
-            if name in prepared and prepared[name].are_in(values):
-                unchanged.add(name)
+            values = result[name].to_numpy()
+            if name in objects_of and _are_same(values, objects_of[name]):
+                page[name] = matrices[name]
                 continue
             try:
                 page[name] = column_of(values, name, declared.shape)
             except DataError as error:
                 raise DataError(f"transform_spec, rows of {place}: {error}") from error
-        return page, unchanged
+        return page
 
     def rows_of_page(self, page: Page, place: str) -> list[tuple[Any, ...]]:
         """Transforms rows one by one: the values of the result's columns, as the function returned them.
@@ -274,7 +200,7 @@ class Transformer:
         function, names = self.spec.func, tuple(page)
         checked: tuple[Any, ...] | None = None
         fields = tuple(self.schema.fields)
-        values_of = itemgetter(*fields) if len(fields) > 1 else lambda row: tuple(row[name] for name in fields)
+        values_of = operator.itemgetter(*fields) if len(fields) > 1 else lambda row: tuple(row[name] for name in fields)
         rows = []
         for values in zip(*page.values(), strict=True):
             try:
@@ -315,40 +241,18 @@ class Transformer:
             )
 
 
-def _frame(columns: Mapping[str, Any], together: Sequence[str], names: pandas.Index[Any]) -> pandas.DataFrame:
-    """The columns as a frame; of those of one matrix, pandas makes one block, which takes a tenth of the time.
-
-    Args:
-        names: of the columns.
-    """
-    import pandas
-
-    if len(together) == len(columns):
-        return pandas.DataFrame(columns[together[0]].base.T, columns=names, copy=False)
-    if not together or len(columns) - len(together) > _MOST_INSERTED:
-        frame = pandas.DataFrame(dict(columns), copy=False)
-    else:
-        frame = pandas.DataFrame(columns[together[0]].base.T, columns=list(together), copy=False)
-        for number, (name, array) in enumerate(columns.items()):
-            if name not in together:
-                frame.insert(number, name, array)
-    frame.columns = names
-    return frame
+def _row_views(matrix: Array) -> Array:
+    """Return [rows] of objects: a row's array each, which is not writable, as petastorm's are not."""
+    protected = matrix.view()
+    protected.flags.writeable = False
+    return numpy.fromiter(protected, object, len(matrix))
 
 
-def _columns(frame: pandas.DataFrame) -> dict[str, Array]:
-    """A frame's columns as arrays, by name."""
-    blocks = getattr(getattr(frame, "_mgr", None), "blocks", ())
-    result: dict[int, Array] = {}
-    for block in blocks:  # pandas' own parts, as frame[name] takes ten times as long
-        values = block.values
-        if not isinstance(values, numpy.ndarray) or values.ndim != 2:
-            break
-        result.update(zip(block.mgr_locs, values, strict=True))
-    names = list(frame.columns)
-    if len(result) == len(names):
-        return {name: result[number] for number, name in enumerate(names)}
-    return {name: frame[name].to_numpy() for name in names}
+def _are_same(values: Array, objects_before: Array) -> bool:
+    """Whether a column has the same objects as before, in their order."""
+    if values is objects_before:
+        return True
+    return len(values) == len(objects_before) and all(map(operator.is_, values, objects_before))
 
 
 def _of_rows(values: Array, name: str) -> Array:
