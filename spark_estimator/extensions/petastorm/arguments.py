@@ -57,7 +57,7 @@ def chosen_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, orig
             raise DataError(f"column {name!r} has type {omitted[name]}, which has no numpy array: flatten it first.")
         warnings.warn(
             f"{origin}: column {name!r} has type {omitted[name]}, which has no numpy array, and is left out.",
-            stacklevel=3,
+            stacklevel=4,
         )
     known = {field.name: field for field in fields}
     return Unischema("inferred_schema", [known[name] for name in names if name in known])
@@ -133,7 +133,7 @@ def without_effect(names: Iterable[str]) -> None:
         warnings.warn(
             f"{', '.join(new)}: petastorm's, and without effect here: nothing is cached, and row groups are read in "
             "threads of this process.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

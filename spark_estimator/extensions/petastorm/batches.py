@@ -127,11 +127,8 @@ class ShardBatches:
         self._ahead = Ahead()
 
     def __len__(self) -> int:
-        if self._transformer is not None and not self._transformer.keeps_rows:
-            raise TypeError(
-                "the number of rows is known after transform_spec's function has returned them: count steps."
-            )
-        return steps_of(share(self._rows.files.rows, self._shards, 0), self._num_epochs, self._batch_size)
+        most_rows = share(self._rows.files.rows, self._shards, 0)
+        return steps_of(most_rows, self._num_epochs, self._batch_size, self._transformer)
 
     def __iter__(self) -> Iterator[Page]:
         matrices = self.read()
@@ -142,11 +139,10 @@ class ShardBatches:
                 page[name] = page[name].view(bool)
             return page
 
-        row_bytes = sum(field.row_bytes for field in self._joined.fields)
+        size, row_bytes = self._batch_size, sum(field.row_bytes for field in self._joined.fields)
         transformer = self._transformer
         if transformer is None:
-            padded = self._row_numbers(self._batch_size, len(self) if self._num_epochs is not None else 0)
-            yield from self._ahead.items(gather, padded, row_bytes * self._batch_size)
+            yield from self._ahead.items(gather, self._row_numbers(), row_bytes * size)
             return
 
         place = f"shard {self._shard} of {self._shards}"
@@ -156,12 +152,21 @@ class ShardBatches:
             arrays = gather(numbers)
             return called.of_page(arrays, {name: array for name, array in arrays.items() if array.ndim > 1}, place)
 
-        most_rows = share(self._rows.files.rows, self._shards, 0)
-        most_batches = max(1, min(_CALL_ROWS, _CALL_BYTES // row_bytes) // self._batch_size)
+        most_batches = max(1, min(_CALL_ROWS, _CALL_BYTES // row_bytes) // size)
         pages = self._ahead.items(transform, self._calls(most_batches), _AHEAD_BYTES)
-        rows = share(self._rows.files.rows, self._shards, self._shard)
-        batches = rebatched((page for page in pages if rows_in(page)), self._batch_size)
-        yield from equal_steps(batches, rows, most_rows, self._num_epochs, self._batch_size)
+        batches = rebatched((page for page in pages if rows_in(page)), size)
+        rows, most_rows = (share(self._rows.files.rows, self._shards, shard) for shard in (self._shard, 0))
+        yield from equal_steps(batches, rows, most_rows, self._num_epochs, size)
+
+    def _row_numbers(self) -> Iterator[Array]:
+        """Yield the rows of each batch, by their numbers in the shard."""
+        count = 0
+        for page in rebatched(({"row": order} for order in self._orders()), self._batch_size):
+            yield page["row"]
+            count += 1
+        # The largest shard has one more row, which may have formed a separate batch.
+        for _ in range(count, 0 if self._num_epochs is None else len(self)):
+            yield numpy.zeros(1, numpy.int64)
 
     def _calls(self, most_batches: int) -> Iterator[Array]:
         """Yield the row numbers of each call of the transform: of one batch, then twice as many up to the most."""
@@ -185,45 +190,15 @@ class ShardBatches:
             self._matrices = self._rows.read(self._joined.stored, self._shard, self._shards)[0].matrices
         return self._matrices
 
-    def _row_numbers(self, batch_size: int, steps: int) -> Iterator[Array]:
-        """The rows of each batch, by their numbers in the shard.
-
-        Args:
-            steps: there are as many batches at least.
-        """
-        count = 0
-        held = numpy.zeros(0, numpy.int64)
-        for order in self._orders():
-            start = batch_size - len(held) if len(held) else 0
-            if start:
-                held = numpy.concatenate([held, order[:start]])
-                if len(held) < batch_size:
-                    continue
-                yield held
-                count += 1
-            stop = start + (len(order) - start) // batch_size * batch_size
-            for first in range(start, stop, batch_size):
-                yield order[first : first + batch_size]
-                count += 1
-            held = order[stop:]
-        if len(held):
-            yield held
-            count += 1
-        # The largest shard has one more row, which may have formed a separate batch.
-        for _ in range(steps - count):
-            yield numpy.zeros(1, numpy.int64)
-
     def _orders(self) -> Iterator[Array]:
-        """[rows] of the shard's rows, by their numbers in it: for each epoch."""
-        for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
-            yield self._order()
-
-    def _order(self) -> Array:
+        """Yield [rows] of the shard's rows, by their numbers in it, for each epoch."""
         numbers = numpy.arange(share(self._rows.files.rows, self._shards, self._shard))
-        self._epoch += 1
-        if self._seed is None:
-            return numbers
-        return self._ahead.order(numbers, (self._seed, self._shard), self._epoch - 1)
+        for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
+            self._epoch += 1
+            if self._seed is None:
+                yield numbers
+            else:
+                yield self._ahead.order(numbers, (self._seed, self._shard), self._epoch - 1)
 
 
 class RowGroupBatches:
@@ -253,12 +228,8 @@ class RowGroupBatches:
         self._epoch = 0
 
     def __len__(self) -> int:
-        transformer = self._plan.transformer
-        if transformer is not None and not transformer.keeps_rows:
-            raise TypeError(
-                "the number of rows is known after transform_spec's function has returned them: count steps."
-            )
-        return steps_of(self._plan.most_rows, self._plan.num_epochs, self._batch_size)
+        plan = self._plan
+        return steps_of(plan.most_rows, plan.num_epochs, self._batch_size, plan.transformer)
 
     def __iter__(self) -> Iterator[Page]:
         plan = self._plan
@@ -278,12 +249,14 @@ def _in_rows(page: Page) -> Page:
     return {name: objects(list(array)) if array.ndim > 1 else array for name, array in page.items()}
 
 
-def steps_of(most_rows: int, num_epochs: int | None, batch_size: int) -> int:
-    """Batches of the largest shard.
+def steps_of(most_rows: int, num_epochs: int | None, batch_size: int, transformer: Transformer | None = None) -> int:
+    """Return the number of batches of the largest shard.
 
     Raises:
-        TypeError: there is no end.
+        TypeError: there is no end, or the transform determines the number of rows.
     """
+    if transformer is not None and not transformer.keeps_rows:
+        raise TypeError("the number of rows is known after transform_spec's function has returned them: count steps.")
     if num_epochs is None:
         raise TypeError("with num_epochs=None there is no end: count steps, len(converter) // batch_size for one.")
     return -(-most_rows * num_epochs // batch_size)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy
 import pyarrow
@@ -17,7 +17,8 @@ from spark_estimator.extensions.petastorm.schema import SchemaField
 
 # Types that tensors lack become the next larger type that exists, as in petastorm.
 _TENSOR_DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "bool": "uint8"}
-_KINDS = {"f": "array<float>", "i": "array<bigint>", "u": "array<bigint>", "b": "array<boolean>"}
+#: Spark's word for arrays of numbers, by the kind of numpy's type.
+KINDS = {"f": "array<float>", "i": "array<bigint>", "u": "array<bigint>", "b": "array<boolean>"}
 
 
 @dataclass(frozen=True)
@@ -65,45 +66,12 @@ class Coded:
         return pyarrow.FixedSizeListArray.from_arrays(flat, math.prod(self.shape))
 
 
-@dataclass(frozen=True)
-class DecodedFiles(DataFiles):
-    """Files with columns that are decoded when they are read.
+def inspect_first(files: DataFiles, declared: SchemaField) -> Coded:
+    """Find out the shape of a column's arrays from the first row.
 
-    Attributes:
-        coded: these columns, by name.
+    Raises:
+        DataError: it cannot be decoded, or is not as it was declared, or there are no rows.
     """
-
-    coded: Mapping[str, Coded] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, files: DataFiles, fields: Sequence[SchemaField]) -> DecodedFiles:
-        """Finds out the shapes of columns from the first row.
-
-        Raises:
-            DataError: one of them cannot be decoded, or there are no rows.
-        """
-        coded = {field.name: _inspected(files, field) for field in fields}
-        return cls(files.files, files.store, files.known_kinds, coded)
-
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        return {
-            **super().kinds,
-            **{name: _KINDS[numpy.dtype(value.stored).kind] for name, value in self.coded.items()},
-        }
-
-    def batches(self, columns: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
-        row = 0
-        for batch in super().batches(columns, rank, size, batch_rows):
-            arrays = [
-                self.coded[name].decoded(array, row) if name in self.coded else array
-                for name, array in zip(batch.schema.names, batch.columns, strict=True)
-            ]
-            yield pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-            row += batch.num_rows
-
-
-def _inspected(files: DataFiles, declared: SchemaField) -> Coded:
     first = next((batch for batch in files.batches([declared.name], 0, 1, 1) if batch.num_rows), None)
     if first is None:
         raise DataError("there are no rows.")
@@ -111,7 +79,7 @@ def _inspected(files: DataFiles, declared: SchemaField) -> Coded:
     fits = len(result.shape) == len(declared.shape) and all(
         want in (None, has) for want, has in zip(declared.shape, result.shape, strict=True)
     )
-    if result.dtype.name != declared.dtype or not fits or not result.size or result.dtype.kind not in _KINDS:
+    if result.dtype.name != declared.dtype or not fits or not result.size or result.dtype.kind not in KINDS:
         raise DataError(
             f"column {declared.name!r} is {declared.dtype} of shape {list(declared.shape)} by petastorm's schema, and "
             f"its first row {result.dtype} of shape {list(result.shape)}."

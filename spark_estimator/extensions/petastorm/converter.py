@@ -17,7 +17,7 @@ from spark_estimator.extensions.petastorm import cache as petastorm_cache
 from spark_estimator.extensions.petastorm import handover as petastorm_handover
 from spark_estimator.extensions.petastorm.arguments import check_others, chosen_fields, without_effect
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles, dataset_at
-from spark_estimator.extensions.petastorm.reader import Reader, reader_of
+from spark_estimator.extensions.petastorm.reader import SHARED_ARGUMENTS, Reader, reader_of
 from spark_estimator.log import logger
 
 if TYPE_CHECKING:
@@ -189,11 +189,11 @@ class SparkDatasetConverter:
 
     def _reader(self, call: str, arguments: Mapping[str, Any]) -> Reader:
         others = dict(arguments)
-        wanted = {name: others.pop(name) for name in _READER_ARGUMENTS if name in others}
+        wanted = {name: others.pop(name) for name in SHARED_ARGUMENTS if name in others}
         others.pop("storage_options", None)  # the files know them
+        wanted_fields = others.pop("schema_fields", None)
         check_others(call, others)
         files = DatasetFiles.from_files(self.files)
-        wanted_fields = wanted.pop("schema_fields", None)
         if wanted_fields is None and self.columns is not None:
             wanted_fields = [re.escape(name) for name in self.columns]
         schema = chosen_fields(files, wanted_fields, self.cache_dir_url)
@@ -275,21 +275,6 @@ def _opened(loader: Any, reader: Reader) -> Iterator[Any]:
     finally:
         reader.stop()
         reader.join()
-
-
-#: Arguments of `make_batch_reader` that a converter's loaders and datasets take.
-_READER_ARGUMENTS = (
-    *("schema_fields", "reader_pool_type", "workers_count", "seed", "shuffle_rows", "shuffle_row_groups"),
-    *(
-        "shuffle_row_drop_partitions",
-        "predicate",
-        "num_epochs",
-        "cur_shard",
-        "shard_count",
-        "transform_spec",
-        "filters",
-    ),
-)
 
 
 def _url(path: str) -> str:

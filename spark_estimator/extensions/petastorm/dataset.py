@@ -16,11 +16,12 @@ from spark_estimator.data.fields import Array
 from spark_estimator.data.legacy_calendar import check_calendar, legacy_columns
 from spark_estimator.data.numbers import kind_of, numbers_of
 from spark_estimator.data.parquet import DataFiles
-from spark_estimator.data.parquet_file import READ_OPTIONS, DataFile, local_form, naming, store_for
+from spark_estimator.data.parquet_file import DataFile, local_form, naming, store_for
 from spark_estimator.data.rank import shares
 from spark_estimator.data.table_folders import check_outside_tables
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.codecs import DecodedFiles
+from spark_estimator.extensions.petastorm.codecs import KINDS, Coded, inspect_first
+from spark_estimator.extensions.petastorm.schema import SchemaField
 from spark_estimator.extensions.petastorm.unischema import UnischemaField, field_of
 from spark_estimator.store import FilesystemStore
 
@@ -44,36 +45,43 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class DatasetFiles(DecodedFiles):
-    """Files of a data set.
+class DatasetFiles(DataFiles):
+    """Files of a data set. Partition columns are the files' `constants`: int64 or texts.
 
     Attributes:
-        partitions: by the name of a partition column, [files] its values: int, str or None.
+        coded: columns that are decoded when they are read, by name.
         selected: [files][row groups] the numbers of the rows that were selected; None: all. Empty: all of all files.
     """
 
-    partitions: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    coded: Mapping[str, Coded] = field(default_factory=dict)
     selected: tuple[tuple[Array | None, ...], ...] = ()
 
     @classmethod
     def from_files(cls, files: DataFiles) -> DatasetFiles:
-        """Files without partition columns, all rows of them."""
-        if isinstance(files, DatasetFiles):
-            return files
-        coded = files.coded if isinstance(files, DecodedFiles) else {}
-        return cls(files.files, files.store, files.known_kinds, coded)
+        """Files whose columns are as they are stored, all rows of them."""
+        return files if isinstance(files, DatasetFiles) else cls(files.files, files.store, files.known_kinds)
+
+    def with_coded(self, fields: Sequence[SchemaField]) -> DatasetFiles:
+        """These files with columns that are decoded, of the shapes of the first row.
+
+        Raises:
+            DataError: one of them cannot be decoded, or there are no rows.
+        """
+        return replace(self, coded={declared.name: inspect_first(self, declared) for declared in fields})
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The names of the partition columns."""
+        return tuple(self.files[0].constants) if self.files else ()
 
     @property
     def kinds(self) -> Mapping[str, str]:
-        kinds = super().kinds
-        return {**{name: self._partition_kind(name)[1] for name in self.partitions}, **kinds}
+        decoded = {name: KINDS[numpy.dtype(value.stored).kind] for name, value in self.coded.items()}
+        return {**dict.fromkeys(self.partitions, ""), **super().kinds, **decoded}
 
     @property
     def rows(self) -> int:
         return sum(itertools.chain.from_iterable(self.group_rows()))
-
-    def check(self, columns: Sequence[str], like: DataFiles | None = None) -> None:
-        super().check([name for name in columns if name not in self.partitions], like)
 
     def group_rows(self) -> list[list[int]]:
         """[files][row groups] selected rows."""
@@ -93,13 +101,20 @@ class DatasetFiles(DecodedFiles):
         return [Piece(*groups[part.piece][:2], part.start, part.rows) for part in ranges]
 
     def batches(self, columns: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
-        if not self.partitions and not self.selected:
-            yield from super().batches(columns, rank, size, batch_rows)
+        if self.selected:
+            footers: dict[int, Any] = {}
+            for piece in self.pieces(rank, size):
+                table = self.read(piece, columns, footers, as_stored=True).combine_chunks()
+                yield from table.to_batches(max_chunksize=batch_rows)
             return
-        footers: dict[int, Any] = {}
-        for piece in self.pieces(rank, size):
-            table = self.read(piece, columns, footers, as_stored=True).combine_chunks()
-            yield from table.to_batches(max_chunksize=batch_rows)
+        row = 0
+        for batch in super().batches(columns, rank, size, batch_rows):
+            arrays = [
+                self.coded[name].decoded(array, row) if name in self.coded else array
+                for name, array in zip(batch.schema.names, batch.columns, strict=True)
+            ]
+            yield pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+            row += batch.num_rows
 
     def read(
         self, piece: Piece, columns: Sequence[str], footers: dict[int, Any], as_stored: bool = False
@@ -113,21 +128,23 @@ class DatasetFiles(DecodedFiles):
         Raises:
             DataError: the file is not what it was.
         """
-        stored = [name for name in columns if name not in self.partitions]
+        file = self.files[piece.file]
+        stored = [name for name in columns if name not in file.constants]
         selected = self.selected[piece.file][piece.group] if self.selected else None
         numbers = None if selected is None else selected[piece.start : piece.start + piece.rows]
         first = piece.start if numbers is None else 0
-        table = self._table(piece, stored, footers) if stored else None
-        if table is not None:
+        table = pyarrow.table({})
+        if stored:
+            with file.opened(self.store, footer=footers.get(piece.file)) as opened:
+                footers[piece.file] = opened.metadata
+                table = opened.read_row_group(piece.group, columns=stored, use_threads=False).select(stored)
+                check_calendar(file.path, legacy_columns(opened.metadata, stored), table)
             table = table.slice(first, piece.rows) if numbers is None else table.take(pyarrow.array(numbers))
         arrays: list[Any] = []
         for name in columns:
-            if name in self.partitions:
-                kind = self._partition_kind(name)[0]
-                value = self.partitions[name][piece.file]
-                arrays.append(pyarrow.array([value] * piece.rows, kind))
+            if name in file.constants:
+                arrays.append(pyarrow.repeat(file.constants[name], piece.rows))
                 continue
-            assert table is not None
             column = table.column(name)
             if name in self.coded:
                 column = self.coded[name].decoded(column.combine_chunks(), first)
@@ -136,35 +153,19 @@ class DatasetFiles(DecodedFiles):
             arrays.append(column)
         return pyarrow.table(arrays, names=list(columns))
 
-    def _table(self, piece: Piece, columns: Sequence[str], footers: dict[int, Any]) -> pyarrow.Table:
-        """All rows of the row group."""
-        file = self.files[piece.file]
-        with naming(file.path), self.store.open(file.path) as raw:
-            opened = pyarrow.parquet.ParquetFile(raw, metadata=footers.get(piece.file), **READ_OPTIONS)
-            footers[piece.file] = opened.metadata
-            groups = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
-            if groups != file.groups:
-                raise DataError(f"{file.path} has changed: its row groups had {file.groups} rows, and now {groups}.")
-            table = opened.read_row_group(piece.group, columns=list(columns), use_threads=False).select(list(columns))
-            check_calendar(file.path, legacy_columns(opened.metadata, columns), table)
-            return table
-
     def schema_fields(self) -> tuple[list[UnischemaField], dict[str, str]]:
         """All columns as fields, partition columns first; and the types of those that no reader reads, by name."""
+        if not self.files:
+            return [], {}
+        columns = [
+            pyarrow.field(name, value.type, nullable=not all(file.constants[name].is_valid for file in self.files))
+            for name, value in self.files[0].constants.items()
+        ]
+        with naming(self.files[0].path), self.store.open(self.files[0].path) as raw:
+            columns += [column for column in pyarrow.parquet.read_schema(raw) if column.name not in self.partitions]
         result: list[UnischemaField] = []
         omitted: dict[str, str] = {}
-        for name in self.partitions:
-            kind = self._partition_kind(name)[0]
-            made = field_of(pyarrow.field(name, kind, nullable=None in self.partitions[name]))
-            assert made is not None
-            result.append(made)
-        if not self.files:
-            return result, omitted
-        with naming(self.files[0].path), self.store.open(self.files[0].path) as raw:
-            schema = pyarrow.parquet.read_schema(raw)
-        for column in schema:
-            if column.name in self.partitions:
-                continue
+        for column in columns:
             made = field_of(column)
             if column.name in self.coded:
                 known = self.coded[column.name]
@@ -178,11 +179,6 @@ class DatasetFiles(DecodedFiles):
     def with_selected(self, selected: Iterable[tuple[Array | None, ...]]) -> DatasetFiles:
         """These files with other rows selected."""
         return replace(self, selected=tuple(selected))
-
-    def _partition_kind(self, name: str) -> tuple[pyarrow.DataType, str]:
-        if any(isinstance(value, str) for value in self.partitions[name]):
-            return pyarrow.string(), "string"
-        return pyarrow.int64(), "bigint"
 
 
 def dataset_at(
@@ -210,8 +206,12 @@ def dataset_at(
             raise DataError(
                 f"{file.path} is in folders of the partition columns {list(values)}, and {files[0][0].path} of {names}."
             )
-    partitions = {name: _typed([values[name] for _, values in files]) for name in names}
-    return DatasetFiles(tuple(file for file, _ in files), store, partitions=partitions)
+    constants = {name: _typed([values[name] for _, values in files]) for name in names}
+    partitioned = [
+        file.with_constants({name: values[number] for name, values in constants.items()})
+        for number, (file, _) in enumerate(files)
+    ]
+    return DatasetFiles(tuple(partitioned), store)
 
 
 def _files_below(
@@ -241,10 +241,10 @@ def _files_below(
     return result
 
 
-def _typed(values: Sequence[str]) -> tuple[Any, ...]:
-    """Whole numbers if all values are; else texts. Null is None."""
+def _typed(values: Sequence[str]) -> pyarrow.Array:
+    """Return whole numbers if all values are; else texts. A null is null."""
     known = [None if value == _NULL_FOLDER else value for value in values]
     try:
-        return tuple(None if value is None else int(value) for value in known)
+        return pyarrow.array([None if value is None else int(value) for value in known], pyarrow.int64())
     except ValueError:
-        return tuple(known)
+        return pyarrow.array(known, pyarrow.string())

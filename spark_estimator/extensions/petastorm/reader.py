@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +16,6 @@ from spark_estimator.data.parquet_file import local_form, store_for
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.arguments import check_others, chosen, chosen_fields, compare_with_job
 from spark_estimator.extensions.petastorm.batches import BatchSource, batches_of
-from spark_estimator.extensions.petastorm.codecs import DecodedFiles
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles, dataset_at
 from spark_estimator.extensions.petastorm.pages import Page
 from spark_estimator.extensions.petastorm.plan import ReadPlan
@@ -219,8 +217,7 @@ def make_batch_reader(
         predicate: selects rows; of `petastorm.predicates`.
         num_epochs: all rows are read so often; None: again and again.
         cur_shard, shard_count: the selected rows are cut into `shard_count` equal shares, and share `cur_shard` is
-        read:
-            ``hvd.rank()`` and ``hvd.size()``. Without them it is all rows.
+            read: ``hvd.rank()`` and ``hvd.size()``. Without them it is all rows.
         trust: the pickled Unischema of a data set that petastorm wrote may be opened, to decode its columns; no code
             that it names is run. False: they remain bytes.
         transform_spec: what is done to the rows of each row group, as a pandas.DataFrame.
@@ -234,26 +231,7 @@ def make_batch_reader(
         TypeError: an argument that petastorm does not know.
         ValueError: an argument that is not supported, or a shard number out of range.
     """
-    others |= {"results_queue_size": results_queue_size, "rowgroup_selector": rowgroup_selector}
-    check_others("make_batch_reader", others)
-    files, origin = _found(dataset_url_or_urls, storage_options, schema_fields, "as bytes" if not trust else "")
-    return reader_of(
-        files,
-        chosen_fields(files, schema_fields, origin),
-        batched=True,
-        reader_pool_type=reader_pool_type,
-        workers_count=workers_count,
-        seed=seed,
-        shuffle_rows=shuffle_rows,
-        shuffle_row_groups=shuffle_row_groups,
-        shuffle_row_drop_partitions=shuffle_row_drop_partitions,
-        predicate=predicate,
-        num_epochs=num_epochs,
-        cur_shard=cur_shard,
-        shard_count=shard_count,
-        transform_spec=transform_spec,
-        filters=filters,
-    )
+    return _make("make_batch_reader", dataset_url_or_urls, "" if trust else "as bytes", locals())
 
 
 def make_reader(
@@ -290,30 +268,24 @@ def make_reader(
         DataError: files or columns that cannot be read, and columns of arrays without `trust`; the text names them.
         TypeError, ValueError: as `make_batch_reader`.
     """
-    others |= {
-        "pyarrow_serialize": pyarrow_serialize,
-        "results_queue_size": results_queue_size,
-        "rowgroup_selector": rowgroup_selector,
-    }
-    check_others("make_reader", others)
-    files, origin = _found(dataset_url, storage_options, schema_fields, "" if trust else "refused")
-    return reader_of(
-        files,
-        chosen_fields(files, schema_fields, origin),
-        batched=False,
-        reader_pool_type=reader_pool_type,
-        workers_count=workers_count,
-        seed=seed,
-        shuffle_rows=shuffle_rows,
-        shuffle_row_groups=shuffle_row_groups,
-        shuffle_row_drop_partitions=shuffle_row_drop_partitions,
-        predicate=predicate,
-        num_epochs=num_epochs,
-        cur_shard=cur_shard,
-        shard_count=shard_count,
-        transform_spec=transform_spec,
-        filters=filters,
-    )
+    return _make("make_reader", dataset_url, "" if trust else "refused", locals())
+
+
+def _make(call: str, url: str | Sequence[str], untrusted: str, arguments: Mapping[str, Any]) -> Reader:
+    """Make the reader of a call.
+
+    Args:
+        call: its name.
+        untrusted: as of `_found`.
+        arguments: of the call, by name.
+    """
+    unused = ("pyarrow_serialize", "results_queue_size", "rowgroup_selector")
+    check_others(call, {**arguments["others"], **{name: arguments[name] for name in unused if name in arguments}})
+    schema_fields = arguments["schema_fields"]
+    files, origin = _found(url, arguments["storage_options"], schema_fields, untrusted)
+    schema = chosen_fields(files, schema_fields, origin)
+    shared = {name: arguments[name] for name in SHARED_ARGUMENTS}
+    return reader_of(files, schema, batched=call == "make_batch_reader", **shared)
 
 
 def _found(
@@ -345,11 +317,11 @@ def _found(
         )
         if untrusted == "refused":
             raise DataError(text)
-        warnings.warn(f"{text} Their values come as bytes.", stacklevel=3)
+        warnings.warn(f"{text} Their values come as bytes.", stacklevel=4)
         return files, origin
     schema = fields_of(pickled, folder)
     decodable = [schema[name] for name in binary if name in schema and schema[name].codec != "scalar"]
-    return replace(files, coded=DecodedFiles.of(files, decodable).coded), origin
+    return files.with_coded(decodable), origin
 
 
 def _without_function(schema: Unischema, result: Unischema) -> Unischema:
@@ -376,6 +348,13 @@ def _in_precision(schema: Unischema, dtype: type[Any]) -> Unischema:
         schema._name,
         [field._replace(numpy_dtype=dtype) if field.numpy_dtype in fractions else field for field in fields],
     )
+
+
+#: Arguments of petastorm's readers that `reader_of` takes.
+SHARED_ARGUMENTS = (
+    *("reader_pool_type", "workers_count", "seed", "shuffle_rows", "shuffle_row_groups", "shuffle_row_drop_partitions"),
+    *("predicate", "num_epochs", "cur_shard", "shard_count", "transform_spec", "filters"),
+)
 
 
 def reader_of(
@@ -437,7 +416,7 @@ def reader_of(
     if files.rows < shards and (shard_count is not None or not (predicate or filters)):
         raise DataError(f"{files.rows} rows cannot be shared out among {shards} shards: each reads one at least.")
     if not files.rows:
-        warnings.warn("the predicate or the filters leave no row, so that the reader gives none.", stacklevel=3)
+        warnings.warn("the predicate or the filters leave no row, so that the reader gives none.", stacklevel=4)
     return Reader(
         ReadPlan(
             files=files,

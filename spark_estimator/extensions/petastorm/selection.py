@@ -74,17 +74,14 @@ def _narrowed(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyar
             if not count:
                 of_file.append(before)
                 continue
-            mask = (
-                mask_of(files.read(Piece(number, group, 0, count), names, footers)) if count else numpy.zeros(0, bool)
-            )
+            mask = mask_of(files.read(Piece(number, group, 0, count), names, footers))
             if of_folders:
                 of_file.append(before if mask[0] else numpy.zeros(0, numpy.int64))
                 continue
             kept = numpy.flatnonzero(mask)
-            if len(kept) == rows:
-                of_file.append(before)
-            else:
-                of_file.append(kept if before is None else before[kept])
+            if len(kept) < rows:
+                before = kept if before is None else before[kept]
+            of_file.append(before)
         result.append(tuple(of_file))
     return files.with_selected(result)
 

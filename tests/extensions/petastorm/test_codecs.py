@@ -19,7 +19,8 @@ import torch
 from spark_estimator.data.parquet import files_at
 from spark_estimator.data.petastorm import DataLoader, make_reader
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.codecs import Coded, DecodedFiles
+from spark_estimator.extensions.petastorm.codecs import Coded
+from spark_estimator.extensions.petastorm.dataset import DatasetFiles
 from spark_estimator.extensions.petastorm.schema import SchemaField
 
 WRITTEN = Path(__file__).parent / "petastorm_written"
@@ -95,12 +96,12 @@ def test_the_first_row_has_to_fit_the_schema(
 ) -> None:
     table = pyarrow.table({"x": [npz(numpy.ones((2, 3), numpy.float32))], "n": [5]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    files, schema = files_at(str(tmp_path)), [SchemaField("x", dtype, shape, codec)]
+    files, schema = DatasetFiles.from_files(files_at(str(tmp_path))), [SchemaField("x", dtype, shape, codec)]
     if words is not None:
         with pytest.raises(DataError, match=words):
-            DecodedFiles.of(files, schema)
+            files.with_coded(schema)
         return
-    decoded = DecodedFiles.of(files, schema)
+    decoded = files.with_coded(schema)
     assert decoded.kinds == {"x": "array<float>", "n": "bigint"} and decoded.coded["x"].shape == (2, 3)
     (batch,) = decoded.batches(["n", "x"], 0, 1, 10)
     assert batch.to_pydict() == {"n": [5], "x": [[1.0] * 6]}

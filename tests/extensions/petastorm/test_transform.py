@@ -101,6 +101,8 @@ def test_an_identity_gives_what_there_is_without_one(mixed: str, batch_size: int
             for name, tensor in expected.items():
                 assert torch.equal(batch[name], tensor) and batch[name].dtype == tensor.dtype
     assert seen[0]["true"].dtype == bool and not seen[0]["pair"][0].flags.writeable
+    if batch_size == 3:
+        assert sorted(map(len, seen)) == [1, 3, 6, 10, 10], "one batch, two, four, within an epoch"
 
 
 @pytest.mark.parametrize(
