@@ -107,6 +107,7 @@ class _Training:
         self._round = present
         self._saver = saver
         self._kept = beginning.kept
+        self._tells = self._kept is None  # what the next checkpoint leaves out
         self._settings: dict[str, Any] | None = None
         self._trainer: Any = None
         self._schedule: Schedule | None = None
@@ -305,7 +306,7 @@ class _Training:
         states = hvd.allgather_object(here, name="what each rank has of Lightning")
         least = len(self.progress.history) >= (trainer.min_epochs or 0)
         ended = trainer.should_stop and least and trainer.global_step >= (trainer.min_steps or 0)
-        tells = len(self.progress.history) <= 1
+        tells, self._tells = self._tells, False
         state = {
             "lightning": plain_checkpoint(trainer, tells=tells),
             "ended": bool(ended) and place is None,
@@ -339,7 +340,7 @@ class _Training:
         if self.progress.is_over:
             trainer.should_stop = True
         self._tell(self._line(entry))
-        if not trainer.fit_loop.done:
+        if not trainer.should_stop and len(self.progress.history) != self._arguments["max_epochs"]:
             self._round.let_join(self._saver)
 
     def _entry(self, trainer: Any) -> dict[str, Any]:

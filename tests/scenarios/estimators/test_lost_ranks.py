@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -278,3 +279,48 @@ def test_a_run_of_lightning_continues_within_an_epoch(lightning_folder: Path) ->
     whole, result = run_ranks(2, continued, 200, args=(str(lightning_folder),))[0]
     assert json.loads(result[0]) == json.loads(whole[0])
     assert result[1] == whole[1]
+
+
+def shrinking(folder: str, killing: Killing) -> Any:
+    """Two ranks wait in each step, so that a third process has time to begin."""
+    import lightning.pytorch as pl
+    import torch
+
+    from tests.estimators.lightning.test_training import trained
+
+    class Learner(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.zeros(()))
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            killing(self.global_rank, self.current_epoch, number)
+            time.sleep(0.5 if self.trainer.world_size == 2 else 0)
+            self.log("ranks", float(self.trainer.world_size), on_epoch=True, batch_size=1)
+            return (batch["y"] * self.bias.detach() + self.bias).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    settings = {"epochs": 12, "store": Store.create(f"{folder}/store"), "checkpoint_steps": 2, "verbose": 1}
+    result = trained(folder, Learner(), settings)
+    return None if result is None else [entry["logged"]["ranks"] for entry in result.history]
+
+
+@pytest.mark.slow
+def test_fewer_ranks_continue_and_others_join_after_an_epoch(
+    lightning_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    terms = Terms(3, 1, replace=True, reset_limit=4, timeout=timedelta(seconds=90), patience=timedelta(0))
+    options = JobOptions(args=(str(lightning_folder), Killing(str(lightning_folder), [(1, 1, 4)])))
+    results = run_elastic_local(shrinking, terms, options)
+    assert len(results) == 3, "it has grown again"
+    ranks = next(result for result in results if result is not None)
+    fewer = ranks.count(2.0)
+    assert ranks == [3.0] + [2.0] * fewer + [3.0] * (11 - fewer) and 0 < fewer < 11
+    lines = lines_of_losses("".join(capfd.readouterr()))
+    assert len(lines) == 1, lines
+    pattern = (
+        "continues after epoch 1, step 4 of epoch 2, which restarts on another number of ranks: a rank was lost .*"
+    )
+    assert re.fullmatch(pattern, lines[0]), lines
