@@ -60,12 +60,13 @@ class KerasCallbacks:
         want_to_stop: some rank's callback has set ``model.stop_training``.
     """
 
+    _saves: Any = None
+
     def __init__(self, parts: KerasParts, model: Any, epochs: int, steps: int) -> None:
         custom = opened(parts.custom_objects)
         callbacks = opened(parts.callbacks, custom)
         _begin_at_rate_of(model.optimizer, callbacks)
         checkpoint_callback = opened(parts.checkpoint_callback, custom)
-        self._saves: Any = None
         self._last = _Last()
         self._on_all = list(callbacks)
         self._initial = list(map(_plain_attributes, callbacks))

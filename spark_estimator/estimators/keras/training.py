@@ -105,7 +105,7 @@ class _KerasTraining:
         def save_within(steps: int, done: int) -> None:
             self._save(beginning, Cursor(steps, done, spread))
 
-        while len(progress.history) < spec.epochs and not progress.is_over and not self._has_ended:
+        while not self._is_over():
             epoch = len(progress.history)
             reach = functools.partial(self._round.reach, epoch)
             reach(steps)
@@ -126,7 +126,7 @@ class _KerasTraining:
                 self._save(beginning)
             if context.rank() == 0 and spec.verbose:
                 log_to_driver(line_of(entry, spec.epochs))
-            if len(progress.history) < spec.epochs and not progress.is_over and not self._has_ended:
+            if not self._is_over():
                 self._round.let_join(self._saver)
         finalize(loop.model.optimizer, loop.model.trainable_variables)
         callbacks.on_train_end(flattened(progress.history[-1]) if progress.history else {})
@@ -138,6 +138,9 @@ class _KerasTraining:
         else:
             callbacks.give_back()
         return beginning.result(spec, dumped(loop.model), progress.history, "model.keras")
+
+    def _is_over(self) -> bool:
+        return len(self.progress.history) >= self._spec.epochs or self.progress.is_over or self._has_ended
 
     def _save(self, beginning: RankRun, place: Cursor | None = None) -> None:
         ranks = self.loop.of_ranks(within=place is not None)
