@@ -139,6 +139,12 @@ NOT_PUBLIC = {
         "torch.optimizer.arguments torch.optimizer.classes torch.optimizer.optimizer "
         "torch.optimizer.separate_steps"
     ),
+    "petastorm": (
+        "collectives.context collectives.ops collectives.other_launchers.launchers data.columns data.decoding "
+        "data.fields data.legacy_calendar data.materialize data.numbers data.parquet data.parquet_file "
+        "data.preparation data.quoting data.rank.joined data.rank.prefetch data.rank.shares data.scan "
+        "data.table_folders"
+    ),
     "process_group": (
         "_native collectives.call collectives.connections.connection collectives.context collectives.engine "
         "collectives.handle collectives.ops collectives.other_launchers.addresses collectives.rendezvous "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,6 @@ from spark_estimator.data.columns import did_you_mean
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles
 from spark_estimator.extensions.petastorm.unischema import Unischema, UnischemaField
-from spark_estimator.log import logger
 
 #: Arguments on the internals of petastorm's readers; they have no counterpart here.
 _WITHOUT_EFFECT = {
@@ -36,7 +36,7 @@ _REFUSED = {
     "ngram": "make windows of rows where the data set is written",
 }
 _warned: set[str] = set()
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def chosen_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, origin: str) -> Unischema:

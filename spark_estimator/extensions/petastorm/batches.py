@@ -8,6 +8,7 @@ in each epoch, as a reader does. A transform is called in both cases, again in e
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
@@ -25,14 +26,13 @@ from spark_estimator.extensions.petastorm.plan import ReadPlan
 from spark_estimator.extensions.petastorm.stream import rebatched
 from spark_estimator.extensions.petastorm.tensor_fields import are_plain, tensor_fields, texts_of
 from spark_estimator.extensions.petastorm.transform import Transformer
-from spark_estimator.log import logger
 
 # A transform is called for at most this number of bytes, or rows, at a time, but for a batch at least.
 _CALL_BYTES = 2 << 20
 _CALL_ROWS = 1 << 15
 # Each call is long enough to be made ahead separately.
 _AHEAD_BYTES = 1 << 20
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class BatchSource(Protocol):

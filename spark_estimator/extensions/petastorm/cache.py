@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.parquet_file import local_form, store_for
 from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
-from spark_estimator.log import logger
 from spark_estimator.store import FilesystemStore, Store
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
 _OWN_NAME = f"converter-{datetime.datetime.now():%Y%m%d%H%M%S}-{secrets.token_hex(8)}"
 _written: set[str] = set()
 _SPARK_TYPES = {"float32": "float", "float64": "double"}
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def written(frame: DataFrame, columns: Sequence[str], dtype: str | None) -> tuple[DataFiles, str]:

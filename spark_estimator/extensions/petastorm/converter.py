@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from spark_estimator.extensions.petastorm import handover as petastorm_handover
 from spark_estimator.extensions.petastorm.arguments import check_others, chosen_fields, without_effect
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles, dataset_at
 from spark_estimator.extensions.petastorm.reader import SHARED_ARGUMENTS, Reader, reader_of
-from spark_estimator.log import logger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PRECISIONS = (None, "float32", "float64")
 _COMPRESSIONS = ("uncompressed", "bzip2", "gzip", "lz4", "snappy", "deflate")
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def make_spark_converter(
