@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-import logging
 import math
-import os
-import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +32,7 @@ from spark_estimator.estimators.lightning.rank_state import (
     metric_states,
     take_metric_states,
 )
+from spark_estimator.estimators.lightning.trainer_arguments import make_trainer_arguments, quiet_lightning
 from spark_estimator.estimators.persistence.checkpoint import (
     Checkpoint,
     Cursor,
@@ -67,7 +64,6 @@ from spark_estimator.estimators.torch.rank_state import (
 from spark_estimator.estimators.torch.training import leaving_out
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
-from spark_estimator.store import FilesystemStore
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
@@ -119,7 +115,7 @@ class _Training:
         self._within: dict[str, Any] | None = None
         self._logged: dict[str, dict[str, torch.Tensor]] = {}
         self._package: Any = importlib.import_module(parts.flavour)
-        quiet(parts.flavour, spec.verbose)
+        quiet_lightning(parts.flavour, spec.verbose)
         self._meter = meter_of(spec)
         order = seed if spec.shuffle else None
         # A plain module's labels get their shapes where its outputs are known.
@@ -129,7 +125,7 @@ class _Training:
         self._held: RowLoader | None = None
         if held is not None:
             self._held = RowLoader(held, spec, None, spec.val_batch_size, spec.validation_steps, shapes)
-        self._arguments = self._trainer_arguments()
+        self._arguments = make_trainer_arguments(spec, parts)
         plain = parts.plain
         self._watch = EpochSums(
             self._train,
@@ -141,7 +137,7 @@ class _Training:
             run=self._training_begins,
             last=self._add_logged,
             # As in TorchEstimator gradients of several batches are added up, of which Lightning makes means.
-            multiplied=1 if plain is None else _accumulated(self._arguments),
+            multiplied=1 if plain is None else int(self._arguments.get("accumulate_grad_batches") or 1),
             joint=not parts.steps_locally,
             stop_on_nan=parts.stop_on_nan,
             meter=self._meter,
@@ -378,64 +374,8 @@ class _Training:
             ]
         )
 
-    def _trainer_arguments(self) -> dict[str, Any]:
-        """All arguments of the Trainer except callbacks and strategy: the estimator's, overridden by the user's."""
-        spec, parts = self._spec, self._parts
-        callbacks = self._package.callbacks
-        on_gpu = spec.use_gpu and torch.cuda.is_available()
-        arguments: dict[str, Any] = {
-            "accelerator": "gpu" if on_gpu else "cpu",
-            "max_epochs": spec.epochs,
-            "accumulate_grad_batches": spec.backward_passes_per_step,
-            "logger": self._logger(),
-            "log_every_n_steps": parts.log_every_n_steps,
-            "profiler": parts.profiler,
-            "num_sanity_val_steps": 0,
-            "use_distributed_sampler": False,
-            "enable_progress_bar": any(isinstance(callback, callbacks.ProgressBar) for callback in parts.callbacks),
-            "enable_model_summary": any(isinstance(callback, callbacks.ModelSummary) for callback in parts.callbacks),
-            "enable_checkpointing": any(isinstance(callback, callbacks.Checkpoint) for callback in parts.callbacks),
-            "default_root_dir": self._folder(),
-        }
-        arguments |= parts.trainer_args or {}
-        return arguments
-
-    def _folder(self) -> str | None:
-        """The run's folder in the store, where that is one of this host's file system."""
-        store = self._spec.store
-        if not isinstance(store, FilesystemStore):
-            return None
-        folder = store.get_logs_path(self._spec.run_id)
-        return folder if folder is not None and os.path.isabs(folder) else None
-
-    def _logger(self) -> Any:
-        """The user's logger; else TensorBoard's in the store's folder for logs, if both are available; else none."""
-        if self._parts.logger is not None:
-            return self._parts.logger
-        folder = self._folder()
-        installed = any(importlib.util.find_spec(name) is not None for name in ("tensorboard", "tensorboardX"))
-        if folder is None or not installed:
-            return False
-        return self._package.loggers.TensorBoardLogger(folder, name="")
-
-
-def quiet(flavour: str, verbose: int) -> None:
-    """Lightning's banners are shown to who asks for more than a line for each epoch."""
-    if verbose < 2:
-        fabric = "lightning.fabric" if flavour.startswith("lightning.") else "lightning_fabric"
-        for name in (flavour, fabric):
-            logging.getLogger(name).setLevel(logging.WARNING)
-        warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no `val_dataloader`")
-        # PyTorch's warnings about Lightning's own code.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(pytorch_)?lightning")
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(pytorch_)?lightning")
-
 
 def _configured(module: Any) -> Any:
     """The module, with the layers that it makes late."""
     module.configure_model()
     return module
-
-
-def _accumulated(arguments: Mapping[str, Any]) -> int:
-    return int(arguments.get("accumulate_grad_batches") or 1)
