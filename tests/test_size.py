@@ -25,7 +25,7 @@ CIRCLES = {
         "estimators/protocol",
         "estimators/tracking",
     ),
-    ("torch/collectives", "torch/compression", "torch/optimizer"),
+    ("torch/compression", "torch/optimizer"),
 }
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -19,7 +19,7 @@ from spark_estimator.lightning.epoch_outputs import EpochOutputs
 from spark_estimator.lightning.lockstep import LightningLockstep, even, lengths_of_all_ranks
 from spark_estimator.lightning.metrics import SyncedMetrics
 from spark_estimator.lightning.strategy_collectives import HorovodCollectives
-from spark_estimator.torch.compression.compressors import UNCHOSEN
+from spark_estimator.torch.collectives.compressors import UNCHOSEN
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods, unwrap
 from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
 

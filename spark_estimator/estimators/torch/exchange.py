@@ -8,7 +8,7 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.torch.losses import TorchParts
-from spark_estimator.torch.compression.compressors import checked_compression
+from spark_estimator.torch.collectives.compressors import checked_compression
 
 
 def check_exchange(compression: Any, sync: str) -> None:

@@ -26,9 +26,9 @@ from spark_estimator.torch.collectives.collective import (
     broadcast_of,
     reducescatter_of,
 )
+from spark_estimator.torch.collectives.compressors import NoneCompressor, checked_compressor
 from spark_estimator.torch.collectives.memory import checked_tensor
 from spark_estimator.torch.collectives.reductions import Adasum, Average, Sum, reduce_op
-from spark_estimator.torch.compression.compressors import NoneCompressor, checked_compressor
 
 # From the gradients of an operation's results to those of its inputs.
 Derivative = Callable[..., "tuple[torch.Tensor, ...]"]

@@ -15,6 +15,7 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.collectives.collective import allgather_of, allreduce_of, group, reducescatter_of
+from spark_estimator.torch.collectives.compressors import NoneCompressor, checked_compressor
 from spark_estimator.torch.collectives.differentiable import (
     check_has_gradient,
     derivative,
@@ -24,7 +25,6 @@ from spark_estimator.torch.collectives.differentiable import (
 )
 from spark_estimator.torch.collectives.memory import checked_tensor
 from spark_estimator.torch.collectives.reductions import Average, reduce_op
-from spark_estimator.torch.compression.compressors import NoneCompressor, checked_compressor
 
 _ALLREDUCE, _ALLGATHER, _REDUCESCATTER = "grouped_allreduce", "grouped_allgather", "grouped_reducescatter"
 

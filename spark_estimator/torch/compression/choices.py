@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_estimator.torch.compression.compressors import (
+from spark_estimator.torch.collectives.compressors import (
     BF16Compressor,
     BucketCompression,
     FP16Compressor,

@@ -20,8 +20,8 @@ from spark_estimator.collectives.compression.int8 import LEAST_ELEMENTS, wire_by
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Plan
+from spark_estimator.torch.collectives.compressors import BucketCompression, FP32Compressor, NoneCompressor
 from spark_estimator.torch.collectives.device import location_of_all, warn_of_int8
-from spark_estimator.torch.compression.compressors import BucketCompression, FP32Compressor, NoneCompressor
 from spark_estimator.torch.optimizer.bucket import DenseBucket, Options
 from spark_estimator.torch.optimizer.slot import Slot
 

@@ -16,9 +16,9 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet, registered
 from spark_estimator.collectives.reductions import op_text
+from spark_estimator.torch.collectives.compressors import UNCHOSEN, BucketCompression, checked_compression
 from spark_estimator.torch.collectives.memory import check_parameter, where
 from spark_estimator.torch.compression.choices import Compression
-from spark_estimator.torch.compression.compressors import UNCHOSEN, BucketCompression, checked_compression
 
 
 def check_optimizer(optimizer: object, kind: str) -> None:

@@ -27,9 +27,9 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Gpu, Plan
 from spark_estimator.collectives.process_set import ProcessSet
+from spark_estimator.torch.collectives.compressors import BucketCompression, NoneCompressor, wire_dtype
 from spark_estimator.torch.collectives.device import await_outputs, location_of_all, raw_stream, wait_for_streams
 from spark_estimator.torch.collectives.memory import ALONE, described, element_type, references, storage_of
-from spark_estimator.torch.compression.compressors import BucketCompression, NoneCompressor, wire_dtype
 from spark_estimator.torch.optimizer.slot import GRADIENT, Slot
 
 

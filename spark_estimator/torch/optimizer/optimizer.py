@@ -20,9 +20,9 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.observe import progress
+from spark_estimator.torch.collectives.compressors import UNCHOSEN
 from spark_estimator.torch.collectives.memory import where
 from spark_estimator.torch.collectives.reductions import check_adasum
-from spark_estimator.torch.compression.compressors import UNCHOSEN
 from spark_estimator.torch.optimizer.adasum import TAKES_SCALE, AdasumStep
 from spark_estimator.torch.optimizer.arguments import (
     check_optimizer,

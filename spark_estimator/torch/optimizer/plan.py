@@ -11,9 +11,9 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.errors import MismatchError
+from spark_estimator.torch.collectives.compressors import BucketCompression, wire_dtype
 from spark_estimator.torch.collectives.device import location_of_all
 from spark_estimator.torch.collectives.memory import described, element_type
-from spark_estimator.torch.compression.compressors import BucketCompression, wire_dtype
 from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.bucket_sizes import Gradient, description, plan
 from spark_estimator.torch.optimizer.order import order_of_first_rank

@@ -11,9 +11,9 @@ from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.errors import MismatchError
+from spark_estimator.torch.collectives.compressors import wire_dtype
 from spark_estimator.torch.collectives.device import gathered
 from spark_estimator.torch.collectives.memory import described
-from spark_estimator.torch.compression.compressors import wire_dtype
 from spark_estimator.torch.optimizer.bucket import Bucket, Options
 from spark_estimator.torch.optimizer.slot import Slot
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.torch.compression import compressors
+from spark_estimator.torch.collectives import compressors
 from tests.support.compression_family import check_family
 from tests.torch.rank_pool import RankPool
 
