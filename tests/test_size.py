@@ -25,7 +25,6 @@ CIRCLES = {
         "estimators/protocol",
         "estimators/tracking",
     ),
-    ("torch/compression", "torch/optimizer"),
 }
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

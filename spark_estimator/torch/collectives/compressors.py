@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "CASTS",
     "UNCHOSEN",
     "BF16Compressor",
     "BucketCompression",
@@ -96,6 +98,10 @@ class FP32Compressor(_TensorCompressor):
     """Sends floating-point tensors as float32, which the engine may round further."""
 
     wire_dtype = torch.float32
+
+
+#: By the names that the environment chooses from (``env.COMPRESSIONS``).
+CASTS: Mapping[str, type] = {"none": NoneCompressor, "fp16": FP16Compressor, "bf16": BF16Compressor}
 
 
 def checked_compression(compression: object) -> object:

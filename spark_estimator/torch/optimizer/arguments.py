@@ -16,9 +16,8 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.ops import whole_number
 from spark_estimator.collectives.process_set import ProcessSet, registered
 from spark_estimator.collectives.reductions import op_text
-from spark_estimator.torch.collectives.compressors import UNCHOSEN, BucketCompression, checked_compression
+from spark_estimator.torch.collectives.compressors import CASTS, UNCHOSEN, BucketCompression, checked_compression
 from spark_estimator.torch.collectives.memory import check_parameter, where
-from spark_estimator.torch.compression.choices import Compression
 
 
 def check_optimizer(optimizer: object, kind: str) -> None:
@@ -66,9 +65,10 @@ def check_predivide(factor: Any, op: ReduceOp) -> None:
         raise ValueError(f"gradient_predivide_factor={factor} requires op=hvd.Average.")
 
 
-def compression_for(compression: object, op: ReduceOp) -> object:
+def choose_compression(compression: object, op: ReduceOp) -> object:
+    """Return the compression of one optimizer; the environment's choice if the user made none."""
     if compression is UNCHOSEN:
-        return getattr(Compression, context.settings().compression)
+        return CASTS[context.settings().compression]
     checked = checked_compression(compression)
     if op is ReduceOp.ADASUM and isinstance(checked, BucketCompression):
         raise ValueError(

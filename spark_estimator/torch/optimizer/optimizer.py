@@ -31,7 +31,7 @@ from spark_estimator.torch.optimizer.arguments import (
     checked_groups,
     checked_names,
     checked_op,
-    compression_for,
+    choose_compression,
     ranks_of,
 )
 from spark_estimator.torch.optimizer.bucket import Options
@@ -131,7 +131,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     names = checked_names(optimizer, named_parameters)
     over = None if process_set is global_process_set else process_set
     size = ranks_of(over)  # raises before init(), while nothing has been changed
-    compression = compression_for(compression, operation)
+    compression = choose_compression(compression, operation)
     options = Options(
         compression,
         operation,

@@ -129,6 +129,6 @@ def test_ranks_of_a_process_set(job_of_one: None) -> None:
 
 
 def test_the_compression_of_adasum(job_of_one: None) -> None:
-    assert arguments.compression_for(hvd.Compression.fp16, ReduceOp.ADASUM) is hvd.Compression.fp16
+    assert arguments.choose_compression(hvd.Compression.fp16, ReduceOp.ADASUM) is hvd.Compression.fp16
     with pytest.raises(ValueError, match=r"not supported with op=hvd\.Adasum"):
-        arguments.compression_for(hvd.Compression.int8, ReduceOp.ADASUM)
+        arguments.choose_compression(hvd.Compression.int8, ReduceOp.ADASUM)
