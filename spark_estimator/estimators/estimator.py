@@ -24,6 +24,7 @@ from spark_estimator.env import Settings
 from spark_estimator.estimators import backends, checks
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.metadata import ModelMetadata, column_facts
+from spark_estimator.estimators.mlflow_options import MlflowOptions
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.params import warn_caller
 from spark_estimator.estimators.persistence import model_transfer, run_lease
@@ -33,7 +34,6 @@ from spark_estimator.estimators.protocol import HorovodEstimator
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame
 from spark_estimator.estimators.rows.shapes import Trial
-from spark_estimator.estimators.tracking.options import MlflowOptions
 from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
 from spark_estimator.estimators.tracking.run import TrackedRun, active_run_id, check_installed
 from spark_estimator.estimators.tracking.signature import Features

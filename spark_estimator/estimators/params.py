@@ -45,7 +45,7 @@ from spark_estimator.estimators.checks import (
 )
 from spark_estimator.estimators.history import History, history_of, table
 from spark_estimator.estimators.inference.devices import DEVICES
-from spark_estimator.estimators.tracking.options import mlflow_option
+from spark_estimator.estimators.mlflow_options import mlflow_option
 
 if TYPE_CHECKING:
     from typing_extensions import Self

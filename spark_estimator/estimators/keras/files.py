@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_estimator.errors import DataError
+from spark_estimator.estimators import model_files
 from spark_estimator.estimators.keras.allow_list import check_archive, strange_names
 from spark_estimator.estimators.keras.objects import dumped, first_line, packed, read_model, version_of
 from spark_estimator.estimators.model import TableModel
-from spark_estimator.estimators.persistence import model_files
 from spark_estimator.estimators.persistence.folders import TRUST, is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.persistence.remote_folders import readable_folder

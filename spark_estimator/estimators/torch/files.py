@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from spark_estimator.errors import DataError
+from spark_estimator.estimators import model_files
 from spark_estimator.estimators.model import TableModel
-from spark_estimator.estimators.persistence import model_files
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
 from spark_estimator.estimators.torch.reading import RefusedObjectsError, read

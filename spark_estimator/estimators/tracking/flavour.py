@@ -19,8 +19,8 @@ from spark_estimator.estimators.persistence.folders import MLFLOW_FOLDER, trust_
 from spark_estimator.estimators.tracking.signature import Features, signature_of
 
 if TYPE_CHECKING:
+    from spark_estimator.estimators.mlflow_options import MlflowOptions
     from spark_estimator.estimators.model import TableModel
-    from spark_estimator.estimators.tracking.options import MlflowOptions
 
 #: The name of the model among its run's artifacts: ``runs:/<run id>/model``.
 MODEL_NAME = "model"

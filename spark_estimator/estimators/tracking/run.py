@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from spark_estimator import __version__
 from spark_estimator.errors import JobCancelledError, PreflightError, PythonEnvironmentError
+from spark_estimator.estimators.mlflow_options import PARENT_TAG, MlflowOptions
 from spark_estimator.estimators.tracking import flavour, plots
 from spark_estimator.estimators.tracking.mlflow_thread import CallState, MlflowCall, MlflowThread, is_transient
-from spark_estimator.estimators.tracking.options import PARENT_TAG, MlflowOptions
 from spark_estimator.estimators.tracking.rank_tracking import RankTracking
 from spark_estimator.estimators.tracking.recorded_metrics import MetricValue, RecordedMetrics
 from spark_estimator.estimators.tracking.signature import Features

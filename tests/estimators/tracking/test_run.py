@@ -21,9 +21,9 @@ from spark_estimator import PreflightError, TorchEstimator, TorchModel, Transfor
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators.history import History
 from spark_estimator.estimators.metadata import ModelMetadata
+from spark_estimator.estimators.mlflow_options import MlflowOptions
 from spark_estimator.estimators.tracking import flavour
 from spark_estimator.estimators.tracking import run as run_module
-from spark_estimator.estimators.tracking.options import MlflowOptions
 from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
 from spark_estimator.estimators.tracking.run import TrackedRun
 from spark_estimator.estimators.tracking.signature import Features

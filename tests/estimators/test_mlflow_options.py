@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_estimator import TorchEstimator
-from spark_estimator.estimators.tracking.options import MlflowOptions
+from spark_estimator.estimators.mlflow_options import MlflowOptions
 
 
 def test_true_false_and_options() -> None:
