@@ -206,11 +206,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         """
         if params:
             return self.copy(dict(params)).fit_on_parquet(None, dataset_idx)
-        if self._value("mlflow"):
-            check_installed()
-        training = self._training()
-        backend = self._chosen_backend()
-        size = self._size(backend)
+        training, backend, size = self._check_parameters()
         store, value = self._data_store("fit_on_parquet()"), self._value
         files = prepared(store, store.get_train_data_path(dataset_idx))
         validation_files, validation = None, value("validation")
@@ -226,11 +222,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         return result
 
     def _fit(self, dataset: DataFrame) -> _Model:
-        if self._value("mlflow"):
-            check_installed()
-        training = self._training()
-        backend = self._chosen_backend()
-        size = self._size(backend)
+        training, backend, size = self._check_parameters()
         value = self._value
         request = RowRequest.of(value, value("validation"))
         takes_rows = backends.takes_rows(backend)
@@ -247,7 +239,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             read_files=value("read_files"),
             store=store,
             size=size,
-            limited=self._limits() is not None,
+            limited=RowLimits.of(value("cache_bytes"), value("buffer_bytes")) is not None,
             spare_store=value("store"),
         )
         # Not before: the step on the first rows may have built layers, and the optimizer's state.
@@ -284,42 +276,15 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                 f"{metadata!r:.100} of type {type(metadata).__name__}."
             )
         value, training, plan = self._value, metadata.training, metadata.plan
-        seed = value("random_seed")
         run_id = value("run_id") or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
-        spec = TrainSpec(
-            inputs=plan.fields.inputs,
-            labels=plan.fields.labels,
-            weight=plan.fields.weight,
-            held_share=plan.held_share,
-            seed=secrets.randbelow(1 << 31) if seed is None else seed,
-            batch_size=value("batch_size"),
-            val_batch_size=value("val_batch_size") or value("batch_size"),
-            epochs=value("epochs"),
-            shuffle=value("shuffle"),
-            verbose=value("verbose"),
-            backward_passes_per_step=value("backward_passes_per_step"),
-            use_gpu=value("use_gpu"),
-            train_steps=value("train_steps_per_epoch"),
-            validation_steps=value("validation_steps_per_epoch"),
-            patience=value("early_stopping_patience"),
-            restore_best=value("restore_best"),
-            store=value("store"),
-            checkpoint_steps=value("checkpoint_every_steps"),
-            checkpoint_seconds=value("checkpoint_every_seconds"),
+        spec = TrainSpec.of(
+            value,
             run_id=run_id,
             large=model_transfer.LARGE,
-            source=plan.source.source,
-            held_source=plan.source.held_source,
-            kept=plan.columns.kept,
-            limits=self._limits(),
-            repeatable=seed is not None or value("store") is not None,
-            framework=training.framework,
             owner=run_lease.new_owner(),
-            categories=tuple(encoder.summary for encoder in plan.columns.encoders.values()),
-            has_given_seed=seed is not None,
+            framework=training.framework,
             initial=training.digest() if value("run_id") and value("store") is not None else "",
-            resume_on_other_rows=value("resume_on_other_rows"),
-            transform_validation=plan.columns.preparation.transforms_marked,
+            **plan.spec_fields(),
         )
         with self._tracked(run_id) as run:
             if run is not None:
@@ -401,9 +366,6 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         """Spark ML's way to load: ``read().load(path)``."""
         return FolderReader(cls.load)
 
-    def _limits(self) -> RowLimits | None:
-        return RowLimits.of(self._value("cache_bytes"), self._value("buffer_bytes"))
-
     def _data_store(self, what: str) -> FilesystemStore:
         store = self._value("store")
         if not isinstance(store, FilesystemStore):
@@ -413,8 +375,22 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             )
         return store
 
-    def _chosen_backend(self) -> Any:
-        """What trains: None is the session, which `_get_or_create_backend` has a backend for only in a subclass.
+    def _check_parameters(self) -> tuple[FrameworkTraining, Any, Any]:
+        """Check the parameters before any row is read. Return the framework's side, the backend, and `size_of` it.
+
+        Raises:
+            TypeError, ValueError: a parameter, or an environment variable, has a value that can't be used.
+            PythonEnvironmentError: MLflow is needed, and is missing.
+        """
+        if self._value("mlflow"):
+            check_installed()
+        training = self._training()
+        backend = self._choose_backend()
+        backends.check_restarts(backend, self._value("max_restarts"))
+        return training, backend, backends.size_of(backend, self._value("num_proc"))
+
+    def _choose_backend(self) -> Any:
+        """Return what trains: None is the session, which `_get_or_create_backend` has a backend for only in a subclass.
 
         Raises:
             ValueError: an environment variable has a value that the ranks could not use.
@@ -424,7 +400,3 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             backends.check_alone(self._value("backend"), self._value("num_proc"))
             return self._value("backend")
         return checks.training_backend("_get_or_create_backend()", self._get_or_create_backend())
-
-    def _size(self, backend: Any) -> Any:
-        backends.check_restarts(backend, self._value("max_restarts"))
-        return backends.size_of(backend, self._value("num_proc"))

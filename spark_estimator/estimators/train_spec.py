@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,17 @@ from spark_estimator.store import Store
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.tracking.rank_tracking import RankTracking
+
+#: Fields of `TrainSpec` that are parameters of the estimator, and the parameters' names.
+_PARAMETERS = {
+    **{name: name for name in ("batch_size", "epochs", "shuffle", "verbose", "backward_passes_per_step", "use_gpu")},
+    **{name: name for name in ("restore_best", "store", "resume_on_other_rows")},
+    "train_steps": "train_steps_per_epoch",
+    "validation_steps": "validation_steps_per_epoch",
+    "patience": "early_stopping_patience",
+    "checkpoint_steps": "checkpoint_every_steps",
+    "checkpoint_seconds": "checkpoint_every_seconds",
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,25 @@ class TrainSpec:
     initial: str = ""
     resume_on_other_rows: bool = False
     transform_validation: bool = True
+
+    @classmethod
+    def of(cls, value: Callable[[str], Any], **others: Any) -> TrainSpec:
+        """Return the training that an estimator's parameters describe.
+
+        Args:
+            value: returns a parameter by its name.
+            others: fields that no parameter sets.
+        """
+        seed = value("random_seed")
+        return cls(
+            seed=secrets.randbelow(1 << 31) if seed is None else seed,
+            has_given_seed=seed is not None,
+            repeatable=seed is not None or value("store") is not None,
+            val_batch_size=value("val_batch_size") or value("batch_size"),
+            limits=RowLimits.of(value("cache_bytes"), value("buffer_bytes")),
+            **{name: value(parameter) for name, parameter in _PARAMETERS.items()},
+            **others,
+        )
 
     @property
     def by_value(self) -> bool:

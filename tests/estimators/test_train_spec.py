@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.preparation import Preparation
-from spark_estimator.estimators.train_spec import TrainResult
+from spark_estimator.data.stream.limits import RowLimits
+from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.store import Store
 from tests.estimators.specs import X, Y, spec_of
 
@@ -23,6 +25,41 @@ def test_fields_are_in_the_order_of_the_spool() -> None:
 def test_the_checkpoint_is_in_the_run_s_folder(tmp_path: Path) -> None:
     assert spec_of().checkpoint_path is None
     assert spec_of(store=Store.create(str(tmp_path))).checkpoint_path == str(tmp_path / "runs" / "run" / "checkpoint")
+
+
+def test_parameters_of_an_estimator(tmp_path: Path) -> None:
+    rest = ("train_steps_per_epoch", "validation_steps_per_epoch", "early_stopping_patience", "checkpoint_every_steps")
+    parameters: dict[str, Any] = {
+        **{name: number for number, name in enumerate((*rest, "checkpoint_every_seconds", "epochs", "verbose"))},
+        "batch_size": 20,
+        "val_batch_size": None,
+        "cache_bytes": 21,
+        "buffer_bytes": None,
+        "random_seed": None,
+        "shuffle": True,
+        "backward_passes_per_step": 22,
+        "use_gpu": False,
+        "restore_best": True,
+        "store": None,
+        "resume_on_other_rows": True,
+    }
+    rows = dict.fromkeys(("weight", "source", "held_source", "framework"))
+    others: dict[str, Any] = {**rows, "inputs": (X,), "labels": (Y,), "held_share": 0.5, "run_id": "run", "large": 1}
+    spec = TrainSpec.of(parameters.__getitem__, **others)
+    assert (spec.train_steps, spec.validation_steps, spec.patience, spec.checkpoint_steps) == (0, 1, 2, 3)
+    assert (spec.checkpoint_seconds, spec.epochs, spec.verbose) == (4, 5, 6)
+    assert (spec.batch_size, spec.val_batch_size, spec.backward_passes_per_step) == (20, 20, 22)
+    assert spec.limits == RowLimits.of(21, None)
+    assert (spec.shuffle, spec.use_gpu, spec.restore_best, spec.resume_on_other_rows) == (True, False, True, True)
+    assert 0 <= spec.seed < 1 << 31 and not spec.has_given_seed and not spec.repeatable
+
+    parameters |= {"random_seed": 0, "val_batch_size": 23}
+    spec = TrainSpec.of(parameters.__getitem__, **others)
+    assert (spec.seed, spec.has_given_seed, spec.repeatable, spec.val_batch_size) == (0, True, True, 23)
+
+    parameters |= {"random_seed": None, "store": Store.create(str(tmp_path))}
+    spec = TrainSpec.of(parameters.__getitem__, **others)
+    assert spec.store is parameters["store"] and spec.repeatable and not spec.has_given_seed
 
 
 def test_ranks_order_the_rows_that_spark_sends() -> None:

@@ -47,6 +47,20 @@ class RowPlan:
     source: RowSource
     held_share: float = 0.0
 
+    def spec_fields(self) -> dict[str, Any]:
+        """Return the fields of a `TrainSpec` that describe the rows."""
+        return {
+            "inputs": self.fields.inputs,
+            "labels": self.fields.labels,
+            "weight": self.fields.weight,
+            "held_share": self.held_share,
+            "source": self.source.source,
+            "held_source": self.source.held_source,
+            "kept": self.columns.kept,
+            "categories": tuple(encoder.summary for encoder in self.columns.encoders.values()),
+            "transform_validation": self.columns.preparation.transforms_marked,
+        }
+
 
 def plan_frame(
     frame: DataFrame,

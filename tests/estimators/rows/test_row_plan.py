@@ -16,6 +16,7 @@ from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import plan_files
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.parts import parts_of
+from spark_estimator.estimators.train_spec import TrainSpec
 
 
 def test_a_plan_has_columns_tensors_and_source(tmp_path: Path) -> None:
@@ -36,6 +37,9 @@ def test_a_plan_has_columns_tensors_and_source(tmp_path: Path) -> None:
     assert plan.source.source is not None
     spool, _ = plan.source.source.read(plan.fields.all, 0, 1)
     assert spool.matrices[0].tolist() == [[1.0, 3.0], [2.0, 4.0]]
+    spec = TrainSpec.of(estimator._value, run_id="run", large=1, framework=None, **plan.spec_fields())
+    assert (spec.fields, spec.source, spec.held_source) == (plan.fields.all, plan.source.source, None)
+    assert (spec.batch_size, spec.kept, spec.categories, spec.transform_validation) == (32, None, (), True)
     with pytest.raises(DataError, match="no column 'b'"):
         plan_files(
             files_at(str(tmp_path / "other.parquet")),
