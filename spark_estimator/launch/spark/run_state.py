@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from spark_estimator.launch.job.state_machine import StateMachine
+from spark_estimator.state_machine import StateMachine
 
 
 class RunState(enum.Enum):

@@ -11,12 +11,12 @@ from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.spec import JobSpec
-from spark_estimator.launch.job.state_machine import StateMachine
 from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.worker import child_process, result_pipe
 from spark_estimator.launch.worker.child_process import MemoryBaseline
 from spark_estimator.launch.worker.state import WorkerEvent, WorkerState
 from spark_estimator.peer_json import parse_object
+from spark_estimator.state_machine import StateMachine
 
 _OF_LLVM = (
     " (LLVM ended it: two libraries of this process contain LLVM, and both register the same options. This happens "

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from spark_estimator.launch.job.state_machine import IllegalTransitionError, StateMachine
 from spark_estimator.launch.spark.run_state import TRANSITIONS, RunEvent, RunState, run_states
+from spark_estimator.state_machine import IllegalTransitionError, StateMachine
 
 
 @pytest.mark.parametrize(

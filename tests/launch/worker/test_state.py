@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from spark_estimator.launch.job.state_machine import IllegalTransitionError, StateMachine
 from spark_estimator.launch.worker.state import TRANSITIONS, WorkerEvent, WorkerState, worker_states
+from spark_estimator.state_machine import IllegalTransitionError, StateMachine
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from spark_estimator.launch.job.state_machine import IllegalTransitionError, StateMachine
+from spark_estimator.state_machine import IllegalTransitionError, StateMachine
 
 
 class Door(enum.Enum):
