@@ -30,11 +30,15 @@ class StateMachine(Generic[_State, _Event]):
 
     @property
     def state(self) -> _State:
-        """The present state."""
+        """Return the present state."""
         return self._state
 
+    def allows(self, event: _Event) -> bool:
+        """Return whether the table has a transition of `event` from the present state."""
+        return (self._state, event) in self._transitions
+
     def fire(self, event: _Event) -> bool:
-        """Makes the transition of `event`.
+        """Make the transition of `event`.
 
         Returns:
             Whether the state has changed.

@@ -25,6 +25,7 @@ def test_only_the_transitions_of_the_table_are_made() -> None:
     with pytest.raises(IllegalTransitionError, match="LOCK in state OPEN"):
         door.fire(Push.LOCK)
     assert door.state is Door.OPEN
+    assert door.allows(Push.CLOSE) and not door.allows(Push.LOCK)
     assert door.fire(Push.CLOSE) and door.state is Door.SHUT
     assert not door.fire(Push.LOCK), "the state is the same"
     with pytest.raises(IllegalTransitionError, match="CLOSE in state SHUT"):

@@ -49,6 +49,6 @@ TRANSITIONS = {
 }
 
 
-def run_states() -> StateMachine[RunState, RunEvent]:
-    """The machine of one run."""
+def make_run_states() -> StateMachine[RunState, RunEvent]:
+    """Return the state machine of one run."""
     return StateMachine(RunState.RUNNING, TRANSITIONS)

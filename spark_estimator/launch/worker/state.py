@@ -68,6 +68,6 @@ TRANSITIONS = {
 }
 
 
-def worker_states() -> StateMachine[WorkerState, WorkerEvent]:
-    """The machine of one worker."""
+def make_worker_states() -> StateMachine[WorkerState, WorkerEvent]:
+    """Return the state machine of one worker."""
     return StateMachine(WorkerState.NEW, TRANSITIONS)

@@ -25,7 +25,7 @@ from spark_estimator.launch.worker.batching_selector import RestingSelector
 from spark_estimator.launch.worker.child_process import MemoryBaseline
 from spark_estimator.launch.worker.frozen import INTERVAL, FrozenWatch
 from spark_estimator.launch.worker.requests import SupervisorRequests
-from spark_estimator.launch.worker.state import WorkerEvent, WorkerState, worker_states
+from spark_estimator.launch.worker.state import WorkerEvent, WorkerState, make_worker_states
 from spark_estimator.launch.worker.worker import input_of
 from spark_estimator.launch.worker.worker_process import WorkerProcess
 from spark_estimator.launch.worker.worker_report import WorkerReport
@@ -102,7 +102,7 @@ class Supervisor:
         self._gentle = gentle
         self._inherited = inherited
         self._identity = WorkerIdentity(-1, host or socket.gethostname())
-        self._state = worker_states()
+        self._state = make_worker_states()
         self._requests = SupervisorRequests()
         self._worker: _Worker | None = None
         self._kill_at: float | None = None

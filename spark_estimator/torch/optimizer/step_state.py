@@ -17,6 +17,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from spark_estimator.errors import SparkEstimatorError
+from spark_estimator.state_machine import IllegalTransitionError, StateMachine
 
 
 class StepState(Enum):
@@ -126,16 +127,20 @@ class StepProgress:
         passes_per_step: N >= 1; None: every pass is the last one, and may be followed by another last one.
 
     Attributes:
-        state: the present state; `apply` changes it.
         passes: backward passes that have ended since the last step.
         accumulating: passes that begin now are not counted.
     """
 
     def __init__(self, passes_per_step: int | None) -> None:
-        self.state = StepState.IDLE
         self.passes = 0
         self.accumulating = False
+        self._states = StateMachine(StepState.IDLE, TRANSITIONS)
         self._passes_per_step = passes_per_step
+
+    @property
+    def state(self) -> StepState:
+        """Return the present state, which `apply` changes."""
+        return self._states.state
 
     @property
     def is_open_ended(self) -> bool:
@@ -148,21 +153,21 @@ class StepProgress:
         return self._passes_per_step or 1
 
     def apply(self, event: StepEvent) -> None:
-        """Changes to the next state.
+        """Change to the next state.
 
         Raises:
             SparkEstimatorError: an event that cannot happen in this state: a defect of this package.
         """
-        state = TRANSITIONS.get((self.state, event))
-        if state is None:
+        try:
+            self._states.fire(event)
+        except IllegalTransitionError as error:
             raise SparkEstimatorError(
-                f"Internal error: DistributedOptimizer cannot handle the event {event.name} in the state "
-                f"{self.state.name}. Please report it, with the code that calls backward() and step()."
-            )
-        self.state = state
+                f"Internal error: DistributedOptimizer cannot handle the event {error}. Please report it, with the "
+                "code that calls backward() and step()."
+            ) from None
 
     def set_passes_per_step(self, passes: int | None) -> None:
-        """Changes N."""
+        """Change N."""
         self._passes_per_step = passes
 
     def begin_step(self) -> None:

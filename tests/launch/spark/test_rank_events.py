@@ -19,7 +19,7 @@ from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.launch.worker.child_process import MemoryBaseline
-from spark_estimator.launch.worker.state import WorkerEvent, worker_states
+from spark_estimator.launch.worker.state import WorkerEvent, make_worker_states
 from spark_estimator.launch.worker.worker_report import WorkerReport
 from spark_estimator.observe import frames
 
@@ -71,7 +71,7 @@ def test_a_frozen_supervisor_is_named() -> None:
 def reported(rank: int, clocks: float) -> dict[str, Any]:
     """The frame of a rank that fails now, on a host whose clocks differ from this one's by some seconds."""
     events: queue.Queue[Any] = queue.Queue()
-    state = worker_states()
+    state = make_worker_states()
     state.fire(WorkerEvent.START)
     identity, relay = WorkerIdentity(rank, f"host{rank}", 10), EventRelay(events)
     with pytest.MonkeyPatch.context() as patch, open(os.devnull, "rb") as nothing:

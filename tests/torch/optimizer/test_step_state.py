@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from spark_estimator.errors import SparkEstimatorError
+from spark_estimator.state_machine import StateMachine
 from spark_estimator.torch.optimizer.step_state import (
     EXCHANGED,
     IN_BACKWARD,
@@ -45,13 +46,13 @@ EXPECTED = {
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(StepState, StepEvent)))
 def test_each_event_in_each_state(state: StepState, event: StepEvent) -> None:
     progress = StepProgress(1)
-    progress.state = state
+    progress._states = StateMachine(state, TRANSITIONS)
     after = EXPECTED.get((state.name, event.name))
     if after is not None:
         progress.apply(event)
         assert progress.state is StepState[after]
         return
-    with pytest.raises(SparkEstimatorError, match=rf"Internal error: .* event {event.name} in the state {state.name}"):
+    with pytest.raises(SparkEstimatorError, match=rf"Internal error: .* event {event.name} in state {state.name}"):
         progress.apply(event)
     assert progress.state is state
 
