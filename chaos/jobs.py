@@ -21,7 +21,7 @@ from chaos import program, recovery
 from chaos.plan import LINKS, Fault, Launcher, Run
 from chaos.proxy import Proxy
 from spark_estimator.collectives.rendezvous import PeerFacts
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import HorovodInternalError, SparkEstimatorError
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.environment import host_share, worker_environment

@@ -18,7 +18,7 @@ from spark_estimator.launch.job.script import Script
 from spark_estimator.observe.driver_log import announce, print_line
 
 if TYPE_CHECKING:
-    from spark_estimator.elastic.rounds import Terms
+    from spark_estimator.elastic.decisions import Terms
     from spark_estimator.launch.ssh.where import Where
 
 _VERBOSITIES = ("log_callback_only", "all")
@@ -311,7 +311,7 @@ def _run_where(where: Where, function: Callable[..., Any], size: int, options: J
 
 def _terms(size: int, least: int | None, most: int | None, reset_limit: int | None, script: str | None) -> Terms | None:
     """The terms of an elastic job; None if the job is not elastic."""
-    from spark_estimator.elastic.rounds import Terms
+    from spark_estimator.elastic.decisions import Terms
     from spark_estimator.env import Settings
 
     if least is None and most is None and script is None:

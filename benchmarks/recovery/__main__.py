@@ -41,7 +41,7 @@ from benchmarks.command_line import ended_by_signals, positive
 from benchmarks.recovery import torchft_job
 from benchmarks.recovery.places import Place, place_of
 from benchmarks.recovery.training import ALL, BATCH, BATCHES, FRAMEWORKS, PID, counts, rank_main, write_rows
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.command_line import ended_by_signals, positive
 from benchmarks.recovery.training import ALL, BATCH, LAST, WARM, WARM_UP, counts, rank_main, write_rows
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.namespaces import Network, remote_shell
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.env import Settings
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.elastic.placement import Cooldown

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 from spark_estimator._native import Op
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from spark_estimator import __version__
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.env import WITHOUT_EFFECT, Settings
 from spark_estimator.launch.cli.config_file import read_flags
 from spark_estimator.launch.elastic.placement import Cooldown

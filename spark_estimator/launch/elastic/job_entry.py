@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.job import Discovery, ElasticJob, Following
 from spark_estimator.launch.elastic.placement import Cooldown, Placement
 from spark_estimator.launch.elastic.process import MakeWorker

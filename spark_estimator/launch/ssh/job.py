@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.discovery import HostWatch
 from spark_estimator.launch.elastic.job_entry import elastic, run_elastic
 from spark_estimator.launch.elastic.placement import Cooldown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.discovery import HostScript, HostWatch, first_hosts
 from spark_estimator.launch.elastic.placement import Cooldown
 from spark_estimator.launch.job.hosts import Host, assign_hosts, is_here, parse_hosts, read_hostfile

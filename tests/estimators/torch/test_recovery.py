@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from spark_estimator.collectives import rendezvous
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.estimators.rank_run import KnownRun
 from spark_estimator.estimators.torch.recovery import BegunRun, EndedEpochs

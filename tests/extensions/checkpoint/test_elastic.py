@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spark_estimator.checkpoint import Checkpointer, complete_steps, load
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from tests.ranks import RanksFailedError, run_ranks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.env import Settings
 from spark_estimator.launch.cli.flags import environment_of, parse, terms_of
 

@@ -23,7 +23,7 @@ import cloudpickle
 import pytest
 
 from spark_estimator.elastic import rounds
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.launch.elastic import job
 from spark_estimator.launch.elastic.job_entry import run_elastic_local

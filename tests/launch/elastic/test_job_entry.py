@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import PicklingError
 from spark_estimator.launch.elastic.job_entry import ELASTIC_VARIABLE, elastic, run_elastic_local
 from spark_estimator.launch.job.options import JobOptions

@@ -20,7 +20,7 @@ import pytest
 
 from spark_estimator import HorovodRunner
 from spark_estimator.collectives.rendezvous import new_job_id
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import (
     JobFailedError,
     JobTimeoutError,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.ssh.command import SshOptions

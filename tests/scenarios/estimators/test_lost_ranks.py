@@ -22,7 +22,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.store import Store

@@ -30,7 +30,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_estimator.collectives.rendezvous import PeerFacts
-from spark_estimator.elastic.rounds import Terms
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError, PythonEnvironmentError, StartTimeoutError
 from spark_estimator.launch.elastic.job import Following
