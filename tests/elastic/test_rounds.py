@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from spark_estimator.elastic.rounds import (
-    LATE,
-    SILENT_GRACE,
+from spark_estimator.elastic.decisions import (
     Announce,
     Begin,
     Decision,
@@ -21,10 +21,10 @@ from spark_estimator.elastic.rounds import (
     Finish,
     Kill,
     Release,
-    RoundPlanner,
     Start,
     Terms,
 )
+from spark_estimator.elastic.rounds import LATE, SILENT_GRACE, RoundPlanner
 
 
 class Job:
@@ -39,19 +39,19 @@ class Job:
         for decision in decisions:
             if isinstance(decision, Start):
                 for _ in range(decision.count):
-                    self.planner.started(max(self.planner._processes) + 1, standby=decision.standby)
+                    self.planner.note_start(max(self.planner._processes) + 1, standby=decision.standby)
         return [decision for decision in decisions if not isinstance(decision, Dissolve)]
 
     def lost(self, process: int) -> list[Decision]:
-        self.planner.ended(process, self.now, f"process {process} was killed")
+        self.planner.note_end(process, self.now, f"process {process} was killed")
         return self.decide()
 
     def ended_well(self, process: int) -> list[Decision]:
-        self.planner.ended(process, self.now, None)
+        self.planner.note_end(process, self.now, None)
         return self.decide()
 
     def ready(self, process: int, **what: Any) -> list[Decision]:
-        self.planner.ready(process, self.now, **what)
+        self.planner.note_ready(process, self.now, **what)
         return self.decide()
 
 
@@ -182,7 +182,7 @@ def test_who_died_while_it_waited_is_not_in_the_round() -> None:
 
 def test_members_that_still_connect_are_told_once_that_their_round_is_over() -> None:
     job = Job()
-    job.planner.ready(1, job.now)
+    job.planner.note_ready(1, job.now)
     assert job.planner.decide(job.now) == [Dissolve((0, 2))]
     assert job.planner.decide(job.now) == []
 
@@ -191,7 +191,7 @@ def test_too_few_end_the_job_at_once_and_say_how_many_are_needed() -> None:
     job = Job()
     job.lost(0)
     assert job.lost(1) == [Fail("1 rank is left, and at least 2 are needed")]
-    assert job.planner.lost == ["process 0 was killed", "process 1 was killed"]
+    assert job.planner.loss_reports == ["process 0 was killed", "process 1 was killed"]
     assert job.decide() == [], "the end is decided once"
 
 
@@ -300,7 +300,7 @@ def test_processes_on_standby_take_the_places_of_lost_ranks() -> None:
     assert job.decide() == [Start(1, standby=True)]
     assert job.ready(2) == [], "no rank is missing: the members stay in their round"
     assert job.lost(1) == [Start(1, standby=True)]
-    job.planner.ready(0, job.now, holds_state=True, keeps_ranks=True)
+    job.planner.note_ready(0, job.now, holds_state=True, keeps_ranks=True)
     assert job.decide() == [Begin((0, 2))]
     assert job.ready(3) == [] and job.decide() == []
     assert job.lost(0) == [], "another start would be of no use: the limit is reached by this loss"
@@ -334,7 +334,7 @@ def test_standby_has_no_slot_where_there_is_no_room() -> None:
     job.planner.room = 3
     assert job.decide() == [Start(1, standby=True)]
     job.planner.room = 2
-    job.planner.unwanted([2], job.now)
+    job.planner.mark_unwanted([2], job.now)
     assert job.decide() == [Release((2,))]
 
 
@@ -426,18 +426,18 @@ def test_a_job_grows_as_far_as_there_is_room_and_it_may() -> None:
 
 def test_one_whose_slot_is_gone_leaves_at_the_next_commit_and_is_not_missed() -> None:
     job = Job(3, 2)
-    job.planner.unwanted([1], job.now)
+    job.planner.mark_unwanted([1], job.now)
     assert job.decide() == [Announce((0, 1, 2))]
     assert job.ready(2) == [] == job.ready(0)
     assert job.ready(1) == [Release((1,)), Begin((0, 2))]
-    assert job.lost(1) == [] and job.planner.lost == []
+    assert job.lost(1) == [] and job.planner.loss_reports == []
 
 
 def test_one_whose_slot_comes_back_in_time_stays() -> None:
     job = Job(3, 2)
-    job.planner.unwanted([1], job.now)
+    job.planner.mark_unwanted([1], job.now)
     assert job.decide() == [Announce((0, 1, 2))]
-    job.planner.unwanted([], job.now)
+    job.planner.mark_unwanted([], job.now)
     for process in (0, 1):
         job.ready(process)
     assert job.ready(2) == [Begin((0, 1, 2))]
@@ -446,7 +446,7 @@ def test_one_whose_slot_comes_back_in_time_stays() -> None:
 def test_those_whose_slots_are_gone_stay_at_work_until_there_are_enough_others() -> None:
     job = Job(2, 2, replace=True, timeout=timedelta(seconds=60))
     job.planner.room, job.planner.room_may_grow = 1, True
-    job.planner.unwanted([0], job.now)
+    job.planner.mark_unwanted([0], job.now)
     assert job.decide() == []
     job.planner.room = 2
     assert job.decide() == [Start(1)]
@@ -457,15 +457,15 @@ def test_those_whose_slots_are_gone_stay_at_work_until_there_are_enough_others()
 
 def test_slots_that_come_back_make_no_more_ranks_than_there_may_be() -> None:
     job = Job(2, 1, replace=True)
-    job.planner.unwanted([1], job.now)
+    job.planner.mark_unwanted([1], job.now)
     assert job.decide() == [Start(1), Announce((0, 1))]
-    job.planner.unwanted([], job.now)
+    job.planner.mark_unwanted([], job.now)
     assert job.decide() == [Release((2,))], "it has come last"
     job = Job(2, 2, replace=True)
-    job.planner.unwanted([0], job.now)
+    job.planner.mark_unwanted([0], job.now)
     job.decide()
     job.ready(2)
-    job.planner.unwanted([], job.now)
+    job.planner.mark_unwanted([], job.now)
     assert job.decide() == [Release((2,))]
     for process in (0, 1):
         decisions = job.ready(process)
@@ -476,19 +476,21 @@ def test_members_that_stay_at_work_after_a_loss_are_late() -> None:
     job = Job(3, 1)
     job.lost(2)
     job.now += LATE.total_seconds() - 1
-    assert job.planner.late(job.now) == []
+    assert job.planner.list_late(job.now) == []
     job.now += 1
-    assert job.planner.late(job.now) == [0, 1] and not job.planner.gathers, "no rank waits, so there is no limit"
+    assert job.planner.list_late(job.now) == [0, 1] and not job.planner.is_gathering, (
+        "no rank waits, so there is no limit"
+    )
     job.ready(1)
-    assert job.planner.late(job.now) == [0] and job.planner.gathers
+    assert job.planner.list_late(job.now) == [0] and job.planner.is_gathering
     assert job.ready(0) == [Begin((0, 1))]
     job.now += LATE.total_seconds()
-    assert job.planner.late(job.now) == []
+    assert job.planner.list_late(job.now) == []
 
 
 def test_all_move_to_another_host_and_the_state_goes_with_them() -> None:
     job = Job(1, 1, replace=True)
-    job.planner.unwanted([0], job.now)
+    job.planner.mark_unwanted([0], job.now)
     assert job.decide() == [Start(1)], "nobody else is there yet"
     assert job.ready(1) == [Announce((0,))]
     assert job.ready(0) == [Begin((0, 1))], "who has the state stays until the other has it, too"
@@ -499,7 +501,7 @@ def test_all_move_to_another_host_and_the_state_goes_with_them() -> None:
 
 def test_one_with_the_state_is_enough_to_hand_it_on() -> None:
     job = Job(3, 1, replace=True)
-    job.planner.unwanted([0, 1, 2], job.now)
+    job.planner.mark_unwanted([0, 1, 2], job.now)
     assert job.decide() == [Start(3)]
     for newcomer in (3, 4, 5):
         job.ready(newcomer)
@@ -510,7 +512,7 @@ def test_one_with_the_state_is_enough_to_hand_it_on() -> None:
 def test_whose_slot_is_gone_for_too_long_is_ended_all_the_same() -> None:
     job = Job(2, 2, timeout=timedelta(seconds=60))
     job.planner.room_may_grow = True
-    job.planner.unwanted([1], job.now)
+    job.planner.mark_unwanted([1], job.now)
     job.now += 60
     assert job.decide() == [Kill(1, "because its slot was removed 60 seconds ago")]
     assert job.decide() == []
@@ -525,7 +527,7 @@ def test_a_newcomer_whose_slot_is_gone_is_ended_at_once() -> None:
     job = Job(2, 1, replace=True, max_size=3)
     assert job.decide() == [Start(1)]
     job.planner.room = 2
-    job.planner.unwanted([2], job.now)
+    job.planner.mark_unwanted([2], job.now)
     assert job.decide() == [Release((2,))]
 
 
@@ -542,6 +544,47 @@ def test_when_members_have_ended_well_nobody_new_comes() -> None:
     job = Job(replace=True)
     job.ended_well(0)
     assert job.lost(1) == []
+
+
+#: Seconds that pass, a report, and the process that it is about.
+_REPORTS = st.lists(
+    st.tuples(st.integers(0, 20), st.sampled_from(["ready", "lost", "well", "removed"]), st.integers(0, 5))
+)
+
+
+@given(st.integers(1, 4), st.booleans(), st.sampled_from([None, timedelta(seconds=30)]), st.booleans(), _REPORTS)
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_each_order_of_reports_has_a_transition_and_each_round_the_state(
+    size: int, replace: bool, patience: timedelta | None, may_grow: bool, reports: list[tuple[int, str, int]]
+) -> None:
+    job = Job(size, 1, replace=replace, patience=patience, standby=1, timeout=timedelta(seconds=60))
+    job.planner.room_may_grow = may_grow
+    living = set(range(size))
+    holders = set(living)
+    for seconds, report, index in reports:
+        job.now += seconds
+        process = sorted(living)[index % len(living)] if living else 0
+        if report == "removed":
+            job.planner.mark_unwanted([process], job.now)
+            decisions = job.decide()
+        elif report == "ready":
+            decisions = job.ready(process, holds_state=process in holders)
+        else:
+            decisions = job.lost(process) if report == "lost" else job.ended_well(process)
+            living.discard(process)
+        for decision in decisions:
+            if isinstance(decision, Begin):
+                assert holders & set(decision.processes) and living >= set(decision.processes)
+                assert decision.processes[0] in holders
+                holders |= set(decision.processes)
+            elif isinstance(decision, Release):
+                living -= set(decision.processes)
+            elif isinstance(decision, Start):
+                first = max(job.planner._processes) + 1 - decision.count
+                living |= set(range(first, first + decision.count))
+        if any(isinstance(decision, (Fail, Finish)) for decision in decisions):
+            assert job.decide() == []
+            break
 
 
 @pytest.mark.parametrize(

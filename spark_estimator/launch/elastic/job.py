@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from spark_estimator.collectives.launcher_link import OVER, READY, ROUND, UPDATED, Ready
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
-from spark_estimator.elastic.rounds import (
-    LATE,
+from spark_estimator.elastic.decisions import (
     Announce,
     Begin,
     Decision,
@@ -21,10 +20,10 @@ from spark_estimator.elastic.rounds import (
     Finish,
     Kill,
     Release,
-    RoundPlanner,
     Start,
     Terms,
 )
+from spark_estimator.elastic.rounds import LATE, RoundPlanner
 from spark_estimator.errors import JobFailedError, PreflightError
 from spark_estimator.launch.elastic.placement import FAILURES, Placement
 from spark_estimator.launch.elastic.process import MakeWorker, Process
@@ -199,7 +198,7 @@ class ElasticJob:
         """The host on which it is started."""
         number, self._numbers = self._numbers, self._numbers + 1
         self._start(number, _NO_RANK)
-        self._planner.started(number, standby=standby)
+        self._planner.note_start(number, standby=standby)
         process = self._processes[number]
         threading.Thread(target=self._send_waiting, args=(process,), daemon=True).start()
         return process.host
@@ -230,7 +229,7 @@ class ElasticJob:
                 return
             ready = process.ready
             process.pid = ready.facts.pid
-            self._planner.ready(
+            self._planner.note_ready(
                 event.process,
                 now,
                 holds_state=ready.holds_state,
@@ -254,7 +253,7 @@ class ElasticJob:
             self._report(f"host {host} may be used again")
         self._planner.room = self._placement.room
         self._planner.room_may_grow = self._discovery is not None or self._placement.some_may_return
-        self._planner.unwanted(self._placement.without_slot(), now)
+        self._planner.mark_unwanted(self._placement.without_slot(), now)
 
     def _note_end(self, event: Ended, now: float) -> None:
         process = self._processes.pop(event.process)
@@ -278,7 +277,7 @@ class ElasticJob:
         if story is not None and not self._over:
             self._report(story if isinstance(event.error, PreflightError) else f"lost {story}")
             self._blame(process.host, event, now)
-        self._planner.ended(event.process, now, story)
+        self._planner.note_end(event.process, now, story)
 
     def _blame(self, host: str, event: Ended, now: float) -> None:
         """Puts a host out that is out of contact, or on which ranks fail again and again."""
@@ -332,7 +331,7 @@ class ElasticJob:
 
     def _report_late(self, now: float) -> None:
         """Names, once a round, the ranks that stay in it after others were lost: they call no collectives."""
-        late = self._planner.late(now)
+        late = self._planner.list_late(now)
         if not late or self._over or self._late_in == self._planner.round:
             return
         self._late_in = self._planner.round
@@ -343,7 +342,7 @@ class ElasticJob:
             f"lost or left, {LATE.total_seconds():g} s ago. "
             + (
                 f"It is stopped {seconds} after the first rank began to wait."
-                if self._planner.gathers
+                if self._planner.is_gathering
                 else "No other rank waits for it, so the job has no limit for this."
             )
         )
