@@ -41,25 +41,20 @@ TRANSITIONS = {
     (RoundPhase.WHOLE, RoundEvent.ANNOUNCE): RoundPhase.ANNOUNCED,
     (RoundPhase.WHOLE, RoundEvent.LOSE): RoundPhase.BROKEN,
     (RoundPhase.WHOLE, RoundEvent.GATHER): RoundPhase.GATHERING,
-    (RoundPhase.WHOLE, RoundEvent.END): RoundPhase.ENDED,
     (RoundPhase.ANNOUNCED, RoundEvent.LOSE): RoundPhase.BROKEN_ANNOUNCED,
     (RoundPhase.ANNOUNCED, RoundEvent.GATHER): RoundPhase.GATHERING_AS_ANNOUNCED,
-    (RoundPhase.ANNOUNCED, RoundEvent.END): RoundPhase.ENDED,
     (RoundPhase.BROKEN, RoundEvent.ANNOUNCE): RoundPhase.BROKEN_ANNOUNCED,
     (RoundPhase.BROKEN, RoundEvent.LOSE): RoundPhase.BROKEN,
     (RoundPhase.BROKEN, RoundEvent.GATHER): RoundPhase.GATHERING,
-    (RoundPhase.BROKEN, RoundEvent.END): RoundPhase.ENDED,
     (RoundPhase.BROKEN_ANNOUNCED, RoundEvent.LOSE): RoundPhase.BROKEN_ANNOUNCED,
     (RoundPhase.BROKEN_ANNOUNCED, RoundEvent.GATHER): RoundPhase.GATHERING,
-    (RoundPhase.BROKEN_ANNOUNCED, RoundEvent.END): RoundPhase.ENDED,
     (RoundPhase.GATHERING, RoundEvent.LOSE): RoundPhase.GATHERING,
     (RoundPhase.GATHERING, RoundEvent.GATHER): RoundPhase.GATHERING,
     (RoundPhase.GATHERING, RoundEvent.BEGIN): RoundPhase.WHOLE,
-    (RoundPhase.GATHERING, RoundEvent.END): RoundPhase.ENDED,
     (RoundPhase.GATHERING_AS_ANNOUNCED, RoundEvent.LOSE): RoundPhase.GATHERING,
     (RoundPhase.GATHERING_AS_ANNOUNCED, RoundEvent.GATHER): RoundPhase.GATHERING_AS_ANNOUNCED,
     (RoundPhase.GATHERING_AS_ANNOUNCED, RoundEvent.BEGIN): RoundPhase.WHOLE,
-    (RoundPhase.GATHERING_AS_ANNOUNCED, RoundEvent.END): RoundPhase.ENDED,
+    **{(phase, RoundEvent.END): RoundPhase.ENDED for phase in RoundPhase if phase is not RoundPhase.ENDED},
     (RoundPhase.ENDED, RoundEvent.LOSE): RoundPhase.ENDED,
     (RoundPhase.ENDED, RoundEvent.GATHER): RoundPhase.ENDED,
 }
@@ -87,22 +82,15 @@ NEWCOMERS = frozenset({ProcessPhase.STARTING, ProcessPhase.WAITING})
 
 @dataclass
 class ElasticProcess:
-    """A process of an elastic job.
-
-    Attributes:
-        rank: in the present round; -1: a newcomer.
-        is_standby: a newcomer that was started while no rank was missing.
-        silent_since: when a member that left the present round reported that this one was silent.
-        unwanted_since: when its slot was removed.
-    """
+    """A process of an elastic job, as the planner knows it."""
 
     phase: ProcessPhase
-    rank: int = -1
+    rank: int = -1  # in the present round; of a newcomer -1
     holds_state: bool = False
     is_killed: bool = False
-    is_standby: bool = False
-    silent_since: float | None = None
-    unwanted_since: float | None = None
+    is_standby: bool = False  # a newcomer that was started while no rank was missing
+    silent_since: float | None = None  # when a member that left the present round reported this one as silent
+    unwanted_since: float | None = None  # when its slot was removed
 
 
 class ProcessTable(dict[int, ElasticProcess]):
@@ -135,14 +123,8 @@ class ProcessTable(dict[int, ElasticProcess]):
 
 @dataclass
 class FailedStarts:
-    """Which newcomers have failed since the present round began.
+    """The newcomers that have failed since the present round began; no others are started before the next one."""
 
-    Attributes:
-        replacement: one that was to be a rank; no other is started before the next round, or before there is another
-            room than `room_at_failure`.
-        standby: one that was to wait for a loss; no other is started before the next round.
-    """
-
-    replacement: bool = False
+    replacement: bool = False  # one that was to be a rank; with another room than `room_at_failure`, others are started
     room_at_failure: int | None = None
-    standby: bool = False
+    standby: bool = False  # one that was to wait for a loss

@@ -231,11 +231,12 @@ class RoundPlanner:
         newcomers = [] if self._finished_ok else self._list_waiting()
         coming += newcomers[: max(self.terms.most - len(coming), 0)]
         staying = sorted(set(ready) - set(coming), key=self._processes.get_next_order)
-        while staying and not self._is_enough(coming, now):
+        needed = self._count_needed(now)
+        while staying and (len(coming) < needed or not any(self._processes[number].holds_state for number in coming)):
             # One with the state is enough, who hands it on; so there is, for a round, one more than there may be.
             coming.append(staying.pop(0))
         may_follow = self.terms.patience is None or self._has_resets(1)
-        if may_follow and len(coming) < self._count_needed(now):
+        if may_follow and len(coming) < needed:
             return []  # newcomers are starting, or may still start, or `_check_count` would fail
         if not self._has_resets(1):
             return [Fail(f"it reached reset_limit={self.terms.reset_limit}")]
@@ -261,11 +262,6 @@ class RoundPlanner:
         self._ready_since = self._lost_since = None
         self.waits_for_room = ""
         self._failed_starts = FailedStarts()
-
-    def _is_enough(self, numbers: list[int], now: float) -> bool:
-        """Return whether a round can begin with these processes."""
-        has_state = any(self._processes[number].holds_state for number in numbers)
-        return has_state and len(numbers) >= self._count_needed(now)
 
     def _count_needed(self, now: float) -> int:
         """Return how many ranks a round needs to begin now."""

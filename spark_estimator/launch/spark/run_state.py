@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-from spark_estimator.state_machine import StateMachine
-
 
 class RunState(enum.Enum):
     """RUNNING -> CLOSED is a job that ends on its own."""
@@ -47,8 +45,3 @@ TRANSITIONS = {
     (RunState.CLOSED, RunEvent.SPARK_ERROR): RunState.CLOSED,
     (RunState.CLOSED_AFTER_STOP, RunEvent.SPARK_ERROR): RunState.CLOSED_AFTER_STOP,
 }
-
-
-def make_run_states() -> StateMachine[RunState, RunEvent]:
-    """Return the state machine of one run."""
-    return StateMachine(RunState.RUNNING, TRANSITIONS)

@@ -45,7 +45,7 @@ from spark_estimator.launch.spark.rank_registration import DriverRegistration, R
 from spark_estimator.launch.spark.rank_stage import rank_stage
 from spark_estimator.launch.spark.resource_profile import profile_of
 from spark_estimator.launch.spark.row_writer import Feed, Rows
-from spark_estimator.launch.spark.run_state import RunEvent, RunState, make_run_states
+from spark_estimator.launch.spark.run_state import TRANSITIONS, RunEvent, RunState
 from spark_estimator.launch.spark.session import session_thread
 from spark_estimator.launch.spark.slots import require_slots
 from spark_estimator.launch.spark.stage_task import StageTask
@@ -57,6 +57,7 @@ from spark_estimator.observe import channel, frames
 from spark_estimator.observe.driver_log import announce, print_line
 from spark_estimator.observe.silence import lost_after
 from spark_estimator.observe.status_line import StatusLine
+from spark_estimator.state_machine import StateMachine
 
 _log = logger(__name__)
 
@@ -152,7 +153,7 @@ class _Run:
             clock=lambda: self._look_at_the_job(attempt),
             awaits_more=self._awaits_reason,
         )
-        self._state = make_run_states()
+        self._state = StateMachine(RunState.RUNNING, TRANSITIONS)
         self._ranks = RankEvents()
         self._barrier = uses_barrier(Configuration(spark))
         self._registration = (RankRegistration if self._barrier else DriverRegistration)(job.size, self._answer)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-from spark_estimator.state_machine import StateMachine
-
 
 class WorkerState(enum.Enum):
     """The state of a worker, as its supervisor knows it.
@@ -66,8 +64,3 @@ TRANSITIONS = {
     (WorkerState.STOPPED, WorkerEvent.END): WorkerState.ENDED,
     (WorkerState.ENDED, WorkerEvent.END): WorkerState.ENDED,
 }
-
-
-def make_worker_states() -> StateMachine[WorkerState, WorkerEvent]:
-    """Return the state machine of one worker."""
-    return StateMachine(WorkerState.NEW, TRANSITIONS)

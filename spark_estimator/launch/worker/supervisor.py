@@ -25,12 +25,13 @@ from spark_estimator.launch.worker.batching_selector import RestingSelector
 from spark_estimator.launch.worker.child_process import MemoryBaseline
 from spark_estimator.launch.worker.frozen import INTERVAL, FrozenWatch
 from spark_estimator.launch.worker.requests import SupervisorRequests
-from spark_estimator.launch.worker.state import WorkerEvent, WorkerState, make_worker_states
+from spark_estimator.launch.worker.state import TRANSITIONS, WorkerEvent, WorkerState
 from spark_estimator.launch.worker.worker import input_of
 from spark_estimator.launch.worker.worker_process import WorkerProcess
 from spark_estimator.launch.worker.worker_report import WorkerReport
 from spark_estimator.observe.progress import Progress
 from spark_estimator.peer_json import parse_json
+from spark_estimator.state_machine import StateMachine
 
 _READ_BYTES = 1 << 16
 # After a read of less than that from stdout or stderr, the next lines are left to gather.
@@ -102,7 +103,7 @@ class Supervisor:
         self._gentle = gentle
         self._inherited = inherited
         self._identity = WorkerIdentity(-1, host or socket.gethostname())
-        self._state = make_worker_states()
+        self._state = StateMachine(WorkerState.NEW, TRANSITIONS)
         self._requests = SupervisorRequests()
         self._worker: _Worker | None = None
         self._kill_at: float | None = None

@@ -19,9 +19,10 @@ from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.launch.worker.child_process import MemoryBaseline
-from spark_estimator.launch.worker.state import WorkerEvent, make_worker_states
+from spark_estimator.launch.worker.state import TRANSITIONS, WorkerEvent, WorkerState
 from spark_estimator.launch.worker.worker_report import WorkerReport
 from spark_estimator.observe import frames
+from spark_estimator.state_machine import StateMachine
 
 PLACED = {"kind": frames.PLACED, "rank": 3, "host": "h\x1b", "pid": 7}
 
@@ -71,7 +72,7 @@ def test_a_frozen_supervisor_is_named() -> None:
 def reported(rank: int, clocks: float) -> dict[str, Any]:
     """The frame of a rank that fails now, on a host whose clocks differ from this one's by some seconds."""
     events: queue.Queue[Any] = queue.Queue()
-    state = make_worker_states()
+    state = StateMachine(WorkerState.NEW, TRANSITIONS)
     state.fire(WorkerEvent.START)
     identity, relay = WorkerIdentity(rank, f"host{rank}", 10), EventRelay(events)
     with pytest.MonkeyPatch.context() as patch, open(os.devnull, "rb") as nothing:

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from spark_estimator.launch.spark.run_state import TRANSITIONS, RunEvent, RunState, make_run_states
+from spark_estimator.launch.spark.run_state import TRANSITIONS, RunEvent, RunState
 from spark_estimator.state_machine import IllegalTransitionError, StateMachine
 
 
@@ -23,7 +23,7 @@ from spark_estimator.state_machine import IllegalTransitionError, StateMachine
     ],
 )
 def test_ways_through_the_table(events: list[RunEvent], end: RunState) -> None:
-    machine = make_run_states()
+    machine = StateMachine(RunState.RUNNING, TRANSITIONS)
     for event in events:
         machine.fire(event)
     assert machine.state is end

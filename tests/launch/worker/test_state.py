@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from spark_estimator.launch.worker.state import TRANSITIONS, WorkerEvent, WorkerState, make_worker_states
+from spark_estimator.launch.worker.state import TRANSITIONS, WorkerEvent, WorkerState
 from spark_estimator.state_machine import IllegalTransitionError, StateMachine
 
 
@@ -26,7 +26,7 @@ from spark_estimator.state_machine import IllegalTransitionError, StateMachine
     ],
 )
 def test_ways_through_the_table(events: list[WorkerEvent], end: WorkerState) -> None:
-    machine = make_worker_states()
+    machine = StateMachine(WorkerState.NEW, TRANSITIONS)
     for event in events:
         machine.fire(event)
     assert machine.state is end

@@ -18,8 +18,9 @@ from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.worker.child_process import MemoryBaseline
 from spark_estimator.launch.worker.result_pipe import BEGUN, CHUNK, ENDED, FAILURE, LOG, RESULT, frame
-from spark_estimator.launch.worker.state import WorkerEvent, WorkerState, make_worker_states
+from spark_estimator.launch.worker.state import TRANSITIONS, WorkerEvent, WorkerState
 from spark_estimator.launch.worker.worker_report import WorkerReport
+from spark_estimator.state_machine import StateMachine
 
 NOTHING = open(os.devnull, "rb")  # noqa: SIM115
 
@@ -33,7 +34,7 @@ class Case:
         self.events: queue.Queue[Any] = queue.Queue()
         relay = EventRelay(self.events)
         identity = WorkerIdentity(2, "host", 10)
-        self.state = make_worker_states()
+        self.state = StateMachine(WorkerState.NEW, TRANSITIONS)
         self.state.fire(WorkerEvent.START)
         output = WorkerOutput(NOTHING, NOTHING, identity, relay)
         spec = JobSpec("job", 3, "train()", **job)
