@@ -67,3 +67,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'spark_estimator.checkpoint' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the names that completion offers, also those that are not loaded yet."""
+    return sorted({*globals(), *__all__})

@@ -93,3 +93,8 @@ def __getattr__(name: str) -> Any:
 
 # This module is imported for its effect: the extension makes the backend known to torch.
 __getattr__("BACKEND_NAME")
+
+
+def __dir__() -> list[str]:
+    """Return the names that completion offers, also those that are not loaded yet."""
+    return sorted({*globals(), *__all__})

@@ -266,6 +266,38 @@ def goes_on(rank: int, folder: str) -> list[str]:
     return refused
 
 
+def resumes_what_callbacks_have_set(rank: int, folder: str) -> None:
+    """Continues in an epoch in which a batch has stopped the training; with a callback that saves every 4 batches."""
+    import keras
+    import pytest
+
+    class Ending(keras.callbacks.Callback):
+        def __init__(self, fails: bool) -> None:
+            super().__init__()
+            self.fails = fails
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if self.fails and (self.epoch, batch) == (1, 4):
+                raise InterruptedError
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if rank == 0 and (self.epoch, batch) == (1, 0):
+                self.model.stop_training = True
+
+    def run(fails: bool) -> Any:
+        saving = keras.callbacks.ModelCheckpoint("x.keras", save_freq=4)
+        settings = {"epochs": 4, "stored": True, "checkpoint_steps": 2, "checkpoint_callback": saving}
+        return trained(folder, linear(), callbacks=[Ending(fails)], **settings)
+
+    with pytest.raises(InterruptedError):
+        run(fails=True)
+    result = run(fails=False)
+    assert rank != 0 or len(result.history) == 2
+
+
 def callbacks_and_best(rank: int, folder: str) -> None:
     """Callbacks see all ranks' losses and end the training on all; checkpoint_callback's model is returned."""
     import keras

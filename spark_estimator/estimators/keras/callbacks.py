@@ -131,8 +131,16 @@ class KerasCallbacks:
         more = {name: number for name, value in logs.items() if name not in known and (number := _number(value))}
         if more:
             entry["more"] = {name: number[0] for name, number in more.items()}
+        self.want_to_stop = self.is_stopping()
+
+    def is_stopping(self) -> bool:
+        """Return whether a callback of any rank has set ``model.stop_training``. A collective."""
         wants = numpy.array([bool(self._model.stop_training)], numpy.uint8)
-        self.want_to_stop = bool(arrays.allreduce(wants, ReduceOp.MAX, "estimator.stop_training")[0])
+        return bool(arrays.allreduce(wants, ReduceOp.MAX, "estimator.stop_training")[0])
+
+    def stop(self) -> None:
+        """End the training after this epoch, as a callback does."""
+        self._model.stop_training = True
 
     def state(self) -> dict[str, Any]:
         """On rank 0: what `checkpoint_callback` has kept, and what has changed in the others since `on_train_begin`.
@@ -151,9 +159,8 @@ class KerasCallbacks:
             return changed
         file = Path(self._saves.filepath)
         content = file.read_bytes() if file.exists() else b""
-        best = getattr(self._saves, "best", None)
-        kept = {"file": numpy.frombuffer(content, numpy.uint8), "best": None if best is None else float(best)}
-        return {**kept, **changed}
+        counted = {key: value for key, value in _plain_attributes(self._saves).items() if key != "filepath"}
+        return {"file": numpy.frombuffer(content, numpy.uint8), "saves": counted, **changed}
 
     def take(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned, after `on_train_begin`."""
@@ -167,7 +174,8 @@ class KerasCallbacks:
             return
         if len(state["file"]):
             Path(self._saves.filepath).write_bytes(state["file"].tobytes())
-        self._saves.best = state["best"]
+        for key, value in state["saves"].items():
+            setattr(self._saves, key, value)
 
     def give_back(self) -> None:
         """On rank 0: load what `checkpoint_callback` has saved, if anything, with the learning rate of one process."""

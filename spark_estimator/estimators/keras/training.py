@@ -88,6 +88,8 @@ class _KerasTraining:
         # Earlier checkpoints do not have it.
         self._has_ended = bool(kept.state.get("ended", False))
         self._has_begun_epoch = cursor is not None
+        if cursor is not None and kept.state.get("stopping", False):
+            self.callbacks.stop()
         if tells:
             log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again, lost=lost))
         return 0 if cursor is None else cursor.steps
@@ -144,9 +146,11 @@ class _KerasTraining:
 
     def _save(self, beginning: RankRun, place: Cursor | None = None) -> None:
         ranks = self.loop.of_ranks(within=place is not None)
+        stopping = place is not None and self.callbacks.is_stopping()
         if context.rank() == 0:
             progress = self.progress
             state = {**self.loop.state(), "callback": self.callbacks.state(), "ended": self._has_ended}
+            state["stopping"] = stopping
             self._saver.save(
                 Checkpoint(
                     beginning.identity,

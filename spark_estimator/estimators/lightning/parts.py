@@ -133,8 +133,12 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     )
 
 
+_AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
+
+
 def _check_checkpoints(model: Any, value: Callable[[str], Any]) -> None:
     """Refuses checkpoints within an epoch where something of the epoch would not be in them."""
+    averaging = [each for each in value("callbacks") if {kind.__name__ for kind in type(each).__mro__} & _AVERAGING]
     for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
         if value(name) is None:
             continue
@@ -142,6 +146,16 @@ def _check_checkpoints(model: Any, value: Callable[[str], Any]) -> None:
             raise ValueError(
                 f"{name}: {type(model).__name__} has training_epoch_end(), which gets what all steps of an epoch have "
                 "returned. Replace it by on_train_epoch_end()."
+            )
+        if averaging:
+            raise ValueError(
+                f"{name}: {type(averaging[0]).__name__} keeps an average of weights that a checkpoint within an epoch "
+                f"does not have. Leave {name} out: there is a checkpoint after each epoch."
+            )
+        if value("sync") != "allreduce":
+            raise ValueError(
+                f"{name}: with sync={value('sync')!r} each checkpoint would exchange the parameters, which ranks do "
+                f"every inner_steps={value('inner_steps')} steps. Leave {name} out: each epoch ends with a checkpoint."
             )
 
 

@@ -8,8 +8,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 import spark_estimator.torch as hvd
 from spark_estimator.checkpoint.schedule import Schedule
 from spark_estimator.estimators.lightning.callbacks import EpochSums, callback_of, logged, strategy_of
@@ -28,6 +26,7 @@ from spark_estimator.estimators.lightning.loaders import RowLoader
 from spark_estimator.estimators.lightning.parts import LightningParts
 from spark_estimator.estimators.lightning.rank_state import (
     add_logged_values,
+    log_earlier_values,
     logged_values,
     metric_states,
     take_metric_states,
@@ -113,7 +112,8 @@ class _Training:
         self._spread = rows.spread() if needs_spread else []
         #: What this rank had, if the training continues within an epoch, until it does; then what it had logged.
         self._within: dict[str, Any] | None = None
-        self._logged: dict[str, dict[str, torch.Tensor]] = {}
+        self._logged: dict[str, dict[str, Any]] = {}
+        self._optimizer_steps = 0  # of the Trainer before the last batch
         self._package: Any = importlib.import_module(parts.flavour)
         quiet_lightning(parts.flavour, spec.verbose)
         self._meter = meter_of(spec)
@@ -135,7 +135,7 @@ class _Training:
             end=self._epoch_ended,
             restore=self._take_up,
             run=self._training_begins,
-            last=self._add_logged,
+            last=self._log_earlier,
             # As in TorchEstimator gradients of several batches are added up, of which Lightning makes means.
             multiplied=1 if plain is None else int(self._arguments.get("accumulate_grad_batches") or 1),
             joint=not parts.steps_locally,
@@ -264,8 +264,11 @@ class _Training:
         if self._schedule is None:
             return
         self._is_due = self._is_due or self._schedule.is_due()
-        # A checkpoint has no gradients that wait for their step.
-        if self._is_due and not validated and done % trainer.accumulate_grad_batches == 0:
+        # A checkpoint has no gradients that wait for their step; a module that optimizes by hand decides when it is.
+        stepped, self._optimizer_steps = trainer.global_step != self._optimizer_steps, trainer.global_step
+        by_hand = not self.module.automatic_optimization
+        complete = stepped if by_hand else done % trainer.accumulate_grad_batches == 0
+        if self._is_due and not validated and complete:
             assert self._train is not None
             self._save(trainer, Cursor(done, self._train.rows_done(done), self._spread))
             self._schedule.made()
@@ -286,6 +289,12 @@ class _Training:
     def _add_logged(self, trainer: Any) -> None:
         if self._logged:
             add_logged_values(trainer, self._logged)
+
+    def _log_earlier(self, trainer: Any) -> None:
+        """The epoch ends: what was logged before the checkpoint alone belongs to it."""
+        self._add_logged(trainer)
+        log_earlier_values(self.module, self._logged)
+        self._logged = {}
 
     def _save(self, trainer: Any, place: Cursor | None = None) -> None:
         """Has a checkpoint written. A collective.

@@ -93,7 +93,7 @@ def read_flags(path: str) -> list[str]:
         raise ValueError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}.") from error
     try:
         document = yaml.compose(text, Loader=yaml.SafeLoader)
-        return [] if document is None else list(_convert(document))
+        return [] if document is None or _is_empty(document) else list(_convert(document))
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ValueError(f"{path}{line}: {error.problem}.") from None
@@ -124,7 +124,7 @@ def _entries(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _flags(group: str, key: Node, setting: Node) -> list[str]:
-    if setting.tag == "tag:yaml.org,2002:null":
+    if _is_empty(setting):
         return []
     keys, name = _KEYS[group], key.value.replace("-", "_")
     if name not in keys:
@@ -145,6 +145,10 @@ def _flags(group: str, key: Node, setting: Node) -> list[str]:
     if _TRUTH[value.lower()]:
         return [flag]
     return [off] if (off := _OFF.get(flag, "--no-" + flag.removeprefix("--"))) else []
+
+
+def _is_empty(node: Node) -> bool:
+    return node.id == "scalar" and (node.tag == "tag:yaml.org,2002:null" or not node.value)
 
 
 def _error(node: Node, text: str) -> ValueError:

@@ -77,6 +77,11 @@ def test_keras_2_averages_weights(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(keras_ranks.averages_weights, str(tmp_path), "tf_keras", timeout=250)
 
 
+def test_a_run_resumes_what_callbacks_have_set(ranks: RankPool, tmp_path: Path) -> None:
+    keras_ranks.write_table(tmp_path)
+    ranks.run(keras_ranks.resumes_what_callbacks_have_set, str(tmp_path), timeout=250)
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_within_an_epoch_and_another_s_is_refused_in_words(ranks: RankPool, tmp_path: Path) -> None:
     keras_ranks.write_table(tmp_path)

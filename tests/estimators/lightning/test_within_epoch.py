@@ -1,0 +1,120 @@
+"""Runs of Lightning's estimator that are interrupted within an epoch: what a checkpoint there must have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning")
+pytest.importorskip("pyspark")
+
+import torch
+from torch import nn
+
+from spark_estimator.lightning import TorchEstimator
+from spark_estimator.store import Store
+from tests.estimators.lightning.test_training import linear, numbers_of, trained, write_rows
+from tests.ranks import run_ranks
+
+
+def compare_continued_runs(rank: int, folder: str) -> list[str]:
+    """Return the names of modules whose continued run differs from an undisturbed one, in its history or weights."""
+    import lightning.pytorch as pl
+    import torchmetrics
+
+    class Learner(pl.LightningModule):
+        fails = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = linear()
+
+        def compute(self, batch: Any, number: int) -> torch.Tensor:
+            if self.fails and (self.current_epoch, number) == (1, 5):
+                raise InterruptedError
+            return nn.functional.mse_loss(self.net(batch["x"]).reshape(-1), batch["y"])
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            return self.compute(batch, number)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    class LogsEarly(Learner):
+        """Logs in the epoch's first hook and batches only, which come before the checkpoint."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = torchmetrics.MeanMetric()
+
+        def on_train_epoch_start(self) -> None:
+            self.log("epoch", float(self.current_epoch))
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            loss = self.compute(batch, number)
+            if number < 2:
+                self.mean.update(loss.detach())
+                self.log("first", loss, on_step=True, on_epoch=True, batch_size=4)
+                self.log("largest", loss, on_epoch=True, reduce_fx="max")
+                self.log("mean", self.mean, on_epoch=True)
+            return loss
+
+    class StepsByHand(Learner):
+        """Adds up the gradients of four batches: a checkpoint after the third would lose them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            loss = self.compute(batch, number)
+            self.manual_backward(loss)
+            if (number + 1) % 4 == 0:
+                optimizer = self.optimizers()
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss.detach()
+
+    different = []
+    for kind in (LogsEarly, StepsByHand):
+
+        def run(run_id: str, kind: type[Learner] = kind) -> Any:
+            settings = {"epochs": 3, "store": Store.create(f"{folder}/store"), "checkpoint_steps": 3}
+            return trained(folder, kind(), {**settings, "run_id": f"{kind.__name__}-{run_id}"})
+
+        whole = run("whole")
+        kind.fails = True
+        with pytest.raises(InterruptedError):
+            run("continued")
+        kind.fails = False
+        continued = run("continued")
+        pairs = zip(numbers_of(continued).values(), numbers_of(whole).values(), strict=True)
+        if continued.history != whole.history or not all(torch.equal(one, other) for one, other in pairs):
+            different.append(f"{kind.__name__}: {whole.history} {continued.history}")
+    return different
+
+
+def test_a_continued_epoch_has_all_that_it_had(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    assert run_ranks(1, compare_continued_runs, 200, args=(str(tmp_path),)) == [[]]
+
+
+def test_what_cannot_be_continued_is_refused() -> None:
+    import lightning.pytorch as pl
+
+    class Learner(pl.LightningModule):
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            return torch.zeros(())
+
+    averaging = pl.callbacks.StochasticWeightAveraging(swa_lrs=0.1)
+    for changed, text in (
+        ({"callbacks": [averaging]}, "checkpoint_every_steps: StochasticWeightAveraging keeps an average"),
+        ({"sync": "diloco"}, "checkpoint_every_steps: with sync='diloco' each checkpoint would exchange"),
+    ):
+        estimator = TorchEstimator(
+            model=Learner(), feature_cols=["x"], label_cols=["y"], checkpoint_every_steps=3, **changed
+        )
+        with pytest.raises(ValueError, match=text):
+            estimator._training()
