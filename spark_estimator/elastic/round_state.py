@@ -37,7 +37,7 @@ class RoundEvent(enum.Enum):
 
 
 #: (phase, event) -> next phase. The processes of a job that has ended may still be reported.
-TRANSITIONS = {
+TRANSITIONS: dict[tuple[RoundPhase, RoundEvent], RoundPhase] = {
     (RoundPhase.WHOLE, RoundEvent.ANNOUNCE): RoundPhase.ANNOUNCED,
     (RoundPhase.WHOLE, RoundEvent.LOSE): RoundPhase.BROKEN,
     (RoundPhase.WHOLE, RoundEvent.GATHER): RoundPhase.GATHERING,

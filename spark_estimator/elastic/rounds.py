@@ -356,7 +356,7 @@ class RoundPlanner:
         if not self._has_resets(2 if is_broken and len(members) >= self._count_needed(now) else 1):
             return []
         room = self.terms.places if self.room is None else min(self.terms.places, self.room)
-        wanted = len(self._processes.select(ProcessPhase, unwanted=False))
+        wanted = len(self._processes.select(MEMBERS | NEWCOMERS, unwanted=False))
         missing = max(min(self.terms.most, room) - wanted, 0)
         waiting = max(room - max(wanted, self.terms.most), 0)
         if self._failed_starts.replacement and self._failed_starts.room_at_failure == self.room:

@@ -72,7 +72,7 @@ def test_processes_are_selected_by_phase_and_slot() -> None:
     processes[11].unwanted_since = 0.0
     assert processes.select(MEMBERS) == [10, 11]
     assert processes.select(MEMBERS, unwanted=True) == [11]
-    assert processes.select(ProcessPhase, unwanted=False) == [10, 12]
+    assert processes.select(MEMBERS | NEWCOMERS, unwanted=False) == [10, 12]
     assert processes.select(AT_WORK) == []
 
 
