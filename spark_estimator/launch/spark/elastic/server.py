@@ -71,6 +71,8 @@ class SparkTask:
     Attributes:
         events: `Connected`, `Over` and `Stopped`, as they happen.
         over: how it has ended; None before.
+        submitted: Spark was asked to run it.
+        given_up: `give_up` was called: that it ends means nothing.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class SparkTask:
         self.number = number
         self.events: queue.Queue[Connected | Over | Stopped] = queue.Queue()
         self.over: Over | None = None
+        self.submitted = False
+        self.given_up = False
         self._spark = spark
         self._job = job
         self._parcels = parcels
@@ -93,26 +97,14 @@ class SparkTask:
         self._link_to = link_to
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._given_up = False
-        self._submitted = False
         self._wanted = threading.Event()
         # Started here, as it takes over the properties of the thread that starts it; it waits until it is wanted.
         self._thread = session_thread(spark, self._collect)
         self._thread.start()
 
-    @property
-    def submitted(self) -> bool:
-        """Whether Spark was asked to run it."""
-        return self._submitted
-
-    @property
-    def given_up(self) -> bool:
-        """Whether `give_up` was called: that it ends means nothing."""
-        return self._given_up
-
     def submit(self) -> None:
         """Has Spark run the task, once there is a slot."""
-        self._submitted = True
+        self.submitted = True
         self._wanted.set()
 
     def connected(self, sock: socket.socket) -> None:
@@ -122,7 +114,7 @@ class SparkTask:
             AuthenticationError: it is not expected, or has connected before.
         """
         with self._lock:
-            if self._given_up or self._socket is not None:
+            if self.given_up or self._socket is not None:
                 raise AuthenticationError(f"task {self.number} is no longer needed, or has connected before")
             self._socket = sock
         self.events.put(Connected(self._link_to(sock)))
@@ -145,15 +137,15 @@ class SparkTask:
         Args:
             patience: how long it may take to end on its own, before Spark is asked to cancel it.
         """
-        self._given_up = True
+        self.given_up = True
         self._wanted.set()
         self.hang_up()
-        if self._submitted and self.wait(patience) is None:
+        if self.submitted and self.wait(patience) is None:
             self._tag.cancel()
 
     def wait(self, patience: timedelta) -> Over | None:
         """Waits for the end of the Spark job; None when it is not over by then."""
-        if self._submitted:
+        if self.submitted:
             self._thread.join(patience.total_seconds())
         return self.over
 
@@ -172,7 +164,7 @@ class SparkTask:
         over = Over(error=InterruptedError("it was cancelled before Spark had started it"))
         self._wanted.wait()
         try:
-            if self._given_up:
+            if self.given_up:
                 return
             self._common_tag.add()
             self._tag.add(f"{self._job.function}, an elastic job's task {self.number}")

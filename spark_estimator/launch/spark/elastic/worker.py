@@ -1,29 +1,39 @@
-"""The handle of a worker in a Spark job of one task, whose supervisor runs in the executor."""
+"""The small Spark jobs of an elastic job, and the handle of a worker, whose supervisor runs in an executor."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import functools
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Protocol
+
+from pyspark.sql import SparkSession
 
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
-from spark_estimator.errors import ResultError
+from spark_estimator.env import Settings
+from spark_estimator.errors import PreflightError, PythonEnvironmentError, ResultError
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink, SilentError
 from spark_estimator.launch.agent.worker_handle import RemoteWorkerHandle
+from spark_estimator.launch.elastic.placement import FAILURES
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
-from spark_estimator.launch.job.results import verified_value
-from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask
-from spark_estimator.launch.spark.executor_losses import describe_loss
-from spark_estimator.observe.driver_log import printable
+from spark_estimator.launch.job.results import manifests_of, verified_value
+from spark_estimator.launch.job.spec import JobSpec
+from spark_estimator.launch.spark import errors as spark_errors
+from spark_estimator.launch.spark.driver_reach import address_for_executors
+from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask, TaskServer, link_over
+from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
+from spark_estimator.launch.spark.job_tag import JobTag
+from spark_estimator.launch.spark.task_secrecy import packed
+from spark_estimator.observe.driver_log import announce, printable
 from spark_estimator.peer_json import parse_object
 from spark_estimator.reader_thread import ReaderThread
 
@@ -36,28 +46,145 @@ _FAREWELL = timedelta(seconds=4)
 _SPARK_SAYS = timedelta(seconds=0.5)
 # After that: for the reason why the executor was lost. The next round begins later by as much.
 _REASON = timedelta(seconds=2)
+# After the job's end: how long to wait for Spark to end its tasks; Spark ends the others later.
+_CLEAN_UP = timedelta(seconds=5)
 
 
-class SparkJobs(Protocol):
-    """The calls of a worker to its job, in any thread."""
+class HostRecord:
+    """The hosts on which a job's processes have started, and how many of them failed there. Pure."""
 
-    def new_task(self) -> SparkTask:
-        """A task that may connect."""
+    def __init__(self) -> None:
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._seen: set[str] = set()
+
+    def note_start(self, host: str) -> None:
+        """Note that a process has started there."""
+        self._seen.add(host)
+
+    def note_failure(self, host: str) -> bool:
+        """Note that a process has failed there. Return whether the host is not used again because of this one."""
+        before = self.is_used(host)
+        self._failures[host] += 1
+        return before and not self.is_used(host)
 
     def is_used(self, host: str) -> bool:
-        """Whether workers are started on a host."""
+        """Return whether processes may start there; on the only host that is left they may."""
+        if self._failures[host] < FAILURES:
+            return True
+        return not any(self._failures[other] < FAILURES for other in self._seen - {host})
 
-    def set_aside(self, task: SparkTask) -> None:
-        """A task on a host that is not used: it keeps its slot until the job's end, so that no other gets it."""
 
-    def ended_by_spark(self, over: Over, connected: bool) -> None:
-        """Spark has ended a task that the job still needed."""
+class SparkJobs:
+    """The small Spark jobs of one elastic job, one for each of its workers. Used by any thread.
 
-    def started(self, rank: int, facts: PeerFacts) -> None:
-        """A worker has started."""
+    Args:
+        job: what the workers run.
+        verbose: as in `JobOptions`.
 
-    def ended(self, host: str, failure: FailureReport | None) -> None:
-        """A worker has ended."""
+    Attributes:
+        function: what the job runs, for messages.
+        tag: of all of the Spark jobs.
+        error: what ends the elastic job; None: nothing has.
+        started: how many workers have started.
+        closed: set at the end of the elastic job.
+    """
+
+    def __init__(self, spark: SparkSession, job: JobSpec, verbose: int) -> None:
+        self.function = job.function
+        self.tag = JobTag(spark, f"spark_estimator-{job.job_id}")
+        self.error: Exception | None = None
+        self.started = 0
+        self.closed = threading.Event()
+        self._spark = spark
+        self._verbose = verbose
+        settings = Settings.read(job.environment)
+        self._link_to = functools.partial(
+            link_over,
+            heartbeat=timedelta(seconds=settings.heartbeat_seconds),
+            silence=timedelta(seconds=settings.silence_seconds),
+        )
+        self._lock = threading.Lock()
+        self._tasks: list[SparkTask] = []
+        self._hosts = HostRecord()
+        address = address_for_executors(spark, "an elastic job")
+        assert address is not None
+        self._server = TaskServer(address, job)
+        self._until_closed = contextlib.ExitStack()
+        try:
+            self._sent_job, self._parcels = self._until_closed.enter_context(packed(spark, self._server.job))
+        except BaseException:
+            self._server.close()
+            raise
+
+    def make_task(self) -> SparkTask:
+        """Make a task that may connect. It has the job group and tags of the thread that calls this."""
+        with self._lock:
+            task = SparkTask(self._spark, len(self._tasks), self._sent_job, self._parcels, self.tag, self._link_to)
+            self._tasks.append(task)
+        self._server.expect(task)
+        return task
+
+    def is_used(self, host: str) -> bool:
+        """Return whether workers are started on a host."""
+        with self._lock:
+            return self._hosts.is_used(host)
+
+    def report(self, text: str) -> None:
+        """Print news of the job. What is lost once Spark itself has ended the job is no news."""
+        if self.error is None and self._verbose >= 1:
+            announce(text)
+
+    def note_start(self, rank: int, facts: PeerFacts) -> None:
+        """Note that a worker has started."""
+        with self._lock:
+            self.started += 1
+            self._hosts.note_start(facts.host)
+        if self._verbose >= 2:
+            name = f"rank {rank}" if rank >= 0 else "a new process"
+            self.report(f"{name} runs on host {facts.host}, pid {facts.pid}")
+
+    def note_end(self, host: str, failure: FailureReport | None) -> None:
+        """Note that a worker has ended."""
+        if failure is None or failure.kind in (failures.RAISED, failures.STOPPED):
+            return
+        with self._lock:
+            is_last = self._hosts.note_failure(host)
+        if is_last and not self.closed.is_set():
+            self.report(f"host {host} will not be used again: {FAILURES} processes have failed there")
+
+    def note_spark_end(self, over: Over, connected: bool) -> None:
+        """Note that Spark has ended a task that was needed; `error` is what would end all other tasks, too."""
+        error: Exception | None = None
+        if over.error is not None:
+            text = str(over.error)
+            error = spark_errors.cancelled(text, self.function)
+            # A lost executor is one process less, whenever it is lost.
+            if error is None and not connected and lost_executor(text) is None:
+                error = spark_errors.explain(text) or spark_errors.ended_by_spark(over.error, self.function)
+        else:
+            for manifest in manifests_of(over.rows):
+                if manifest.failure is not None and not connected:
+                    kind = PythonEnvironmentError if manifest.failure.kind == failures.ENVIRONMENT else PreflightError
+                    error = kind(f"an executor on host {manifest.host} {manifest.failure.message}")
+        self.error = self.error or error
+
+    def close(self) -> None:
+        """End the remaining Spark jobs."""
+        self.closed.set()
+        self._server.close()
+        with self._lock:
+            tasks = list(self._tasks)
+        deadline = time.monotonic() + _CLEAN_UP.total_seconds()
+        for task in tasks:
+            task.hang_up()
+        remaining = [task for task in tasks if task.wait(timedelta(seconds=1)) is None and task.submitted]
+        while remaining and time.monotonic() < deadline:
+            for task in remaining:
+                task.give_up(timedelta(seconds=0.2))
+            remaining = [task for task in remaining if task.over is None]
+        for task in tasks:
+            task.close()
+        self._until_closed.close()
 
 
 class SparkWorkerHandle:
@@ -76,7 +203,7 @@ class SparkWorkerHandle:
         self._rank = rank
         self._relay = relay
         self._worker_link = link
-        self._task = jobs.new_task()
+        self._task = jobs.make_task()
         self._there: RemoteWorkerHandle | None = None
         self._host = "unknown"
         self._lock = threading.Lock()
@@ -94,17 +221,17 @@ class SparkWorkerHandle:
             event = self._task.events.get()
             if isinstance(event, Connected):
                 talk = event.link.frames()
-                with suppress(OSError, ValueError, KeyError, StopIteration):
+                with contextlib.suppress(OSError, ValueError, KeyError, StopIteration):
                     self._host = printable(_hello(talk))
             if not isinstance(event, Connected) or self._jobs.is_used(self._host):
                 break
-            self._jobs.set_aside(self._task)
+            # The task keeps its slot until the job's end, so that no other gets it.
             with self._lock:
-                self._task = self._jobs.new_task()
+                self._task = self._jobs.make_task()
                 if self._stopped:
                     self._task.wake()
         if isinstance(event, Over):
-            self._jobs.ended_by_spark(event, connected=False)
+            self._jobs.note_spark_end(event, connected=False)
             return self._failed(failures.NOT_STARTED, "could not be started: Spark has ended its task")
         with self._lock:
             if isinstance(event, Connected) and not self._stopped:
@@ -123,7 +250,7 @@ class SparkWorkerHandle:
         self._read_on(event.link, talk, self._there)
         started = self._there.start()
         if isinstance(started, PeerFacts):
-            self._jobs.started(self._rank, started)
+            self._jobs.note_start(self._rank, started)
             return started
         return self._ended(started)
 
@@ -176,7 +303,7 @@ class SparkWorkerHandle:
             if not there.over and not self._task.given_up:
                 over = self._task.wait(_SPARK_SAYS)
                 if over is not None:
-                    self._jobs.ended_by_spark(over, connected=True)
+                    self._jobs.note_spark_end(over, connected=True)
                 elif error is None or isinstance(error, OSError):
                     happened = describe_loss(self._task.reason_of_loss(_REASON))
                     why = f"its Spark executor {happened}" if happened else why
@@ -198,7 +325,7 @@ class SparkWorkerHandle:
                 outcome = replace(outcome, failure=failure)
         if failure is not None:
             threading.Thread(target=self._task.give_up, args=(_FAREWELL,), daemon=True).start()
-        self._jobs.ended(self._host, failure)
+        self._jobs.note_end(self._host, failure)
         return outcome
 
     def _failed(self, kind: str, message: str) -> Outcome:

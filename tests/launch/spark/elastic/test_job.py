@@ -164,16 +164,16 @@ def test_slots_that_others_hold_are_named(spark: Any, tmp_path: Path, marker: di
 
 
 def test_a_host_on_which_processes_die_again_and_again_is_not_used() -> None:
-    from spark_estimator.launch.spark.elastic.job import Record
+    from spark_estimator.launch.spark.elastic.worker import HostRecord
 
-    record = Record()
-    record.seen("a")
-    assert [record.ended_badly("a") for _ in range(4)] == [False] * 4 and record.is_used("a"), "there is no other"
-    record.seen("b")
+    record = HostRecord()
+    record.note_start("a")
+    assert [record.note_failure("a") for _ in range(4)] == [False] * 4 and record.is_used("a"), "there is no other"
+    record.note_start("b")
     assert not record.is_used("a") and record.is_used("b") and record.is_used("one that nobody has seen")
-    assert [record.ended_badly("b") for _ in range(3)] == [False] * 3 and record.is_used("a"), "it is no worse"
-    record.seen("c")
-    assert not record.is_used("b") and [record.ended_badly("c") for _ in range(2)] == [False] * 2
+    assert [record.note_failure("b") for _ in range(3)] == [False] * 3 and record.is_used("a"), "it is no worse"
+    record.note_start("c")
+    assert not record.is_used("b") and [record.note_failure("c") for _ in range(2)] == [False] * 2
 
 
 def test_the_driver_channel_is_needed(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:

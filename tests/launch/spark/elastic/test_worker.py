@@ -18,42 +18,39 @@ from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import manifests_of
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic.server import Over, SparkTask
-from spark_estimator.launch.spark.elastic.worker import SparkWorkerHandle
+from spark_estimator.launch.spark.elastic.worker import SparkJobs, SparkWorkerHandle
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.task_secrecy import Parcel, Parcels
 
 NOTHING = Parcels(Parcel())
 
 
-class Jobs:
-    """The job of a worker: notes what it is asked. Its tasks find no server."""
+class Jobs(SparkJobs):
+    """The jobs of a worker: notes what it is asked. Its tasks find no server."""
 
     def __init__(self, spark: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = ChannelAddress("127.0.0.1", taken.getsockname()[1], b"k" * 32)
         self.spark = spark
         self.job = JobSpec("0123456789abcdef", 1, "f()", channel=address)
-        self.tasks: list[SparkTask] = []
+        self.made: list[SparkTask] = []
         self.over: list[tuple[Over, bool]] = []
 
-    def new_task(self) -> SparkTask:
+    def make_task(self) -> SparkTask:
         tag = JobTag(self.spark, "elastic worker")
-        self.tasks.append(SparkTask(self.spark, len(self.tasks), self.job, NOTHING, tag, lambda sock: None))  # type: ignore[arg-type, return-value]
-        return self.tasks[-1]
+        self.made.append(SparkTask(self.spark, len(self.made), self.job, NOTHING, tag, lambda sock: None))  # type: ignore[arg-type, return-value]
+        return self.made[-1]
 
     def is_used(self, host: str) -> bool:
         return True
 
-    def set_aside(self, task: SparkTask) -> None:
-        raise AssertionError("no task has come")
-
-    def ended_by_spark(self, over: Over, connected: bool) -> None:
+    def note_spark_end(self, over: Over, connected: bool) -> None:
         self.over.append((over, connected))
 
-    def started(self, rank: int, facts: PeerFacts) -> None:
+    def note_start(self, rank: int, facts: PeerFacts) -> None:
         raise AssertionError("no worker has started")
 
-    def ended(self, host: str, failure: FailureReport | None) -> None:
+    def note_end(self, host: str, failure: FailureReport | None) -> None:
         raise AssertionError("no worker has started")
 
 
@@ -71,7 +68,7 @@ def test_a_worker_that_was_stopped_before_it_had_a_slot(spark: Any) -> None:
     assert isinstance(outcome, Outcome) and outcome.failure is not None and handle.pid == 0
     assert (outcome.failure.rank, outcome.failure.kind) == (2, failures.STOPPED)
     assert outcome.failure.message == "was stopped because of A"
-    assert jobs.tasks[0].given_up and jobs.over == []
+    assert jobs.made[0].given_up and jobs.over == []
     with ours:
         assert ours.recv(1) == b"", "the worker's end of the link is closed"
 
