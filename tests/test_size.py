@@ -18,6 +18,22 @@ from tests.test_layers import PACKAGE, ROOT, imports, type_lines
 CIRCLES = {
     ("keras", "tensorflow"),  # as the table of layers allows: each Keras backend has its own way to exchange gradients
 }
+_MOST_ATTRIBUTES = 15
+# Classes with more instance attributes than that, and how many they have. Both may only shrink.
+MANY_ATTRIBUTES = {
+    "collectives/engine.py:Engine": 20,
+    "estimators/lightning/callbacks.py:EpochSums": 17,
+    "estimators/lightning/training.py:_Training": 24,
+    "estimators/tracking/run.py:TrackedRun": 16,
+    "extensions/checkpoint/checkpointer.py:Checkpointer": 27,
+    "keras/exchange.py:KerasExchange": 17,
+    "launch/agent/worker_handle.py:RemoteWorkerHandle": 17,
+    "launch/elastic/job.py:ElasticJob": 20,
+    "launch/job/monitor.py:JobMonitor": 16,
+    "launch/spark/stage_job.py:_Run": 18,
+    "observe/channel.py:DriverServer": 18,
+    "security/handshake_server.py:HandshakeServer": 17,
+}
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -44,6 +60,22 @@ def find_part(path: str) -> str:
     """Return the part of the package that a module counts to: the core, or an extension."""
     folders = path.split("/")
     return f"`extensions/{folders[1]}`" if folders[0] == "extensions" and len(folders) > 2 else "the core"
+
+
+def count_attributes(node: ast.ClassDef) -> int:
+    """Return the number of attributes that the methods of a class assign to `self`, and of a dataclass's fields.
+
+    Fields of frozen dataclasses are values that others pass on, and not counted.
+    """
+    decorators = " ".join(ast.unparse(each) for each in node.decorator_list)
+    is_counted = "dataclass" in decorators and "frozen=True" not in decorators
+    fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)] if is_counted else []
+    names = {field.id for field in fields if isinstance(field, ast.Name)}
+    methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for each in [each for method in methods for each in ast.walk(method) if isinstance(each, ast.Attribute)]:
+        if isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self":
+            names.add(each.attr)
+    return len(names)
 
 
 def read_limits() -> dict[str, int]:
@@ -112,6 +144,30 @@ def test_the_package_is_within_its_limits() -> None:
 def test_no_folders_import_each_other_in_a_circle() -> None:
     assert find_circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [("a", "b", "c")]
     assert set(find_folder_circles()) == CIRCLES
+
+
+def test_no_class_has_more_than_15_instance_attributes() -> None:
+    counts = {
+        f"{key}:{node.name}": count_attributes(node)
+        for key, path in find_sources().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {name: count for name, count in counts.items() if count > _MOST_ATTRIBUTES} == MANY_ATTRIBUTES
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("class A:\n def f(self):\n  self.a = self.b = 1\n  self.c, x.d = 1, 2\n def g(self):\n  self.a += self.e", 3),
+        ("@dataclass\nclass A:\n a: int\n b: int = 0\n def f(self):\n  self.c: int = 1", 3),
+        ("@dataclass(frozen=True)\nclass A:\n a: int\n b: int", 0),
+        ("class A:\n a: int = 1\n @classmethod\n def f(cls):\n  cls.b = 1\n @staticmethod\n def g(): pass", 0),
+    ],
+)
+def test_what_counts_as_an_attribute(source: str, count: int) -> None:
+    node = ast.parse(source).body[0]
+    assert isinstance(node, ast.ClassDef) and count_attributes(node) == count
 
 
 def test_what_counts_as_code() -> None:
