@@ -36,7 +36,8 @@ def make_trainer_arguments(spec: TrainSpec, parts: LightningParts) -> dict[str, 
         "enable_checkpointing": any(isinstance(callback, callbacks.Checkpoint) for callback in parts.callbacks),
         "default_root_dir": folder,
     }
-    return arguments | (parts.trainer_args or {})
+    arguments.update(parts.trainer_args or {})
+    return arguments
 
 
 def _find_folder(spec: TrainSpec) -> str | None:

@@ -107,13 +107,12 @@ class _Training:
         self._trainer: Any = None
         self._schedule: Schedule | None = None
         self._is_due = False
-        self._validations = 0  # that had ended before the last batch
+        self._counts = 0, 0  # validations that had ended, and optimizer steps, before the last batch
         needs_spread = spec.checkpoints_within or (self._kept is not None and self._kept.cursor is not None)
         self._spread = rows.spread() if needs_spread else []
         #: What this rank had, if the training continues within an epoch, until it does; then what it had logged.
         self._within: dict[str, Any] | None = None
         self._logged: dict[str, dict[str, Any]] = {}
-        self._optimizer_steps = 0  # of the Trainer before the last batch
         self._package: Any = importlib.import_module(parts.flavour)
         quiet_lightning(parts.flavour, spec.verbose)
         self._meter = meter_of(spec)
@@ -230,7 +229,7 @@ class _Training:
         """An epoch begins, or continues after some batches."""
         self._round.reach(len(self.progress.history), done)
         self._schedule, self._is_due = schedule_of(self._spec), False
-        self._validations = self._watch.validations
+        self._counts = self._watch.validations, 0
 
     def _training_begins(self, trainer: Any) -> None:
         """All hooks ``on_fit_start`` have run, which may have added groups of parameters to the optimizer."""
@@ -260,12 +259,12 @@ class _Training:
         self._add_logged(trainer)
         self._round.reach(len(self.progress.history), done)
         # Lightning would repeat a validation that is right before a checkpoint.
-        validated, self._validations = self._watch.validations != self._validations, self._watch.validations
+        before, self._counts = self._counts, (self._watch.validations, int(trainer.global_step))
+        validated, stepped = (count != earlier for count, earlier in zip(self._counts, before, strict=True))
         if self._schedule is None:
             return
         self._is_due = self._is_due or self._schedule.is_due()
         # A checkpoint has no gradients that wait for their step; a module that optimizes by hand decides when it is.
-        stepped, self._optimizer_steps = trainer.global_step != self._optimizer_steps, trainer.global_step
         by_hand = not self.module.automatic_optimization
         complete = stepped if by_hand else done % trainer.accumulate_grad_batches == 0
         if self._is_due and not validated and complete:
