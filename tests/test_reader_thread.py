@@ -39,8 +39,8 @@ def test_the_end_is_reported_once(serve: object, reason: type) -> None:
 
 # Threads that serve no connection, and why no code waits for ever if one of them ends early.
 OTHERS = {
-    "checkpoint/copying.py": "its end is reported in any case",
-    "checkpoint/layout.py": "what it has not made is made by who needs it",
+    "extensions/checkpoint/copying.py": "its end is reported in any case",
+    "extensions/checkpoint/layout.py": "what it has not made is made by who needs it",
     "checkpoint/orphan_limit.py": "only waits for the end of a pipe",
     "checkpoint/writer_link.py": "waits for a process",
     "collectives/connections/descriptors.py": "only shows that threads can be started",

@@ -13,8 +13,9 @@ _FIELDS = ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
 _INTERVAL = timedelta(milliseconds=2)
 #: The number of intervals without a change: a thread that has just been woken may not have run in one of them.
 _QUIET_INTERVALS = 5
-#: A thread that is busy for longer gets new collectives all the time: waiting would not prevent its abort.
-_LIMIT = timedelta(seconds=1)
+#: A thread that is busy for longer gets new collectives all the time: waiting would not prevent its abort. On a busy
+#: machine a thread that has been woken waits for a processor for more than a second.
+_LIMIT = timedelta(seconds=5)
 
 
 def await_gloo_at_exit() -> None:
@@ -29,7 +30,7 @@ def await_gloo_at_exit() -> None:
 
 
 def await_gloo() -> None:
-    """Returns when gloo's threads are idle, or after a second."""
+    """Returns when gloo's threads are idle, or after five seconds."""
     end = time.monotonic() + _LIMIT.total_seconds()
     before = _threads()
     quiet = 0

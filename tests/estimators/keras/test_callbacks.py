@@ -75,7 +75,7 @@ def test_the_model_that_was_saved_last_comes_back(monkeypatch: pytest.MonkeyPatc
     callbacks.on_epoch_begin(1)
     callbacks.on_epoch_end(1, {"epoch": 1, "train": {"loss": 0.75}})
     state = callbacks.state()
-    assert state["best"] == 0.5 and state["file"].dtype == numpy.uint8 and len(state["file"])
+    assert state["saves"]["best"] == 0.5 and state["file"].dtype == numpy.uint8 and len(state["file"])
     other = network()
     resumed = callbacks_of(other, checkpoint_callback=saves)
     resumed.take(state)
