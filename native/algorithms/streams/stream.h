@@ -1,7 +1,8 @@
 // Collectives over streams, for jobs that span hosts or cannot share memory.
 //
 // All ranks call the same functions in the same order with matching sizes; buffers are each rank's own. An error leaves
-// the group unusable. When each is chosen is in algorithms/choose.h; steps and bytes are in native/algorithms/README.md.
+// the group unusable. When each is chosen is in algorithms/choose.h; steps and bytes are in
+// native/algorithms/README.md.
 #ifndef SPARK_ESTIMATOR_ALGORITHMS_STREAMS_STREAM_H_
 #define SPARK_ESTIMATOR_ALGORITHMS_STREAMS_STREAM_H_
 
