@@ -164,8 +164,8 @@ class KerasCallbacks:
 
     def take(self, state: dict[str, Any]) -> None:
         """Restores what `state` returned, after `on_train_begin`."""
-        attributes = state.get("attributes", [])  # earlier checkpoints have none
-        if attributes and len(attributes) == len(self._on_all):
+        attributes = state["attributes"]
+        if len(attributes) == len(self._on_all):
             for callback, values, operations in zip(self._on_all, attributes, state["comparisons"], strict=True):
                 named = {key: getattr(self._operations, name) for key, name in operations.items()}
                 for key, value in {**values, **named}.items():

@@ -85,10 +85,9 @@ class _KerasTraining:
         self.progress.history, self.progress.best = list(kept.history), kept.best
         self.callbacks.on_train_begin()
         self.callbacks.take(kept.state["callback"])
-        # Earlier checkpoints do not have it.
-        self._has_ended = bool(kept.state.get("ended", False))
+        self._has_ended = bool(kept.state["ended"])
         self._has_begun_epoch = cursor is not None
-        if cursor is not None and kept.state.get("stopping", False):
+        if cursor is not None and kept.state["stopping"]:
             self.callbacks.stop()
         if tells:
             log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again, lost=lost))
@@ -149,8 +148,8 @@ class _KerasTraining:
         stopping = place is not None and self.callbacks.is_stopping()
         if context.rank() == 0:
             progress = self.progress
-            state = {**self.loop.state(), "callback": self.callbacks.state(), "ended": self._has_ended}
-            state["stopping"] = stopping
+            ends = {"ended": self._has_ended, "stopping": stopping}
+            state = {**self.loop.state(), "callback": self.callbacks.state(), **ends}
             self._saver.save(
                 Checkpoint(
                     beginning.identity,

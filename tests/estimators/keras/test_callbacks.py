@@ -88,8 +88,9 @@ def test_the_model_that_was_saved_last_comes_back(monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_callback_that_saves_there_is_no_state() -> None:
     callbacks = callbacks_of(network())
-    assert callbacks.state() == {"attributes": [], "comparisons": []}
-    callbacks.take({})
+    state = callbacks.state()
+    assert state == {"attributes": [], "comparisons": []}
+    callbacks.take(state)
     callbacks.give_back()
 
 
