@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.columns import Readable, cast_columns, readable
 from spark_estimator.data.fields import Field
-from spark_estimator.data.preparation import dtypes_of
 from spark_estimator.data.rank.joined import Joined
-from spark_estimator.data.rank.spool import SpoolFeed, receive
+from spark_estimator.data.rank.spool import receive
+from spark_estimator.data.row_encoder import RowEncoder, dtypes_of
 from spark_estimator.data.scan import files_of
+from spark_estimator.data.spark_rows import feed_columns
 from spark_estimator.errors import DataError
 from spark_estimator.launch.spark.row_writer import Rows, worker_end
 
@@ -137,8 +138,8 @@ def shared(
                 f"{caller} starts processes without Spark, which can only read files, and {reason} Or run on Spark."
             ) from None
     fields = _fields_of(frame, columns, caller)
-    rows = frame.select(*cast_columns(columns, dtypes_of(fields), "error"))
-    feed = SpoolFeed(Joined.of(fields).stored)
+    encoder = RowEncoder(tuple(schema.names), Joined.of(fields).stored)
+    rows, feed = feed_columns(frame, encoder, columns, dtypes_of(fields))
     return {**kwargs, _ARGUMENT: FrameShare(tuple(schema.names), fields)}, Rows(rows, feed, tuple(rows.columns))
 
 

@@ -12,13 +12,14 @@ import numpy
 import pyarrow
 
 from benchmarks.backends import Backend
-from spark_estimator.data.columns import cast_columns, packed_columns, readable
+from spark_estimator.data.columns import cast_columns, readable
 from spark_estimator.data.fields import Field, matrix_of
 from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.rank_rows import RankRows
-from spark_estimator.data.rank.spool import Spool, spooled
+from spark_estimator.data.rank.spool import Spool, SpoolFeed, spooled
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.scan import just_files
+from spark_estimator.data.spark_rows import feed_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,21 +32,23 @@ class Task:
     """A Spark task: spools its share of the rows and reads the batches of an epoch. Spark pickles it.
 
     Attributes:
-        field: all columns as one field.
         batch: rows per batch.
         files: the files to read; None: the rows come from Spark.
+        feed: takes the rows that come from Spark.
     """
 
-    field: Field
     batch: int
     files: FileRows | None = None
+    feed: SpoolFeed | None = None
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        if self.files is None:
-            spools = [spooled(batches, (self.field,), None)[0].spool()]
+        if self.feed is not None:
+            rows = self.feed.encoder.encode_batches(map(self.feed.name_columns, batches))
+            spools = [spooled(rows, self.feed.encoder)[0].spool()]
         else:
+            assert self.files is not None
             numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
-            spools = [self.files.read((self.field,), number, _TASKS)[0] for number in numbers]
+            spools = [self.files.read(number, _TASKS)[0] for number in numbers]
         yield pyarrow.RecordBatch.from_pydict({"total": [sum(map(self._epoch, spools))]})
 
     def _epoch(self, spool: Spool) -> float:
@@ -91,7 +94,7 @@ def first_epoch_backends(
     written = folder.parent / f"written_{width}"
 
     def from_files(files: Any) -> float:
-        task = Task(field, batch, FileRows(files, Preparation(tuple(columns))))
+        task = Task(batch, FileRows(files, RowEncoder(tuple(columns), (field,))))
         return _mean(spark.range(0, _TASKS, 1, _TASKS).mapInArrow(task, "total double"), rows)
 
     def directly() -> float:
@@ -99,11 +102,10 @@ def first_epoch_backends(
 
     def through_tasks() -> float:
         chosen = [readable(other.schema, name) for name in columns]
-        cast = other.select(*cast_columns(chosen, ["float32"] * len(columns), "error"))
-        packed, (together,) = packed_columns(cast.schema, [field])
-        cast = cast.select(*packed)
-        spread = cast.repartition(_TASKS, *cast.columns)
-        return _mean(spread.mapInArrow(Task(together, batch), "total double"), rows)
+        encoder = RowEncoder(tuple(columns), (field,))
+        selected, feed = feed_columns(other, encoder, chosen, ["float32"] * len(columns))
+        spread = selected.repartition(_TASKS, *selected.columns)
+        return _mean(spread.mapInArrow(Task(batch, feed=feed), "total double"), rows)
 
     def by_writing(source: DataFrame) -> float:
         shutil.rmtree(written, ignore_errors=True)

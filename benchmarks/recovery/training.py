@@ -48,7 +48,7 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
     """
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
-    from spark_estimator.data.preparation import Preparation
+    from spark_estimator.data.row_encoder import RowEncoder
     from spark_estimator.estimators.train_spec import TrainSpec
     from spark_estimator.store import Store
 
@@ -71,10 +71,12 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
         made = in_keras(counted, backend)
     else:
         made = in_torch(counted) if framework == "torch" else in_lightning(counted)
+    x = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,))
+    y = Field(("y",), ("c1",), (1,), "float32", ())
     result = made.train(
         TrainSpec(
-            inputs=(Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)),),
-            labels=(Field(("y",), ("c1",), (1,), "float32", ()),),
+            inputs=(x,),
+            labels=(y,),
             weight=None,
             held_share=0,
             seed=1,
@@ -93,7 +95,7 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
             checkpoint_steps=options["keep"] if stored else None,
             run_id="run",
             large=1 << 40,
-            source=FileRows(files_at(f"{options['folder']}/rows.parquet"), Preparation(("x", "y"))),
+            source=FileRows(files_at(f"{options['folder']}/rows.parquet"), RowEncoder(("x", "y"), (x, y))),
             held_source=None,
             framework=made.parts,
         )

@@ -253,22 +253,6 @@ def encoder_of(name: str, entry: Any) -> CategoryEncoder:
     return Uncounted(name, entry) if isinstance(entry, int) else Vocabulary(name, tuple(entry))
 
 
-def encoded(batch: pyarrow.RecordBatch, encoders: Mapping[str, CategoryEncoder]) -> pyarrow.RecordBatch:
-    """A batch with ids in place of categories.
-
-    Args:
-        encoders: by the columns' names in the batch.
-    """
-    if not encoders:
-        return batch
-    names = batch.schema.names
-    columns = [
-        encoders[name].ids(column) if name in encoders else column
-        for name, column in zip(names, batch.columns, strict=True)
-    ]
-    return pyarrow.RecordBatch.from_arrays(columns, names=names)
-
-
 def with_largest_ids(batch: pyarrow.RecordBatch, sizes: Sequence[int]) -> pyarrow.RecordBatch:
     """A batch of ids whose first row has the largest id of each column, so that a trial shows an embedding's size.
 

@@ -22,13 +22,11 @@ map, others                   refused, with the name of what turns them into num
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.categories import CategoryEncoder, is_text
-from spark_estimator.data.fields import Field
 from spark_estimator.data.nulls import Nulls, policy_of
 from spark_estimator.data.quoting import quoted
 from spark_estimator.errors import DataError
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _SPARK_TYPES = {"int64": "bigint", "float32": "float", "float64": "double"}
-_SCALARS = ("long", "float", "double")
 #: The Spark types of scalars that are sent side by side in one array.
 PACKED_TYPES = tuple(_SPARK_TYPES.values())
 # The last schema, and its columns' numbers by their names.
@@ -209,36 +206,26 @@ def dropping_columns(columns: Sequence[Readable], nulls: Nulls) -> list[str]:
     ]
 
 
-def packed_columns(schema: StructType, fields: Sequence[Field]) -> tuple[list[Column], tuple[Field, ...]]:
-    """Puts the scalars of a field that have one Spark type into one array: a row of twenty columns is sent slowly.
+def pack_columns(columns: Sequence[Column], kinds: Sequence[str]) -> tuple[list[Column], tuple[tuple[int, ...], ...]]:
+    """Put the scalars of each type side by side in one array: Spark sends many columns slowly.
 
     Args:
-        schema: of a DataFrame of `cast_columns`, perhaps with other columns.
-        fields: whose columns are in it.
+        columns, kinds: expressions, and their Spark types.
 
     Returns:
-        What to select from that DataFrame, and the fields, in which columns of one array are called by its name.
+        What to select, and [selected] the numbers of the columns in it (`RowEncoder.packed`).
     """
     from pyspark.sql import functions
 
-    kinds = {column.name: column.dataType.typeName() for column in schema.fields}
-    arrays: dict[str, list[str]] = {}
-    packed = []
-    for field in fields:
-        columns: list[str] = []
-        for kind, run in itertools.groupby(field.columns, kinds.__getitem__):
-            names = list(run)
-            if kind in _SCALARS and len(names) > 1:
-                arrays[names[0]] = names
-                names = [names[0]] * len(names)
-            columns += names
-        packed.append(replace(field, columns=tuple(columns)))
-    inside = {name for names in arrays.values() for name in names[1:]}
-    return [
-        functions.array(*arrays[name]).alias(name) if name in arrays else functions.col(name)
-        for name in schema.names
-        if name not in inside
-    ], tuple(packed)
+    numbers_of_kind: dict[str, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        numbers_of_kind.setdefault(kind if kind in PACKED_TYPES else f"{number}", []).append(number)
+    packed = tuple(map(tuple, numbers_of_kind.values()))
+    arrays = [
+        functions.array(*(columns[number] for number in numbers)) if len(numbers) > 1 else columns[numbers[0]]
+        for numbers in packed
+    ]
+    return arrays, packed
 
 
 def _find(schema: StructType, name: str) -> tuple[DataType, str]:

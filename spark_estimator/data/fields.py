@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,7 @@ class Field:
 
     Attributes:
         names: the columns as the user calls them, for messages.
-        columns: the same in the Arrow batches; a row has their values side by side. Consecutive scalars with the same
-            name here form one array.
+        columns: the same in the encoded batches; a row has their values side by side.
         widths: values a row of each column; 1 for a scalar.
         dtype: of the tensor, in numpy's words: ``float32``.
         shape: of one row; () for a scalar. Its product is the sum of `widths`.
@@ -95,16 +93,11 @@ def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: st
     side_by_side = _numbers_of_one_type(batch, field, row, source)
     if side_by_side is not None:
         return side_by_side
-    pieces = []
-    position = 0
-    for column, same in itertools.groupby(field.columns):
-        stop = position + len(list(same))
-        padding = field.padding[position] if field.padding else None
-        wanted = _Wanted(
-            field.names[position:stop], sum(field.widths[position:stop]), field.stored_dtype, padding, source
-        )
-        pieces.append(_values(batch.column(column), wanted, row))
-        position = stop
+    paddings = field.padding or (None,) * len(field.columns)
+    pieces = [
+        _values(batch.column(column), _Wanted((name,), width, field.stored_dtype, padding, source), row)
+        for name, column, width, padding in zip(field.names, field.columns, field.widths, paddings, strict=True)
+    ]
     if len(pieces) == 1:
         return pieces[0]
     whole = numpy.empty((batch.num_rows, field.width), field.stored_dtype)
@@ -150,7 +143,7 @@ class _Wanted:
     """The target of one column's values; see `Field`.
 
     Attributes:
-        names: one; or those of the scalars that form one array.
+        names: one; or those of scalars that are converted together.
         width, dtype, padding: of the array.
         source: the rows that the column's values are from, for messages.
     """
@@ -166,14 +159,9 @@ class _Wanted:
         """For messages about all of it."""
         return self.names[0]
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether these are scalars of several columns."""
-        return len(self.names) > 1
-
     def name_of(self, position: int) -> str:
         """The column of the value at this position, counted over the values of all rows."""
-        return self.names[position % self.width] if self.is_packed else self.names[0]
+        return self.names[position % len(self.names)]
 
 
 def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
@@ -181,7 +169,7 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
     rows, name, width = len(array), wanted.name, wanted.width
     if array.null_count:
         # A column of nothing but nulls has no type.
-        of_arrays = not wanted.is_packed and (is_list(array.type) or width > 1)
+        of_arrays = is_list(array.type) or width > 1
         raise _null(name, wanted, row + _first(array.is_null()), of_arrays=of_arrays)
     lengths: Array | None = None
     if is_list(array.type):
@@ -190,13 +178,8 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
             lengths = stored
             _check_lengths(lengths, wanted, row)
         if array.null_count:
-            position = _first(array.is_null())
-            at = row + _row_of(position, width, lengths)
-            raise (
-                _null(wanted.name_of(position), wanted, at)
-                if wanted.is_packed
-                else DataError(f"column {name!r} holds null inside of the array in row {at} of {wanted.source}.")
-            )
+            at = row + _row_of(_first(array.is_null()), width, lengths)
+            raise DataError(f"column {name!r} holds null inside of the array in row {at} of {wanted.source}.")
     elif width > 1 and rows:
         raise DataError(
             f"column {name!r} holds single values in {wanted.source}, where each row needs an array of {width}."

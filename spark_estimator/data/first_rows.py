@@ -8,33 +8,32 @@ from dataclasses import replace
 import pyarrow
 
 from spark_estimator.data.columns import Readable
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 
 
-def decoded(
-    rows: pyarrow.RecordBatch, fed: Sequence[Readable], preparation: Preparation, names: Sequence[str]
-) -> tuple[pyarrow.RecordBatch, Preparation, list[Readable]]:
-    """With what the decoders make of the first rows' bytes.
+def fit_decoders(
+    rows: pyarrow.RecordBatch, fed: Sequence[Readable], encoder: RowEncoder
+) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
+    """Decode the first rows, and look up their categories.
 
     Args:
-        names: [columns] of the rows.
+        rows: with the columns `fed`, as ``c0``, ``c1`` and so on; nulls are handled already.
+
+    Returns:
+        The rows; the encoder, whose decoders know the shapes; and the columns, with what the decoders make of them.
     """
-    decoders = {
-        name: preparation.decoders[column.name]
-        for name, column in zip(names, fed, strict=True)
-        if column.name in preparation.decoders
-    }
-    if not decoders or not rows.num_rows:
-        return rows, preparation, list(fed)
-    known, columns = Preparation(tuple(names), decoders=decoders).passed(rows, source=f"the first {rows.num_rows} rows")
+    if not (encoder.decoders or encoder.categories) or not rows.num_rows:
+        return rows, encoder, list(fed)
+    remaining = replace(encoder.by_position(), nulls="error", marker=None)
+    known, columns = remaining.apply(rows, source=f"the first {rows.num_rows} rows")
     result = []
-    for name, column in zip(names, fed, strict=True):
+    for name, column in zip(remaining.columns, fed, strict=True):
         decoder = known.decoders.get(name)
         if decoder is not None:
             dtype = "int64" if decoder.dtype == "int64" else "float32"
             kept = "uint8" if decoder.dtype == "uint8" else ""
             column = replace(column, is_array=bool(decoder.shape), dtype=dtype, shape=decoder.shape, kept=kept)
         result.append(column)
-    shown = {decoder.name: decoder for decoder in known.decoders.values()}
-    batch = pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=list(names))
-    return batch, replace(preparation, decoders=shown), result
+    fitted = {decoder.name: decoder for decoder in known.decoders.values()}
+    batch = pyarrow.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return batch, replace(encoder, decoders=fitted), result

@@ -15,9 +15,10 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data.fields import Array, Field, is_list, matrix_of
+from spark_estimator.data.categories import CategoryEncoder
+from spark_estimator.data.fields import Array, Field, is_list
 from spark_estimator.data.numbers import kind_of, numbers_of
-from spark_estimator.data.preparation import Preparation, dtypes_of, marks
+from spark_estimator.data.row_encoder import RowEncoder, read_marks
 from spark_estimator.errors import DataError
 
 #: The most bytes of a value besides those of a text or an array, and of a row besides its values.
@@ -27,19 +28,30 @@ _FORMAT = 2
 
 
 @dataclass(frozen=True)
-class KeptRows(Preparation):
+class KeptRows(RowEncoder):
     """Instead of the transformation's result, ``c0`` has the bytes of each row. It is sent to the ranks.
 
     Attributes:
         columns: [columns] the arguments of the function.
-        types: [columns] their Arrow types, in which they are read back.
-        width: bytes of a row.
-        then: what is done with the rows of a batch.
+        fields: the field of the bytes.
+        types: [columns] the arguments' Arrow types, in which they are read back.
+        then: encodes the rows of a batch.
     """
 
     types: Mapping[str, pyarrow.DataType] = field(default_factory=dict)
-    width: int = 0
-    then: Preparation | None = None
+    then: RowEncoder | None = None
+
+    @classmethod
+    def of(cls, types: Mapping[str, pyarrow.DataType], width: int, then: RowEncoder) -> KeptRows:
+        """Return what keeps the arguments of a function.
+
+        Args:
+            types: of the arguments, by name.
+            width: the most bytes of a row.
+            then: encodes the rows of a batch; its column of marks is kept apart.
+        """
+        fields = (Field(("the rows",), ("c0",), (width,), "uint8", (width,)),)
+        return cls(tuple(types), fields, marker=then.marker, types=types, then=replace(then, marker=None))
 
     @property
     def untransformed(self) -> KeptRows:
@@ -47,29 +59,41 @@ class KeptRows(Preparation):
         assert self.then is not None
         return replace(self, then=self.then.untransformed)
 
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The field of the bytes."""
-        return (Field(("the rows",), ("c0",), (self.width,), "uint8", (self.width,)),)
+    def with_fields(self, fields: Sequence[Field]) -> KeptRows:
+        """Return the rows whose batches become these matrices."""
+        assert self.then is not None
+        return replace(self, then=self.then.with_fields(fields))
 
-    def batch(self, batch: pyarrow.RecordBatch, dtypes: Sequence[str], row: int = 0) -> pyarrow.RecordBatch:
-        """As `Preparation.batch`."""
+    def with_categories(self, categories: Mapping[str, CategoryEncoder]) -> KeptRows:
+        """Return the rows with other ids of categories."""
+        assert self.then is not None
+        return replace(self, then=self.then.with_categories(categories))
+
+    def numbers(
+        self,
+        batch: pyarrow.RecordBatch,
+        row: int = 0,
+        source: str = "this rank's rows",
+        dtypes: Sequence[str] | None = None,
+    ) -> pyarrow.RecordBatch:
+        """Return the rows' bytes; see `RowEncoder.numbers`."""
         values = [_plain(batch.column(name)) for name in self.columns]
-        matrix = numpy.zeros((batch.num_rows, self.width), numpy.uint8)
+        width = self.fields[0].width
+        matrix = numpy.zeros((batch.num_rows, width), numpy.uint8)
         for number, items in enumerate(zip(*values, strict=True)):
             content = marshal.dumps(items, _FORMAT)
-            if len(content) > self.width:
-                raise DataError(f"row {row + number} of this rank's rows has grown since the longest row was measured.")
+            if len(content) > width:
+                raise DataError(f"row {row + number} of {source} has grown since the longest row was measured.")
             matrix[number, : len(content)] = numpy.frombuffer(content, numpy.uint8)
-        arrays = [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(matrix.reshape(-1)), self.width)]
+        arrays = [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(matrix.reshape(-1)), width)]
         names = ["c0"]
         if self.marker is not None:
-            arrays.append(marks(batch.column(self.marker)))
+            arrays.append(read_marks(batch.column(self.marker)))
             names.append("marker")
         return pyarrow.RecordBatch.from_arrays(arrays, names=names)
 
-    def matrices(self, content: Array, fields: Sequence[Field]) -> tuple[Array, ...]:
-        """[fields] each [rows, width], by calling the function for each row.
+    def encode_kept(self, content: Array) -> tuple[Array, ...]:
+        """Return matrices [rows, width] of the fields of `then`, by calling the function for each row.
 
         Args:
             content: [rows, width] bytes.
@@ -78,8 +102,7 @@ class KeptRows(Preparation):
         rows = [marshal.loads(row.data) for row in content]  # written by this job
         columns = [_column([row[number] for row in rows], self.types[name]) for number, name in enumerate(self.columns)]
         raw = pyarrow.RecordBatch.from_arrays(columns, names=list(self.columns))
-        made = self.then.batch(raw, dtypes_of(fields))
-        return tuple(numpy.require(matrix_of(made, item), requirements="W") for item in fields)
+        return tuple(numpy.require(matrix, requirements="W") for matrix in self.then.encode(raw))
 
 
 def bytes_of_row(lengths: int, columns: int) -> int:

@@ -16,11 +16,10 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data import delta
-from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet_file import DataFile, local_form, some_rows, store_for
-from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of
 from spark_estimator.data.rank import shares
 from spark_estimator.data.rank.spool import Spool, spooled
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.table_folders import check_outside_tables
 from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.store import FilesystemStore
@@ -100,14 +99,14 @@ class FileRows:
 
     Attributes:
         files: that hold them.
-        preparation: which of their columns are wanted, and what is done to them.
+        encoder: makes matrices of their columns.
     """
 
     files: DataFiles
-    preparation: Preparation
+    encoder: RowEncoder
 
-    def read(self, fields: Sequence[Field], rank: int, size: int) -> tuple[Spool, Spool]:
-        """Reads a rank's share into its spool.
+    def read(self, rank: int, size: int) -> tuple[Spool, Spool]:
+        """Read a rank's share into its spool.
 
         Returns:
             The rows to train on, and those that are marked.
@@ -115,9 +114,8 @@ class FileRows:
         Raises:
             DataError: a file, or a value in it, cannot be used.
         """
-        batches = self._batches(dtypes_of(fields), rank, size, batch_rows_of(fields))
-        marker = "marker" if self.preparation.marks_rows else None
-        train, held = spooled(batches, fields, marker)
+        batches = self._batches(None, rank, size, self.encoder.batch_rows)
+        train, held = spooled(batches, self.encoder)
         return train.spool(), held.spool()
 
     def first_rows(self, dtypes: Sequence[str], count: int) -> pyarrow.RecordBatch:
@@ -129,7 +127,7 @@ class FileRows:
         for batch in self._batches(dtypes, 0, 1, count):
             if batch.num_rows:
                 return batch
-        return pyarrow.RecordBatch.from_pydict({f"c{number}": [] for number in range(len(self.preparation.columns))})
+        return pyarrow.RecordBatch.from_pydict({f"c{number}": [] for number in range(len(self.encoder.columns))})
 
     def longest(self, dtypes: Sequence[str], columns: Sequence[str]) -> list[int]:
         """The most values that a row's array has, in each of these of ``c0``, ``c1`` and so on. It reads all rows.
@@ -144,9 +142,11 @@ class FileRows:
                 most[index] = max(most[index], length or 0)
         return most
 
-    def _batches(self, dtypes: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
-        batches = self.files.batches(self.preparation.read, rank, size, batch_rows)
-        return self.preparation.batches(batches, dtypes, batch_rows)
+    def _batches(
+        self, dtypes: Sequence[str] | None, rank: int, size: int, batch_rows: int
+    ) -> Iterator[pyarrow.RecordBatch]:
+        batches = self.files.batches(self.encoder.read, rank, size, batch_rows)
+        return self.encoder.encode_batches(batches, batch_rows, dtypes)
 
 
 def _on_the_cluster(path: str) -> str:

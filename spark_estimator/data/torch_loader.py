@@ -16,16 +16,16 @@ from spark_estimator.collectives.other_launchers.launchers import warn_of_all_ro
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field, widths_of
-from spark_estimator.data.first_rows import decoded
+from spark_estimator.data.first_rows import fit_decoders
 from spark_estimator.data.materialize import MANIFEST, prepared
 from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows, files_at
 from spark_estimator.data.parquet_file import local_form, store_for
-from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.rank_rows import RankRows, balanced
 from spark_estimator.data.rank.shares import Batches
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.data.stream.rows import streamed
@@ -93,7 +93,7 @@ def make_torch_dataloader(
     strange = next((name for name in known if name not in names), None)
     if strange is not None:
         raise DataError(f"decoders refers to {strange!r}, which isn't a column that is read: {', '.join(names)}.")
-    rows, columns_of = _inspected(files, names, Preparation(tuple(names), nulls=nulls, decoders=known), padding)
+    rows, columns_of = _inspected(files, names, RowEncoder(tuple(names), nulls=nulls, decoders=known), padding)
     joined = 0 if as_dict else len(feature_cols or ())
     fields = [_field(columns_of[place : place + 1], place) for place in range(joined, len(names))]
     if joined:
@@ -103,11 +103,12 @@ def make_torch_dataloader(
         warn_of_all_rows("make_torch_dataloader()")
     rank, size = (context.rank(), context.size()) if is_rank else (0, 1)
     stored = Joined.of(fields)
-    within = None if limits is None else streamed(rows, None, stored.stored, limits, "a loader")
+    rows = replace(rows, encoder=rows.encoder.with_fields(stored.stored))
+    within = None if limits is None else streamed(rows, None, limits, "a loader")
     if within is not None:
         rank_rows: EpochRows = within[0]
     else:
-        spool, _ = rows.read(stored.stored, rank, size)
+        spool, _ = rows.read(rank, size)
         rank_rows = balanced(spool, "a loader") if is_rank else _all_of(spool.matrices, spool.rows)
     return TorchLoader(rank_rows, stored, names if as_dict else None, batch_size, seed if shuffle else None)
 
@@ -328,7 +329,7 @@ class _Column:
 
 
 def _inspected(
-    files: DataFiles, names: Sequence[str], wanted: Preparation, padding: float | Mapping[str, float] | None
+    files: DataFiles, names: Sequence[str], wanted: RowEncoder, padding: float | Mapping[str, float] | None
 ) -> tuple[FileRows, list[_Column]]:
     """The shapes that the first rows show; for arrays that are padded, all rows. A collective if `padding` is set."""
     result = [readable_in(files.kinds, name, name in wanted.decoders) for name in names]
@@ -338,7 +339,7 @@ def _inspected(
     if not first.num_rows:
         raise DataError("there are no rows" + (" without nulls." if wanted.nulls == "drop" else "."))
     in_arrow = [f"c{number}" for number in range(len(names))]
-    first, preparation, result = decoded(first, result, wanted, in_arrow)
+    first, encoder, result = fit_decoders(first, result, wanted)
     ragged = Ragged(padding)
     fillings = ragged.paddings(result)
 
@@ -348,7 +349,7 @@ def _inspected(
             try:
                 # Of rows that are dropped nothing counts, so that there all columns have to be read.
                 read = list(range(len(names))) if wanted.nulls == "drop" else list(places)
-                chosen = FileRows(files, Preparation(tuple(names[position] for position in read), nulls=wanted.nulls))
+                chosen = FileRows(files, RowEncoder(tuple(names[position] for position in read), nulls=wanted.nulls))
                 lengths = chosen.longest(
                     [dtypes[position] for position in read], [in_arrow[read.index(place)] for place in places]
                 )
@@ -362,7 +363,7 @@ def _inspected(
 
     widths = ragged.widths(widths_of(first, in_arrow), result, fillings, len(result), longest)
     columns = [_Column(*each) for each in zip(result, widths, fillings, strict=True)]
-    return FileRows(files, preparation), columns
+    return FileRows(files, encoder), columns
 
 
 def _field(columns: Sequence[_Column], place: int) -> Field:

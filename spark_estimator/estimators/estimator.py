@@ -294,11 +294,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                 warn_caller(result.warning)
             trained, optimizer = training.trained(state)
             keywords = self._get_model_kwargs(trained, result.history, optimizer, run_id, metadata.of_model())
-            if plan.columns.encoders:
-                keywords["categories"] = {name: encoder.entry for name, encoder in plan.columns.encoders.items()}
-            if plan.columns.null_values:
-                keywords["null_values"] = dict(plan.columns.null_values)
-            fitted = self._completed(self.get_model_class()(**keywords), training)
+            fitted = self._completed(self.get_model_class()(**keywords, **plan.model_params()), training)
             if run is not None:
                 assert metadata.features is not None
                 fitted.mlflow_run_id = run.run_id

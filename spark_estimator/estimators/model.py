@@ -14,14 +14,15 @@ import pyarrow
 import pyarrow.compute
 from pyspark.ml.util import MLReadable, MLWritable
 
-from spark_estimator.data.categories import CategoryEncoder, encoders_of
-from spark_estimator.data.columns import PACKED_TYPES, category, check_names, raw, readable
+from spark_estimator.data.categories import encoders_of
+from spark_estimator.data.columns import category, check_names, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
+from spark_estimator.data.row_encoder import RowEncoder
+from spark_estimator.data.spark_rows import select_inputs
 from spark_estimator.estimators import checks, params
 from spark_estimator.estimators.history import History, table
 from spark_estimator.estimators.inference.columnar import rows_for_python
-from spark_estimator.estimators.inference.features import matrices_of
 from spark_estimator.estimators.inference.prediction_columns import (
     OutputKind,
     PredictionColumn,
@@ -39,7 +40,7 @@ from spark_estimator.estimators.rows.shapes import dates_of
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _Self = TypeVar("_Self", bound="TableModel")
 
@@ -128,12 +129,11 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return value
 
     @abstractmethod
-    def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> Predictor:
-        """The predictor of the present model.
+    def _predictor(self, encoder: RowEncoder) -> Predictor:
+        """Return a predictor with a copy of the present model.
 
         Args:
-            inputs: as the model was trained with, under the names of the columns to predict from.
-            decoders: of columns of bytes, by the names of the inputs' columns.
+            encoder: makes its inputs of the columns to predict from.
         """
 
     def setLabelColoumns(self: _Self, value: list[str]) -> _Self:  # so spelt in Horovod
@@ -212,39 +212,9 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
     def _batches_predicted(self, dataset: DataFrame) -> Any:
         """A column with a struct of the predictions."""
-        from pyspark.sql import functions
-
-        inputs = self._renamed_inputs()
-        schema = dataset.schema  # Spark Connect copies it at each access
-        decoders, encoders = self._decoders(), self._encoders(inputs)
-        columns: list[Column] = []
-        numbers_of_type: dict[str, list[int]] = {}
-        for field in inputs:
-            for name, trained_name in zip(field.names, field.columns, strict=True):
-                if trained_name in encoders:
-                    column = category(schema, name, encoders[trained_name])
-                else:
-                    # Arrays that exist already are read as such.
-                    is_bytes = trained_name in decoders and raw(schema, name).kind == "binary"
-                    column = readable(schema, name, is_bytes)
-                kind = column.type_for(field.dtype)
-                # One argument for all numbers of a type: Spark compares each argument with all others.
-                packs = hasattr(functions, "arrow_udf") and kind in PACKED_TYPES
-                numbers_of_type.setdefault(kind if packs else f"{len(columns)}", []).append(len(columns))
-                columns.append(column.cast(field.dtype))
-        packed = tuple(map(tuple, numbers_of_type.values()))
-        arguments = [
-            functions.array(*(columns[number] for number in numbers)) if len(numbers) > 1 else columns[numbers[0]]
-            for numbers in packed
-        ]
-        predictor = self._predictor(inputs, decoders)
-        predictor = replace(
-            predictor,
-            columns=self._prediction_columns(),
-            encoders=encoders,
-            null_values=self._null_values(inputs),
-            packed=packed,
-        )
+        # Spark Connect copies the schema at each access.
+        arguments, encoder = select_inputs(dataset.schema, self._encoder(self._inputs))
+        predictor = replace(self._predictor(encoder), columns=self._prediction_columns())
         return udf_of(predictor.sent_by(dataset.sparkSession), len(arguments))(*arguments)
 
     def _row_function(self) -> RowFunction | None:
@@ -254,7 +224,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             return None
         function: Any = getattr(self, "get_prediction_fn")  # noqa: B009  # not every framework's model has it
         # The function makes the tensors that it gives to the model, in host memory.
-        return RowFunction.of(replace(self._predictor(()), device="cpu"), function())
+        return RowFunction.of(replace(self._predictor(RowEncoder(())), device="cpu"), function())
 
     def _metadata_for(self, dataset: DataFrame, function: RowFunction | None) -> ModelMetadata:
         """Completes the metadata from the DataFrame's schema and from what the model returns for the first row."""
@@ -282,11 +252,9 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             outputs = [len(values) for values in function.outputs_of(row)]
         else:
             inputs = inputs or self._inputs_of_row(dataset, row)
-            predictor = self._predictor(inputs)
             # In the driver's process, which has no GPU by Spark.
-            predictor = replace(predictor, encoders=self._encoders(inputs), device="cpu", precision=None)
-            predictor = replace(predictor, null_values=self._null_values(inputs))
-            outputs = predictor.widths_of_row(row)
+            predictor = replace(self._predictor(self._encoder(inputs)), device="cpu", precision=None)
+            outputs = [int(output.size) for output in predictor.call_on_row(predictor.model(), row)]
         if len(outputs) != len(labels):
             raise ValueError(f"the model returned {len(outputs)} outputs for {len(labels)} label_columns: {labels}.")
         return ModelMetadata({}, inputs, outputs, label_types, output_kinds)
@@ -334,10 +302,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             TypeError: it is a single value, or another thing that is no table and no array.
             DataError: the features do not fit.
         """
-        inputs = self._renamed_inputs()
-        decoders, encoders = self._decoders(), self._encoders(inputs)
-        matrices = matrices_of(features, inputs, decoders, encoders, self._null_values(inputs), self._known.zone)
-        results = self._predictor(inputs).outputs_for(matrices)
+        predictor = replace(self._predictor(self._encoder(self._inputs)), zone=self._known.zone)
+        results = predictor.outputs_of(features)
         return results[0] if len(results) == 1 else results
 
     def write(self) -> FolderWriter:
@@ -353,54 +319,39 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
     def _write_files(self, folder: Path) -> None:
         """Puts the model's files into a new folder."""
 
-    def _renamed_inputs(self) -> tuple[Field, ...]:
-        """The inputs under the names of `feature_columns`."""
-        names = self._value("feature_columns")
-        count = sum(len(field.names) for field in self._inputs)
-        if names is None:
-            return self._inputs
-        if len(names) != count:
-            raise ValueError(f"feature_columns names {len(names)} columns; the model was trained with {count}.")
-        left = iter(names)
-        return tuple(replace(field, names=tuple(next(left) for _ in field.names)) for field in self._inputs)
+    def _encoder(self, trained: Sequence[Field]) -> RowEncoder:
+        """Return what makes the model's inputs of the columns to predict from, as in its training.
 
-    def _decoders(self) -> dict[str, Decoder]:
-        """By the columns' names in batches: those of the features as they were called in fit()."""
-        functions = self._value("decoders") or {}
-        return {
-            column: Decoder(name, functions[name], dtype=field.stored or None)
-            for field in self._inputs
-            for name, column in zip(field.names, field.columns, strict=True)
-            if name in functions
-        }
-
-    def _encoders(self, inputs: Sequence[Field]) -> dict[str, CategoryEncoder]:
-        """As `_decoders`, of features with categories.
+        Its parts are Params, which a user can set: functions, categories and numbers for nulls, by the columns' names
+        in the training.
 
         Args:
-            inputs: those of the training, under the names of the columns to predict from.
-        """
-        encoders = encoders_of(self._value("categories"))
-        trained = self._value("_metadata")
-        trained_inputs = trained.inputs if isinstance(trained, ModelMetadata) and trained.inputs else inputs
-        return {
-            column: encoders[trained_name] if name == trained_name else replace(encoders[trained_name], name=name)
-            for field, trained_field in zip(inputs, trained_inputs, strict=True)
-            for name, trained_name, column in zip(field.names, trained_field.names, field.columns, strict=True)
-            if trained_name in encoders
-        }
+            trained: [inputs] the fields of the training.
 
-    def _null_values(self, inputs: Sequence[Field]) -> dict[str, float]:
-        """As `_encoders`: the numbers that replace null."""
-        values = self._value("null_values") or {}
-        trained = self._value("_metadata")
-        trained_inputs = trained.inputs if isinstance(trained, ModelMetadata) and trained.inputs else inputs
-        return {
-            column: values[name]
-            for field in trained_inputs
-            for name, column in zip(field.names, field.columns, strict=True)
-            if name in values
-        }
+        Raises:
+            ValueError: `feature_columns` has another number of columns.
+        """
+        trained_names = [name for field in trained for name in field.names]
+        names = self._value("feature_columns") or trained_names
+        if len(names) != len(trained_names):
+            raise ValueError(
+                f"feature_columns names {len(names)} columns; the model was trained with {len(trained_names)}."
+            )
+        left = iter(names)
+        fields = tuple(replace(field, names=tuple(next(left) for _ in field.names)) for field in trained)
+        columns = [column for field in trained for column in field.columns]
+        stored = [field.stored or None for field in trained for _ in field.columns]
+        functions, numbers = self._value("decoders") or {}, self._value("null_values") or {}
+        categories = encoders_of(self._value("categories"))
+        decoders, ids, nulls = {}, {}, {}
+        for name, trained_name, column, dtype in zip(names, trained_names, columns, stored, strict=True):
+            if trained_name in functions:
+                decoders[column] = Decoder(name, functions[trained_name], dtype=dtype)
+            if trained_name in categories:
+                ids[column] = replace(categories[trained_name], name=name)
+            if trained_name in numbers:
+                nulls[column] = numbers[trained_name]
+        return RowEncoder(tuple(columns), fields, nulls=nulls, decoders=decoders, categories=ids)
 
     def _prediction_columns(self) -> tuple[PredictionColumn, ...]:
         """The columns that `transform` adds.
@@ -441,10 +392,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         function = self._row_function()
         if function is not None:
             return replace(function, predictor=replace(function.predictor, columns=columns))
-        inputs = self._renamed_inputs()
-        predictor = self._predictor(inputs, self._decoders())
-        null_values, zone = self._null_values(inputs), self._known.zone
-        return replace(predictor, columns=columns, encoders=self._encoders(inputs), null_values=null_values, zone=zone)
+        predictor = self._predictor(self._encoder(self._inputs))
+        return replace(predictor, columns=columns, zone=self._known.zone)
 
 
 def udf_of(predictor: Predictor, columns: int) -> Any:

@@ -130,9 +130,9 @@ def begin(
         rows, held = rows.split(spec.held_share, known.seed, known.read)
     held = held if held is not None and held.total else None
     if spec.kept is not None:
-        rows = FunctionRows(rows, spec.kept, spec.fields)
+        rows = FunctionRows(rows, spec.kept)
         of_held = spec.kept if spec.transform_validation else spec.kept.untransformed
-        held = None if held is None else FunctionRows(held, of_held, spec.fields)
+        held = None if held is None else FunctionRows(held, of_held)
     return RankRun(rows, held, kept, known)
 
 
@@ -144,7 +144,7 @@ def _read(rows: EpochRows) -> tuple[int, ...]:
 def _evened(spec: TrainSpec, read: ReadRows) -> tuple[EpochRows, EpochRows | None]:
     """Rows to train on and those that are marked, as many on each rank. A collective."""
     if spec.limits is not None and spec.source is not None:
-        within = streamed(spec.source, spec.held_source, spec.spooled, spec.limits, "training")
+        within = streamed(spec.source, spec.held_source, spec.limits, "training")
         if within is not None:
             return within
     unbalanced, marked = read(spec)

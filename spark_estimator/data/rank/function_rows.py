@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 
@@ -16,21 +15,19 @@ class FunctionRows(EpochRows):
     Args:
         rows: the bytes.
         kept: reads them, and calls the function.
-        fields: of the batches.
     """
 
-    def __init__(self, rows: EpochRows, kept: KeptRows, fields: Sequence[Field]) -> None:
+    def __init__(self, rows: EpochRows, kept: KeptRows) -> None:
         self.counts = rows.counts
         self.rank = rows.rank
         self._rows = rows
         self._kept = kept
-        self._fields = fields
 
     def batches(
         self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
     ) -> Iterator[Batch]:
         for batch in self._rows.batches(batch_size, most_steps, order, first):
-            yield replace(batch, matrices=self._kept.matrices(batch.matrices[0], self._fields))
+            yield replace(batch, matrices=self._kept.encode_kept(batch.matrices[0]))
 
     def spread(self) -> list[int]:
         return self._rows.spread()

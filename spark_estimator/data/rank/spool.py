@@ -24,10 +24,10 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data.fields import Array, Field, matrix_of
-from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of, marks_error
+from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.quoting import renamed
 from spark_estimator.data.rank.free_memory import free_memory
+from spark_estimator.data.row_encoder import RowEncoder, marks_error
 from spark_estimator.env import IN_MEMORY, Settings
 from spark_estimator.errors import DataError
 from spark_estimator.mapping import map_file
@@ -64,15 +64,11 @@ class SpoolFeed:
     """Spools the rows that a task receives from Spark. It is sent to the tasks.
 
     Attributes:
-        fields: what the rows hold.
-        marker: the Arrow column that marks rows for validation; None: no row is.
-        preparation: what is done to the rows before; None: they already are as the fields need them.
-        names: [columns] under which the preparation knows them; empty: those that they have.
+        encoder: makes matrices of the rows.
+        names: [columns] under which the encoder knows them; empty: ``c0``, ``c1`` and so on, of arrays that it unpacks.
     """
 
-    fields: tuple[Field, ...]
-    marker: str | None = None
-    preparation: Preparation | None = None
+    encoder: RowEncoder
     names: tuple[str, ...] = ()
 
     def take(
@@ -92,13 +88,9 @@ class SpoolFeed:
             ended: returns true when no worker waits for the rows any more.
         """
         try:
-            rows = _until(batches, ended)
-            if self.names:
-                rows = (renamed(batch, self.names) for batch in rows)
-            if self.preparation is not None:
-                rows = self.preparation.batches(rows, dtypes_of(self.fields), batch_rows_of(self.fields))
+            rows = (self.name_columns(batch) for batch in _until(batches, ended))
             folder = Settings.read(environment).spool_folder
-            train, held = spooled(rows, self.fields, self.marker, folder)
+            train, held = spooled(self.encoder.encode_batches(rows), self.encoder, folder)
             if ended():
                 return
             _send(worker, {"rows": [train.rows, held.rows]}, [*train.descriptors, *held.descriptors])
@@ -109,20 +101,30 @@ class SpoolFeed:
                 text = f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
             _send(worker, {"failure": text})
 
+    def name_columns(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """Return Spark's batch under the encoder's names."""
+        if self.names:
+            return renamed(batch, self.names)
+        marks = [] if self.encoder.marker is None else batch.columns[-1:]
+        columns = self.encoder.unpacked(batch.columns[: len(batch.columns) - len(marks)])
+        names = [*self.encoder.columns, *([self.encoder.marker] if marks else [])]
+        return pyarrow.RecordBatch.from_arrays([*columns, *marks], names=names)
+
 
 class SpoolWriter:
     """Takes rows, and keeps each field's in a file without a name.
 
     Args:
-        fields: what the rows hold.
+        encoder: makes matrices of them.
         configured: as of `spool_folder`.
     """
 
-    def __init__(self, fields: Sequence[Field], configured: str | None = None) -> None:
+    def __init__(self, encoder: RowEncoder, configured: str | None = None) -> None:
+        fields = encoder.fields
         if not 0 < len(fields) <= _MOST_FILES // 2:
             raise DataError(f"a model of {len(fields)} inputs, labels and weights: at most {_MOST_FILES // 2} fit.")
         self.rows = 0
-        self._fields = fields
+        self._encoder = encoder
         self._folder = spool_folder(configured)
         self._row_bytes = sum(field.row_bytes for field in fields)
         self._files = [nameless_file(self._folder) for _ in fields]
@@ -140,27 +142,27 @@ class SpoolWriter:
         """
         try:
             require_room(self._folder, batch.num_rows * self._row_bytes)
-            for field, file in zip(self._fields, self._files, strict=True):
-                write_all(file.fileno(), matrix_of(batch, field, self.rows), self.rows * field.row_bytes)
+            matrices = self._encoder.matrices(batch, self.rows)
+            for field, file, matrix in zip(self._encoder.fields, self._files, matrices, strict=True):
+                write_all(file.fileno(), matrix, self.rows * field.row_bytes)
         except OSError as error:
             raise _unwritten(error, self._folder, self.rows, self._row_bytes) from error
         self.rows += batch.num_rows
 
     def spool(self) -> Spool:
         """The rows that are there."""
-        return Spool(
-            tuple(self._fields),
-            tuple(mapped(fd, field, self.rows) for fd, field in zip(self.descriptors, self._fields, strict=True)),
-        )
+        fields = self._encoder.fields
+        matrices = (mapped(fd, field, self.rows) for fd, field in zip(self.descriptors, fields, strict=True))
+        return Spool(fields, tuple(matrices))
 
 
 def spooled(
-    batches: Iterable[pyarrow.RecordBatch], fields: Sequence[Field], marker: str | None, configured: str | None = None
+    batches: Iterable[pyarrow.RecordBatch], encoder: RowEncoder, configured: str | None = None
 ) -> tuple[SpoolWriter, SpoolWriter]:
-    """Writes all rows.
+    """Write all rows.
 
     Args:
-        marker: as in `SpoolFeed`.
+        batches: made by the encoder's `encode_batches`.
         configured: as of `spool_folder`.
 
     Returns:
@@ -169,24 +171,24 @@ def spooled(
     Raises:
         DataError: a value cannot be used, or the disk is full.
     """
-    train, held = SpoolWriter(fields, configured), SpoolWriter(fields, configured)
+    train, held = SpoolWriter(encoder, configured), SpoolWriter(encoder, configured)
     for batch in batches:
-        for_training, marked = parted(batch, marker)
+        for_training, marked = parted(batch)
         train.append(for_training)
         if marked is not None:
             held.append(marked)
     return train, held
 
 
-def parted(batch: pyarrow.RecordBatch, marker: str | None) -> tuple[pyarrow.RecordBatch, pyarrow.RecordBatch | None]:
-    """The rows of a batch to train on, and those that are marked; None: no column marks any.
+def parted(batch: pyarrow.RecordBatch) -> tuple[pyarrow.RecordBatch, pyarrow.RecordBatch | None]:
+    """Return the rows of an encoded batch to train on, and those that are marked; None: no column marks any.
 
     Raises:
         DataError: a mark is missing.
     """
-    if marker is None:
+    if "marker" not in batch.schema.names:
         return batch, None
-    mask = batch.column(marker)
+    mask = batch.column("marker")
     if mask.null_count:
         raise marks_error()
     return batch.filter(pyarrow.compute.invert(mask)), batch.filter(mask)

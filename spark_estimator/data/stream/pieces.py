@@ -12,11 +12,10 @@ import numpy
 import pyarrow
 
 from spark_estimator.collectives import arrays, context
-from spark_estimator.data.fields import Array, Field, matrix_of
+from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.kept_rows import KeptRows
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.parquet_file import some_rows
-from spark_estimator.data.preparation import dtypes_of
 from spark_estimator.data.rank.spool import parted
 from spark_estimator.errors import DataError
 
@@ -38,9 +37,7 @@ class Pieces:
     """The row groups of files, in the order of the files.
 
     Attributes:
-        rows: the files, and what is done to their rows.
-        fields: of the matrices.
-        dtypes: [columns of the preparation] of the tensors that they are for; `fields` may be some of these alone.
+        rows: the files, and what makes matrices of their rows.
         part: of each piece.
         counts: [pieces] rows of the part.
         parallel: several threads decode a row group, each a column at a time.
@@ -48,12 +45,15 @@ class Pieces:
     """
 
     rows: FileRows
-    fields: tuple[Field, ...]
-    dtypes: tuple[str, ...]
     part: PiecePart
     counts: tuple[int, ...]
     parallel: bool = True
     footers: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of the matrices."""
+        return self.rows.encoder.fields
 
     @property
     def _places(self) -> list[tuple[int, int]]:
@@ -80,7 +80,7 @@ class Pieces:
                 if not batch.num_rows:
                     continue
                 try:
-                    matrices = tuple(matrix_of(batch, field, start + done) for field in self.fields)
+                    matrices = tuple(self.rows.encoder.matrices(batch, start + done))
                 except DataError as error:
                     raise DataError(
                         f"{path}, row group {group} (rows are counted from its first one): {error}"
@@ -97,23 +97,22 @@ class Pieces:
         self, piece: int, start: int, rows: int, batch_rows: int, column_bytes: int
     ) -> Generator[pyarrow.RecordBatch, None, None]:
         number, group = self._places[piece]
-        files, preparation = self.rows.files, self.rows.preparation
+        files, encoder = self.rows.files, self.rows.encoder
         file = files.files[number]
         # A footer has a description of each column of each row group; to read it each time takes long.
         with file.opened(files.store, column_bytes, self.footers.get(number)) as opened:
             if len(self.footers) >= _MOST_FOOTERS:
                 self.footers.clear()
             self.footers[number] = opened.metadata
-            batches = file.batches(opened, group, preparation.read, batch_rows, self.parallel)
-            keeps = preparation.keeps_rows and not preparation.marks_rows
+            batches = file.batches(opened, group, encoder.read, batch_rows, self.parallel)
+            keeps = encoder.keeps_rows and not encoder.marks_rows
             if keeps:
                 batches = some_rows(batches, start, rows)
-            prepared = preparation.batches(batches, self.dtypes, batch_rows)
+            prepared = encoder.encode_batches(batches, batch_rows)
             if keeps:
                 yield from prepared
                 return
-            marker = "marker" if preparation.marks_rows else None
-            mine = (parted(batch, marker)[self.part.value] for batch in prepared)
+            mine = (parted(batch)[self.part.value] for batch in prepared)
             try:
                 yield from some_rows((batch for batch in mine if batch is not None), start, rows)
             except ValueError:  # `read` counts
@@ -126,19 +125,18 @@ class Pieces:
             places: of the fields.
         """
         fields = tuple(self.fields[place] for place in places)
-        preparation = self.rows.preparation
-        if not preparation.keeps_rows or preparation.decoders or isinstance(preparation, KeptRows):
-            return replace(self, fields=fields)
+        encoder = self.rows.encoder
+        if not encoder.keeps_rows or encoder.decoders or isinstance(encoder, KeptRows):
+            return replace(self, rows=replace(self.rows, encoder=replace(encoder, fields=fields)))
         columns = list(dict.fromkeys(column for field in fields for column in field.columns))
-        names = tuple(preparation.columns[int(column[1:])] for column in columns)
+        names = tuple(encoder.columns[int(column[1:])] for column in columns)
         renamed = tuple(
             replace(field, columns=tuple(f"c{columns.index(column)}" for column in field.columns)) for field in fields
         )
-        rows = replace(self.rows, preparation=replace(preparation, columns=names))
-        return replace(self, rows=rows, fields=renamed, dtypes=tuple(dtypes_of(renamed)))
+        return replace(self, rows=replace(self.rows, encoder=replace(encoder, columns=names, fields=renamed)))
 
 
-def pieces_of(rows: FileRows, fields: Sequence[Field]) -> tuple[Pieces, Pieces]:
+def pieces_of(rows: FileRows) -> tuple[Pieces, Pieces]:
     """The row groups, and their marked rows. A collective where the files alone do not show how many rows there are.
 
     Raises:
@@ -146,29 +144,27 @@ def pieces_of(rows: FileRows, fields: Sequence[Field]) -> tuple[Pieces, Pieces]:
     """
     groups = [count for file in rows.files.files for count in file.groups]
     counts = numpy.array([groups, [0] * len(groups)], numpy.int64)
-    if not rows.preparation.keeps_rows or rows.preparation.marks_rows:
-        counts = _counted(rows, fields, len(groups))
+    if not rows.encoder.keeps_rows or rows.encoder.marks_rows:
+        counts = _counted(rows, len(groups))
     train, marked = (tuple(int(count) for count in of_part) for of_part in counts)
-    pieces = Pieces(rows, tuple(fields), tuple(dtypes_of(fields)), PiecePart.TRAIN, train)
+    pieces = Pieces(rows, PiecePart.TRAIN, train)
     return pieces, replace(pieces, part=PiecePart.MARKED, counts=marked, footers={})
 
 
-def _counted(rows: FileRows, fields: Sequence[Field], groups: int) -> Array:
+def _counted(rows: FileRows, groups: int) -> Array:
     """[2][pieces] rows that are not marked, and those that are. Each rank reads some of the pieces. A collective."""
-    preparation = rows.preparation
-    dtypes = dtypes_of(fields)
-    if preparation.keeps_rows and not isinstance(preparation, KeptRows):  # then the marks alone decide
-        preparation, dtypes = replace(preparation, columns=(), decoders={}), []
-    marker = "marker" if preparation.marks_rows else None
+    encoder = rows.encoder
+    if encoder.keeps_rows and not isinstance(encoder, KeptRows):  # then the marks alone decide
+        encoder = replace(encoder, columns=(), decoders={}, fields=())
     rank, size = (context.rank(), context.size()) if context.is_initialized() else (0, 1)
     counts = numpy.zeros((2, groups), numpy.int64)
     places = [(file, group) for file in rows.files.files for group in range(len(file.groups))]
     for piece in range(rank, groups, size):
         file, group = places[piece]
         with file.opened(rows.files.store) as opened:
-            batches = file.batches(opened, group, preparation.read, 1 << 13)
-            for batch in preparation.batches(batches, dtypes, 1 << 13):
-                for part, item in enumerate(parted(batch, marker)):
+            batches = file.batches(opened, group, encoder.read, 1 << 13)
+            for batch in encoder.encode_batches(batches, 1 << 13):
+                for part, item in enumerate(parted(batch)):
                     counts[part, piece] += 0 if item is None else item.num_rows
     if size == 1:
         return counts

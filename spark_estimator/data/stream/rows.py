@@ -233,13 +233,12 @@ class _InTurn:
 
 
 def streamed(
-    source: FileRows, held_source: FileRows | None, fields: Sequence[Field], limits: RowLimits, what: str
+    source: FileRows, held_source: FileRows | None, limits: RowLimits, what: str
 ) -> tuple[StreamedRows, StreamedRows | None] | None:
     """A rank's rows within limits; None where all rows fit on the disk, so that no limit is needed. A collective.
 
     Args:
         held_source: files with rows for validation alone; None: there are none, or `source` has a column of marks.
-        fields: of the rows.
         what: they are for, in messages.
 
     Returns:
@@ -250,16 +249,16 @@ def streamed(
     """
     is_rank = context.is_initialized()
     rank, size, local = (context.rank(), context.size(), context.local_size()) if is_rank else (0, 1, 1)
-    row_bytes = sum(field.row_bytes for field in fields)
+    row_bytes = sum(field.row_bytes for field in source.encoder.fields)
     files = [source.files, *([] if held_source is None else [held_source.files])]
     needed = sum(-(-each.rows // size) for each in files) * row_bytes * local
     too_much = numpy.array([needed > limits.cache_bytes], numpy.int64)
     if not (arrays.allgather(too_much, "rows that exceed the disk") if is_rank else too_much).any():
         return None
-    train, marked = pieces_of(source, fields)
+    train, marked = pieces_of(source)
     if held_source is not None:
         # All rows of these files are for validation.
-        marked, _ = pieces_of(replace(held_source, preparation=replace(held_source.preparation, marker=None)), fields)
+        marked, _ = pieces_of(replace(held_source, encoder=replace(held_source.encoder, marker=None)))
     if not sum(train.counts):
         raise DataError(
             f"there are no rows for {what}: the files are empty, all of their rows were dropped, or the column that "
@@ -268,7 +267,7 @@ def streamed(
     total = sum(train.counts) + sum(marked.counts)
 
     def rows_of(pieces: Pieces) -> StreamedRows:
-        buffers = Buffers.of(limits.buffer_bytes, fields, len(pieces.rows.preparation.read))
+        buffers = Buffers.of(limits.buffer_bytes, pieces.fields, len(pieces.rows.encoder.read))
         buffers = buffers.for_share(-(-sum(pieces.counts) // size))
         cache_bytes = limits.cache_bytes // local * sum(pieces.counts) // total
         # Arrow's threads beside the thread of the training and the one that reads take cores from both.

@@ -1,4 +1,4 @@
-"""Turns what `predict` takes into columns of Arrow and into matrices: frames, dicts, tables of Arrow, arrays.
+"""Turns what `predict` takes into columns of Arrow, which a `RowEncoder` encodes: frames, dicts, tables, arrays.
 
 A single value, a dict of one row and a text are errors, whose text has what `predict` takes: otherwise a text would be
 read letter by letter.
@@ -6,20 +6,17 @@ read letter by letter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data.categories import CategoryEncoder, encoded
 from spark_estimator.data.columns import did_you_mean, remedy
-from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Array, Field, is_list, matrix_of, with_values
-from spark_estimator.data.numbers import kind_of, numbers_of, without_nulls
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.fields import Array, Field, is_list, with_values
+from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.data.row_encoder import RowEncoder, split_columns
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference.times import instants_of, zone_in_force
 
@@ -69,84 +66,35 @@ def check_values(values: Any, name: str) -> None:
         raise TypeError(f"column {name!r} is {values!r:.60}, and no list or array of values. {_TAKEN}.")
 
 
-def arrow_columns(
-    features: Any,
-    inputs: Sequence[Field],
-    decoders: Mapping[str, Decoder],
-    encoders: Mapping[str, CategoryEncoder],
-    zone: str,
-    *,
-    nulls: bool = False,
-) -> list[pyarrow.Array]:
-    """[columns] of all inputs, in their order: numbers or arrays of them; bytes and categories as they are.
+def read_table(features: Any, encoder: RowEncoder, zone: str, *, nulls: bool = False) -> pyarrow.RecordBatch:
+    """Return the columns of a model's inputs, under the encoder's names.
 
     Args:
-        features: a frame, or a mapping.
-        decoders, encoders: by the names of the inputs' columns.
+        features: a frame, or a mapping; see `columns_of`.
         zone: as of `times.zone_in_force`.
         nulls: NaN in a column of numbers means null.
 
     Raises:
         DataError, TypeError: a column is missing, or cannot be used; or they have different numbers of rows.
     """
-    arrays, lengths = [], {}
-    for field in inputs:
+    arrays, lengths = {}, {}
+    for field in encoder.fields:
         for name, column, days in zip(field.names, field.columns, field.holds_dates, strict=True):
-            values, is_category = column_of(features, name), column in encoders
+            values, is_category = column_of(features, name), column in encoder.categories
             array = _arrow_column(values, name, zone, nulls=nulls, categories=is_category, days=days)
-            if not is_category and not (column in decoders and pyarrow.types.is_binary(array.type)):
+            if not is_category and not (column in encoder.decoders and pyarrow.types.is_binary(array.type)):
                 _check_numbers(array.type, name)
-            arrays.append(array)
+            arrays[column] = array
             lengths[name] = len(array)
     if len(set(lengths.values())) > 1:
         raise DataError(f"the columns have different numbers of rows: {lengths}.")
-    return arrays
+    return pyarrow.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
-def decoded(batch: pyarrow.RecordBatch, decoders: Mapping[str, Decoder]) -> pyarrow.RecordBatch:
-    """With arrays in place of bytes.
-
-    Raises:
-        DataError: a decoder failed.
-    """
-    names = batch.schema.names
-    needed = {name: value for name, value in decoders.items() if pyarrow.types.is_binary(batch.column(name).type)}
-    if not needed or not batch.num_rows:
-        return batch
-    _, columns = Preparation(tuple(names), decoders=needed).passed(batch, source="a batch of rows")
-    return pyarrow.RecordBatch.from_arrays([columns[name] for name in names], names=names)
-
-
-def without_nulls_in(
-    batch: pyarrow.RecordBatch, null_values: Mapping[str, float], inputs: Sequence[Field]
-) -> pyarrow.RecordBatch:
-    """With a number in place of each null and NaN, in the columns that have one.
+def read_features(features: Any, encoder: RowEncoder, zone: str) -> pyarrow.RecordBatch:
+    """Return the columns of a model's inputs, of anything that a model's ``predict`` takes.
 
     Args:
-        null_values: the numbers, by the column's name in the batch.
-    """
-    dtypes = {column: field.dtype for field in inputs for column in field.columns}
-    names = batch.schema.names
-    # None for arrays: a column of nothing but nulls does not show by its type that it has some.
-    scalars = {
-        column for field in inputs for column, width in zip(field.columns, field.widths, strict=True) if width == 1
-    }
-    policies = [null_values[name] if name in null_values and name in scalars else "error" for name in names]
-    return without_nulls(batch, policies, [dtypes[name] for name in names]) if null_values else batch
-
-
-def matrices_of(
-    features: Any,
-    inputs: Sequence[Field],
-    decoders: Mapping[str, Decoder],
-    encoders: Mapping[str, CategoryEncoder],
-    null_values: Mapping[str, float],
-    zone: str,
-) -> list[Array]:
-    """[inputs] matrices of [rows, width], of what a model's ``predict`` takes.
-
-    Args:
-        decoders, encoders, null_values: by the names of the inputs' columns.
         zone: as of `times.zone_in_force`.
 
     Raises:
@@ -155,11 +103,8 @@ def matrices_of(
     """
     table = columns_of(features)
     if table is not None:
-        names = [column for field in inputs for column in field.columns]
-        arrays = arrow_columns(table, inputs, decoders, encoders, zone)
-        batch = encoded(decoded(pyarrow.RecordBatch.from_arrays(arrays, names=names), decoders), encoders)
-        batch = without_nulls_in(batch, null_values, inputs)
-        return [matrix_of(batch, field, source="a batch of rows") for field in inputs]
+        return read_table(table, encoder, zone)
+    inputs = encoder.fields
     is_list_of_any = isinstance(features, (list, tuple))
     if is_list_of_any and any(isinstance(row, Mapping) for row in features):
         raise TypeError(_ROWS)
@@ -167,103 +112,100 @@ def matrices_of(
     if len(array_likes) != len(inputs):
         number = f"{len(array_likes)} array{' was' if len(array_likes) == 1 else 's were'}"
         raise DataError(f"{number} given for {len(inputs)} input{'s' * (len(inputs) > 1)}. {_TAKEN}.")
-    matrices = [
-        _matrix(array, wanted, encoders, null_values, zone) for array, wanted in zip(array_likes, inputs, strict=True)
-    ]
-    lengths = {field.name: len(matrix) for field, matrix in zip(inputs, matrices, strict=True)}
+    columns: dict[str, pyarrow.Array] = {}
+    lengths = {}
+    for array, field in zip(array_likes, inputs, strict=True):
+        parts = _columns_of_array(array, field, encoder, zone)
+        columns.update(zip(field.columns, parts, strict=True))
+        lengths[field.name] = len(parts[0])
     if len(set(lengths.values())) > 1:
         raise DataError(f"the arrays have different numbers of rows: {lengths}.")
-    return matrices
+    return pyarrow.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _matrix(
-    array: Any,
-    wanted: Field,
-    encoders: Mapping[str, CategoryEncoder],
-    null_values: Mapping[str, float],
-    zone: str,
-) -> Array:
-    """[rows, width] of an input, of an array or a list."""
+def _columns_of_array(array: Any, field: Field, encoder: RowEncoder, zone: str) -> list[pyarrow.Array]:
+    """Return [columns] those of an input that is given as one array [rows, ...], or as a list of rows."""
     try:
-        result = numpy.asarray(array)
+        values = numpy.asarray(array)
     except ValueError:  # rows of different lengths
-        result = numpy.empty(len(array), object)
-    if result.ndim == 0 or isinstance(array, bytearray):
-        raise TypeError(f"predict() was given {array!r:.60} for {wanted.name}. {_TAKEN}.")
-    if not encoders.keys().isdisjoint(wanted.columns):
-        return _ids_of(array, wanted, encoders)
-    if result.dtype.kind == "O" and result.ndim == 1:
-        return _matrix_of_values(array, wanted, null_values, zone)
-    if result.dtype.kind == "M":
-        result = _numbers_of_times(result, wanted, zone)
-    values = result.flat if result.dtype.kind in "OUS" else ()
-    text = next((value for value in values if isinstance(value, (str, bytes))), None)
-    if text is not None:  # numpy would read numbers out of it
-        raise DataError(f"the array that is given for {wanted.name} holds {str(text)!r}: a model reads numbers.")
-    if result.dtype.kind in "cmV":
-        raise DataError(f"the array that is given for {wanted.name} is of {result.dtype}: a model reads real numbers.")
-    result = _without_nan(result, wanted, null_values)
-    try:
-        matrix = numpy.ascontiguousarray(result, wanted.dtype)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"the array that is given for {wanted.name} does not hold numbers alone: {error}.") from error
-    if matrix.dtype.kind == "i" and result.dtype.kind == "f" and (matrix != result).any():
-        raise DataError(f"{wanted.name} was trained with whole numbers; the array that is given has others.")
-    if matrix.size != len(matrix) * wanted.width:
+        values = numpy.empty(len(array), object)
+    if values.ndim == 0 or isinstance(array, bytearray):
+        raise TypeError(f"predict() was given {array!r:.60} for {field.name}. {_TAKEN}.")
+    is_alone = len(field.columns) == 1
+    is_category = not encoder.categories.keys().isdisjoint(field.columns)
+    if is_category and not is_alone:
         raise DataError(
-            f"an array of shape {list(matrix.shape)} was given for {wanted.name}: it has to be [rows, {wanted.width}]."
-        )
-    return matrix.reshape(len(matrix), wanted.width)
-
-
-def _matrix_of_values(values: Any, wanted: Field, null_values: Mapping[str, float], zone: str) -> Array:
-    """As `_matrix`, of objects: a row's value, or its list or array."""
-    array = _arrow_column(values, wanted.name, zone, days=all(wanted.holds_dates))
-    _check_numbers(array.type, wanted.name)
-    if len(wanted.columns) == 1:
-        batch = pyarrow.RecordBatch.from_arrays([array], names=list(wanted.columns))
-        return matrix_of(without_nulls_in(batch, null_values, [wanted]), wanted, source="a batch of rows")
-    joined = replace(wanted, names=(wanted.name,), columns=("c0",), widths=(wanted.width,), padding=(), dates=())
-    return matrix_of(pyarrow.RecordBatch.from_arrays([array], names=["c0"]), joined, source="a batch of rows")
-
-
-def _numbers_of_times(times: Array, wanted: Field, zone: str) -> Array:
-    """Numbers of an array of ``datetime64``, of the same shape; NaN for NaT."""
-    if any(wanted.holds_dates) and not all(wanted.holds_dates):
-        raise DataError(f"{wanted.name} are dates and others: give predict() a frame, or a dict, with these columns.")
-    flat = _with_numbers_of_times(pyarrow.array(times.reshape(-1)), all(wanted.holds_dates), zone)
-    result: Array = numbers_of(flat).to_numpy(zero_copy_only=False).reshape(times.shape)
-    return result
-
-
-def _without_nan(values: Array, wanted: Field, null_values: Mapping[str, float]) -> Array:
-    """With a number in place of each NaN, in the columns of the input that have one; other shapes stay as they are."""
-    if values.dtype.kind != "f" or null_values.keys().isdisjoint(wanted.columns) or values.size % wanted.width:
-        return values
-    numbers = [
-        null_values.get(column, numpy.nan)
-        for column, width in zip(wanted.columns, wanted.widths, strict=True)
-        for _ in range(width)
-    ]
-    rows = values.reshape(-1, wanted.width)
-    result: Array = numpy.where(numpy.isnan(rows), numpy.asarray(numbers, values.dtype), rows).reshape(values.shape)
-    return result
-
-
-def _ids_of(values: Any, wanted: Field, encoders: Mapping[str, CategoryEncoder]) -> Array:
-    """[rows, width] ids of an array of categories.
-
-    Raises:
-        DataError: the input has other columns, too.
-    """
-    if len(wanted.columns) > 1:
-        raise DataError(
-            f"the input of {wanted.name} contains categories beside other columns: give predict() a frame, or a dict, "
+            f"the input of {field.name} contains categories beside other columns: give predict() a frame, or a dict, "
             "with these columns."
         )
-    array = _arrow_column(values, wanted.name, "UTC", categories=True)
-    column = pyarrow.RecordBatch.from_arrays([array], names=list(wanted.columns))
-    return matrix_of(encoded(column, encoders), wanted, source="a batch of rows")
+    if is_category or (values.dtype.kind == "O" and values.ndim == 1):
+        days = all(field.holds_dates)
+        column = _arrow_column(array, field.name, zone, categories=is_category, days=days)
+        if not is_category:
+            _check_numbers(column.type, field.name)
+        if is_alone:
+            return [column]
+        values = _rows_of_lists(column, field)
+    if values.dtype.kind == "M":
+        values = _numbers_of_times(values, field, zone)
+    return _split_array(_checked_numbers(values, field), field)
+
+
+def _rows_of_lists(column: pyarrow.Array, field: Field) -> Array:
+    """Return the rows [rows, width] of an input of several columns, each of which is given as a list of values."""
+    lengths = numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), field.width))
+    if not is_list(column.type) or (lengths != field.width).any():
+        raise DataError(f"each row of {field.name} has to be a list of {field.width} values.")
+    values: Array = numbers_of(column).flatten().to_numpy(zero_copy_only=False).reshape(-1, field.width)
+    return values
+
+
+def _checked_numbers(values: Array, field: Field) -> Array:
+    """Return the rows [rows, width] of an array of numbers, in a type that Arrow has.
+
+    Raises:
+        DataError: they are no real numbers, or of another shape.
+    """
+    kind = values.dtype.kind
+    texts = values.flat if kind in "OUS" else ()
+    text = next((value for value in texts if isinstance(value, (str, bytes))), None)
+    if text is not None:  # numpy would read numbers out of it
+        raise DataError(f"the array that is given for {field.name} holds {str(text)!r}: a model reads numbers.")
+    if kind in "cmV":
+        raise DataError(f"the array that is given for {field.name} is of {values.dtype}: a model reads real numbers.")
+    try:
+        if field.dtype != "int64":
+            values = values.astype(field.dtype, copy=False)
+        elif kind not in "iu":
+            values = values.astype("uint8" if kind == "b" else "float64", copy=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the array that is given for {field.name} does not hold numbers alone: {error}.") from error
+    if values.size != len(values) * field.width:
+        raise DataError(
+            f"an array of shape {list(values.shape)} was given for {field.name}: it has to be [rows, {field.width}]."
+        )
+    return numpy.ascontiguousarray(values).reshape(len(values), field.width)
+
+
+def _split_array(rows: Array, field: Field) -> list[pyarrow.Array]:
+    """Return [columns] those of an input, of its rows [rows, width]."""
+    if len(field.widths) == field.width:  # scalars
+        return split_columns(pyarrow.array(rows.reshape(-1)), field.width)
+    columns, start = [], 0
+    for width in field.widths:
+        part = pyarrow.array(numpy.ascontiguousarray(rows[:, start : start + width]).reshape(-1))
+        columns.append(part if width == 1 else pyarrow.FixedSizeListArray.from_arrays(part, width))
+        start += width
+    return columns
+
+
+def _numbers_of_times(times: Array, field: Field, zone: str) -> Array:
+    """Return numbers of an array of ``datetime64``, of the same shape; NaN for NaT."""
+    if any(field.holds_dates) and not all(field.holds_dates):
+        raise DataError(f"{field.name} are dates and others: give predict() a frame, or a dict, with these columns.")
+    flat = _with_numbers_of_times(pyarrow.array(times.reshape(-1)), all(field.holds_dates), zone)
+    result: Array = numbers_of(flat).to_numpy(zero_copy_only=False).reshape(times.shape)
+    return result
 
 
 def _arrow_column(
@@ -295,7 +237,7 @@ def _arrow_column(
         array = array.dictionary_decode()
     if pyarrow.types.is_struct(array.type) and kind_of(array.type) != "vector":
         raise DataError(f"column {name!r} holds dicts, and models need numbers. List its fields: '{name}.field'.")
-    return numbers_of(_with_numbers_of_times(array, days, zone))
+    return _with_numbers_of_times(array, days, zone)
 
 
 def _with_numbers_of_times(array: pyarrow.Array, days: bool, zone: str) -> pyarrow.Array:

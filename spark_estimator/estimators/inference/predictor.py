@@ -6,7 +6,7 @@ import hashlib
 import io
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,11 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.compat.importer import install, installed
-from spark_estimator.data.categories import CategoryEncoder, encoded
-from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Array, Field, matrix_of
+from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference import model_file
-from spark_estimator.estimators.inference.features import arrow_columns, decoded, matrices_of, without_nulls_in
+from spark_estimator.estimators.inference.features import read_features, read_table
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, struct_of
 
 if TYPE_CHECKING:
@@ -42,36 +41,32 @@ class Predictor(ABC):
 
     Attributes:
         payload: the model, as the framework's predictor has packed it.
-        inputs: [inputs] what its columns are.
+        encoder: makes the model's inputs of columns.
         widths: [outputs] values a row that it returns.
         batch_size: rows that go through the model at a time.
-        decoders: of columns of bytes, by the names of `inputs`' columns.
         columns: of predictions, which are made of what the model returns.
         aliases: the driver has Horovod's names, which the model's classes may import.
-        encoders: of columns of categories, by the names of `inputs`' columns.
         device: one of `devices.DEVICES`; where there is no choice, the model's framework decides.
         precision: "bf16" or "fp16" for mixed precision; None: none.
-        null_values: the numbers that replace null and NaN, by the names of `inputs`' columns.
         file: the name of the file with the payload (`model_file`), and no payload; empty: none was sent.
         zone: of times in frames that have none, where there is no session: that of the training's session.
-        packed: [arguments of Spark's function] the numbers of the columns that an argument has: one, or those of the
-            scalars of which each row is an array. Empty: each argument is a column.
     """
 
     payload: bytes = field(repr=False)
-    inputs: tuple[Field, ...]
+    encoder: RowEncoder
     widths: tuple[int, ...]
     batch_size: int
-    decoders: Mapping[str, Decoder] = field(default_factory=dict)
     columns: tuple[PredictionColumn, ...] = ()
     aliases: bool = field(default_factory=installed)
-    encoders: Mapping[str, CategoryEncoder] = field(default_factory=dict)
     device: str = "cpu"
     precision: str | None = None
-    null_values: Mapping[str, float] = field(default_factory=dict)
     file: str = ""
     zone: str = "UTC"
-    packed: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def inputs(self) -> tuple[Field, ...]:
+        """[inputs] the fields of the model's inputs."""
+        return self.encoder.fields
 
     @abstractmethod
     def loaded(self) -> Any:
@@ -130,11 +125,11 @@ class Predictor(ABC):
                 _kept[key] = self.loaded()
             return self.placed(_kept[key])
 
-    def predictions(self, columns: Sequence[pyarrow.Array]) -> pyarrow.Array:
-        """The columns of predictions for some rows.
+    def predictions(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
+        """Return the columns of predictions for some rows.
 
         Args:
-            columns: [columns] of all inputs, in their order.
+            batch: the columns of all inputs, under the encoder's names.
 
         Returns:
             [rows] of struct<p0, p1, ...>; null where a column has null.
@@ -142,25 +137,21 @@ class Predictor(ABC):
         Raises:
             DataError: a value cannot be used.
         """
-        batch = encoded(pyarrow.RecordBatch.from_arrays(list(columns), names=self._columns), self.encoders)
-        batch = without_nulls_in(batch, self.null_values, self.inputs)
-        mask = None
-        if any(column.null_count for column in batch.columns):
-            mask = numpy.logical_and.reduce([numpy.asarray(column.is_valid()) for column in batch.columns])
-            batch = batch.filter(pyarrow.array(mask))
-        struct = struct_of(self.columns, self._results(batch))
-        return struct if mask is None else spread(struct, mask)
-
-    def _results(self, batch: pyarrow.RecordBatch) -> list[Array]:
-        """[outputs] each [rows, width]."""
-        if not self.decoders:
-            return self.outputs_for([matrix_of(batch, field, source="a batch of rows") for field in self.inputs])
         # Images are many times larger than their bytes: those of a few rows are held at a time.
-        parts = []
-        for start in range(0, max(1, batch.num_rows), self.batch_size):
-            rows = decoded(batch.slice(start, self.batch_size), self.decoders)
-            parts.append(self.outputs_for([matrix_of(rows, field, source="a batch of rows") for field in self.inputs]))
-        return [numpy.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+        most_rows = self.batch_size if self.encoder.decoders else max(1, batch.num_rows)
+        pieces = [
+            self._predictions(batch.slice(start, most_rows)) for start in range(0, max(1, batch.num_rows), most_rows)
+        ]
+        return pieces[0] if len(pieces) == 1 else pyarrow.concat_arrays(pieces)
+
+    def _predictions(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
+        rows = self.encoder.numbers(batch, source="a batch of rows")
+        mask = None
+        if any(column.null_count for column in rows.columns):
+            mask = numpy.logical_and.reduce([numpy.asarray(column.is_valid()) for column in rows.columns])
+            rows = rows.filter(pyarrow.array(mask))
+        struct = struct_of(self.columns, self.outputs_for(self.encoder.matrices(rows, source="a batch of rows")))
+        return struct if mask is None else spread(struct, mask)
 
     def outputs_for(self, matrices: Sequence[Array]) -> list[Array]:
         """[outputs] each [rows, width], for [inputs] matrices of [rows, width].
@@ -193,35 +184,47 @@ class Predictor(ABC):
             for parts, width in zip(results, self.widths, strict=True)
         ]
 
-    def widths_of_row(self, row: Any) -> list[int]:
-        """[outputs] how many values the model returns for a row.
+    def outputs_of(self, features: Any) -> list[Array]:
+        """Return [outputs] each [rows, width], for what a model's ``predict`` takes.
+
+        Raises:
+            TypeError, DataError: it cannot be used.
+        """
+        batch = read_features(features, self.encoder, self.zone)
+        return self.outputs_for(self.encoder.encode(batch, source="a batch of rows"))
+
+    def call_on_row(self, model: Any, row: Any) -> list[Array]:
+        """Return [outputs] what a model returns for a row, as it is.
 
         Args:
             row: of Spark's, or a mapping, with the columns of `inputs`.
         """
-        columns = {name: [row[name]] for field in self.inputs for name in field.names}
-        converted = matrices_of(columns, self.inputs, {}, self.encoders, self.null_values, self.zone)
-        matrices = [numpy.require(matrix, requirements="W") for matrix in converted]
-        return [int(output.size) for output in self.called(self.model(), matrices)]
+        features = {name: [row[name]] for field in self.inputs for name in field.names}
+        batch = read_features(features, self.encoder, self.zone)
+        matrices = [numpy.require(each, requirements="W") for each in self.encoder.encode(batch, source="a row")]
+        return self.called(model, matrices)
 
     def arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
-        """For an Arrow UDF over an iterator: each batch is a tuple of arrays."""
-        return (self.predictions(unpacked(batch, self.packed)) for batch in batches)
+        """Yield the predictions of an Arrow UDF over an iterator: each batch is a tuple of arrays."""
+        return (self.predictions(self._batch(self.encoder.unpacked(batch))) for batch in batches)
 
     def pandas_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same for a pandas UDF, in Spark versions that have no Arrow UDFs."""
+        """Yield the same of a pandas UDF, in Spark versions that have no Arrow UDFs."""
         for columns in batches:
             # NaN in a column of numbers is what pandas makes of null; in an array it is NaN.
             arrays = [pyarrow.array(column, from_pandas=column.dtype != object) for column in columns]
-            struct = self.predictions(arrays)
+            struct = self.predictions(self._batch(arrays))
             frame = pyarrow.RecordBatch.from_struct_array(struct).to_pandas(integer_object_nulls=True)
             for name in frame.columns:
                 if frame[name].dtype == object:
                     frame[name] = [None if value is None else numpy.asarray(value).tolist() for value in frame[name]]
             yield frame
 
+    def _batch(self, arrays: Sequence[pyarrow.Array]) -> pyarrow.RecordBatch:
+        return pyarrow.RecordBatch.from_arrays(arrays, names=list(self.encoder.columns))
+
     def frame(self, features: Any) -> Any:
-        """The columns of predictions as a pandas frame.
+        """Return the columns of predictions as a pandas frame.
 
         Args:
             features: a pandas frame, or a mapping, with the columns of `inputs`. NaN in a column of numbers is what
@@ -230,8 +233,8 @@ class Predictor(ABC):
         Raises:
             DataError: a column is missing, or cannot be used.
         """
-        arrays = arrow_columns(features, self.inputs, self.decoders, self.encoders, self.zone, nulls=True)
-        return self.as_frame(self.predictions(arrays), getattr(features, "index", None))
+        batch = read_table(features, self.encoder, self.zone, nulls=True)
+        return self.as_frame(self.predictions(batch), getattr(features, "index", None))
 
     def as_frame(self, struct: pyarrow.StructArray, index: Any) -> Any:
         """The result of `predictions` as a pandas frame.
@@ -247,23 +250,6 @@ class Predictor(ABC):
         }
         frame = pandas.DataFrame(series, columns=list(series))
         return frame if index is None else frame.set_axis(index, axis=0)
-
-    @property
-    def _columns(self) -> list[str]:
-        return [column for field in self.inputs for column in field.columns]
-
-
-def unpacked(arguments: Sequence[pyarrow.Array], packed: Sequence[Sequence[int]]) -> Sequence[pyarrow.Array]:
-    """Return [columns] the columns in Spark's arguments; see `Predictor.packed`."""
-    if not packed:
-        return arguments
-    columns: dict[int, pyarrow.Array] = {}
-    for argument, numbers in zip(arguments, packed, strict=True):
-        values = argument if len(numbers) == 1 else argument.flatten()
-        first = numpy.arange(len(argument)) * len(numbers)
-        for place, number in enumerate(numbers):
-            columns[number] = values if len(numbers) == 1 else values.take(pyarrow.array(first + place))
-    return [columns[number] for number in range(len(columns))]
 
 
 def spread(struct: pyarrow.StructArray, mask: Array) -> pyarrow.StructArray:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy
 import pyarrow
 
-from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.keras.arrays import (
     arrays_of,
@@ -25,7 +24,6 @@ from spark_estimator.estimators.rows.shapes import (
     Fields,
     MetricError,
     class_error,
-    first_rows_name,
     not_finite,
     shown,
 )
@@ -63,7 +61,7 @@ class KerasTrial:
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
         """See `shapes.Trial.run`."""
-        matrices = [matrix_of(rows, field, source=first_rows_name(rows)).copy() for field in fields.all]
+        matrices = [matrix.copy() for matrix in fields.matrices(rows)]
         arrays = arrays_of(matrices, fields.all)
         count, labels = len(fields.inputs), len(fields.labels)
         weight = arrays[-1].reshape(-1) if fields.weight else None

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Field
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators import model
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.keras import files as keras_files
@@ -72,10 +71,8 @@ class KerasModel(KerasModelKeywords, model.TableModel):
         compiled = arguments_of(self._model)
         return compiled and output_kinds_of(self._model, compiled.loss, len(self._value("label_columns") or []))
 
-    def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> KerasPredictor:
-        return KerasPredictor.of(
-            self._model, self.getCustomObjects(), inputs, self._widths, self._value("batch_size"), decoders
-        )
+    def _predictor(self, encoder: RowEncoder) -> KerasPredictor:
+        return KerasPredictor.of(self._model, self.getCustomObjects(), encoder, self._widths, self._value("batch_size"))
 
     def _write_files(self, folder: Path) -> None:
         keras_files.write(self, self._model, self.getCustomObjects(), folder)

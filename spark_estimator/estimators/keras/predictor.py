@@ -13,8 +13,8 @@ from typing import Any
 import cloudpickle
 import numpy
 
-from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.fields import Array
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.predictor import Predictor
 from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, outputs_of
 from spark_estimator.estimators.keras.spec import choose_backend
@@ -30,10 +30,9 @@ class KerasPredictor(Predictor):
         cls,
         model: Any,
         custom_objects: Mapping[str, Any],
-        inputs: Sequence[Field],
+        encoder: RowEncoder,
         widths: Sequence[int],
         batch_size: int,
-        decoders: Mapping[str, Decoder] | None = None,
     ) -> KerasPredictor:
         """A predictor with a copy of the model as it is now."""
         from spark_estimator.estimators.keras.objects import digest_of, dumped, packed
@@ -41,7 +40,7 @@ class KerasPredictor(Predictor):
 
         content, objects = dumped(model), packed("custom_objects", dict(custom_objects))
         payload = digest_of(content, model) + cloudpickle.dumps((backend_name(model), content, objects))
-        return cls(payload, tuple(inputs), tuple(widths), batch_size, decoders or {})
+        return cls(payload, encoder, tuple(widths), batch_size)
 
     def _digest(self) -> str:
         return self.payload[:_DIGEST_BYTES].hex()  # a .keras file contains the time at which it was written

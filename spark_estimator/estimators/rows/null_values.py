@@ -97,5 +97,5 @@ def _with(columns: Columns, values: Mapping[str, float | None]) -> Columns:
                 f"nulls={{{feature.name!r}: <number>}}."
             )
         numbers[feature.name] = float(round(value)) if feature.dtype == "int64" else float(value)
-    preparation = replace(columns.preparation, nulls=with_numbers(columns.preparation.nulls, numbers))
-    return replace(columns, preparation=preparation, null_values=numbers)
+    encoder = replace(columns.encoder, nulls=with_numbers(columns.encoder.nulls, numbers))
+    return replace(columns, encoder=encoder, null_values=numbers)

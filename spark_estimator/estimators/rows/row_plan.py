@@ -57,9 +57,15 @@ class RowPlan:
             "source": self.source.source,
             "held_source": self.source.held_source,
             "kept": self.columns.kept,
-            "categories": tuple(encoder.summary for encoder in self.columns.encoders.values()),
-            "transform_validation": self.columns.preparation.transforms_marked,
+            "categories": tuple(encoder.summary for encoder in self.columns.encoder.categories.values()),
+            "transform_validation": self.columns.encoder.transforms_marked,
         }
+
+    def model_params(self) -> dict[str, Any]:
+        """Return the Params from which a model makes the training's encoder of its inputs; decoders are set already."""
+        categories = {name: encoder.entry for name, encoder in self.columns.encoder.categories.items()}
+        params = {"categories": categories, "null_values": dict(self.columns.null_values)}
+        return {name: value for name, value in params.items() if value}
 
 
 def plan_frame(
@@ -88,10 +94,10 @@ def plan_frame(
     check_untransformed(sample, fields)
     columns = counted_in_frame(frame, sample.columns) if sample.columns.uncounted else sample.columns
     columns = measured_in_frame(frame, columns) if columns.statistics else columns
+    columns = columns.with_fields(fields.all)
     source = frame_source(
         frame,
         columns,
-        fields.all,
         read_files=read_files,
         store=store,
         size=size,
@@ -116,9 +122,10 @@ def plan_files(files: DataFiles, validation: DataFiles | None, request: RowReque
     check_untransformed(sample, fields)
     columns = counted_in_files(files, sample.columns) if sample.columns.uncounted else sample.columns
     columns = measured_in_files(files, columns) if columns.statistics else columns
+    columns = columns.with_fields(fields.all)
     return RowPlan(columns, fields, files_source(files, validation, columns), _share_of_ranks(request, columns))
 
 
 def _share_of_ranks(request: RowRequest, columns: Columns) -> float:
     """`RowPlan.held_share`: where rows are marked as they are read, none."""
-    return 0.0 if columns.preparation.held_share else request.held_share
+    return 0.0 if columns.encoder.held_share else request.held_share

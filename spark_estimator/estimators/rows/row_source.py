@@ -5,20 +5,18 @@ On the driver `frame_source` chooses one and logs which. On a rank `rank_rows` i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.collectives import context
-from spark_estimator.data.columns import cast_columns, dropping_columns, packed_columns
-from spark_estimator.data.fields import Field
 from spark_estimator.data.materialize import materialized
 from spark_estimator.data.parquet import DataFiles, FileRows
-from spark_estimator.data.preparation import Preparation, dtypes_of
-from spark_estimator.data.quoting import numbered
-from spark_estimator.data.rank.spool import Spool, SpoolFeed, receive
+from spark_estimator.data.rank.spool import Spool, receive
+from spark_estimator.data.row_encoder import dtypes_of
 from spark_estimator.data.scan import ThroughSpark, just_files
-from spark_estimator.estimators.rows.sampling import Columns, by_position
+from spark_estimator.data.spark_rows import feed_columns, feed_raw_columns
+from spark_estimator.estimators.rows.sampling import Columns
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.launch.spark.row_writer import Rows, worker_end
 from spark_estimator.log import logger
@@ -48,7 +46,6 @@ class RowSource:
 def frame_source(
     frame: DataFrame,
     columns: Columns,
-    fields: Sequence[Field],
     *,
     read_files: bool,
     store: FilesystemStore | None,
@@ -85,7 +82,7 @@ def frame_source(
                 " Set store=Store.create('/path'), where fit writes them once, or fit spark.read.parquet(path)."
             ) from reason
         _log.info("rows reach the ranks through Spark's tasks: %s", reason)
-        return RowSource(rows=_through_spark(frame, columns, fields))
+        return RowSource(rows=_through_spark(frame, columns))
     _log.info("the ranks read the DataFrame's %d Parquet files (%d rows) directly", len(files.files), files.rows)
     return RowSource(source=FileRows(files, columns.reading))
 
@@ -120,38 +117,16 @@ def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
         with worker_end() as supervisor:
             return receive(spec.spooled, supervisor)
     rank, size = context.rank(), context.size()
-    rows, marked = spec.source.read(spec.spooled, rank, size)
+    rows, marked = spec.source.read(rank, size)
     if spec.held_source is not None:
-        marked, _ = spec.held_source.read(spec.spooled, rank, size)
+        marked, _ = spec.held_source.read(rank, size)
     return rows, marked
 
 
-def _through_spark(frame: DataFrame, columns: Columns, fields: Sequence[Field]) -> Rows:
-    preparation = columns.preparation
-    marker = "marker" if preparation.marks_rows else None
-    if preparation.transformation is not None:
-        stored = frame.select(*numbered(column.stored for column in columns.read))
-        spooled = tuple(fields) if columns.kept is None else columns.kept.fields
-        names = tuple(column.name for column in columns.read)
-        return Rows(stored, SpoolFeed(spooled, marker, columns.reading, names))
-    rows = frame.select(
-        *cast_columns(columns.fed, dtypes_of(fields), preparation.nulls),
-        *([columns.marker.marks.alias("marker")] if columns.marker else []),
-    )
-    dropping = dropping_columns(columns.fed, preparation.nulls)
-    rows = rows.dropna(subset=dropping) if dropping else rows
-    packed, packed_fields = packed_columns(rows.schema, fields)
-    rows, feed = rows.select(*packed), SpoolFeed(packed_fields, marker)
-    # Spark has cast and renamed the columns and replaced nulls; only decoding and the ids of categories remain.
-    decoders = by_position(preparation.decoders, columns.fed)
-    encoders = by_position(preparation.encoders, columns.fed)
-    if decoders or encoders:
-        names = tuple(name for name in rows.columns if name != marker)
-        places = {name: f"c{number}" for number, name in enumerate(names)}
-        packed_fields = tuple(
-            replace(field, columns=tuple(places[column] for column in field.columns)) for field in packed_fields
-        )
-        remaining = Preparation(names, marker, decoders=decoders, encoders=encoders)
-        feed = SpoolFeed(packed_fields, marker, remaining)
+def _through_spark(frame: DataFrame, columns: Columns) -> Rows:
+    encoder = columns.encoder
+    if encoder.transformation is not None:
+        return Rows(*feed_raw_columns(frame, columns.reading, columns.read))
+    rows, feed = feed_columns(frame, encoder, columns.fed, dtypes_of(encoder.fields), columns.marker)
     # Rows are spread by their values: a stage that is retried sends each rank the same rows, without a sort.
     return Rows(rows, feed, tuple(rows.columns))

@@ -16,7 +16,7 @@ import numpy
 import pyarrow
 
 from spark_estimator.data.columns import Readable
-from spark_estimator.data.fields import Field, matrix_of
+from spark_estimator.data.fields import Array, Field, matrix_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.sampling import RowSample
 
@@ -38,6 +38,10 @@ class Fields:
     def all(self) -> tuple[Field, ...]:
         """In the order of the columns."""
         return (*self.inputs, *self.labels, *((self.weight,) if self.weight else ()))
+
+    def matrices(self, rows: pyarrow.RecordBatch) -> list[Array]:
+        """Return [fields] matrices [rows, width] of the first rows, to try a model with; see `all`."""
+        return [matrix_of(rows, field, source=first_rows_name(rows)) for field in self.all]
 
 
 class LabelError(Exception):
@@ -187,8 +191,8 @@ def class_error(column: str, label: int, classes: int) -> DataError:
 
 def not_finite(rows: pyarrow.RecordBatch, fields: Fields) -> str:
     """Names a column whose first rows hold NaN or infinity; empty without one."""
-    for field in fields.all:
-        for row in matrix_of(rows, field, source=first_rows_name(rows)):
+    for field, matrix in zip(fields.all, fields.matrices(rows), strict=True):
+        for row in matrix:
             if row.dtype.kind == "f" and not all(map(math.isfinite, row.tolist())):
                 return _not_finite_value(field, row.tolist())
     return ""

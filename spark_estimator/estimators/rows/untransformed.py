@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from spark_estimator.data.fields import matrix_of
-from spark_estimator.data.preparation import dtypes_of
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.sampling import RowSample
 from spark_estimator.estimators.rows.shapes import Fields, first_rows_name
@@ -23,8 +21,8 @@ def check_untransformed(sample: RowSample, fields: Fields) -> None:
     rows = sample.untransformed
     if rows is None:
         return
-    preparation = sample.columns.preparation.untransformed
-    missing = next((name for name in preparation.columns if name not in rows.schema.names), None)
+    encoder = sample.columns.encoder.untransformed.with_fields(fields.all)
+    missing = next((name for name in encoder.columns if name not in rows.schema.names), None)
     if missing is not None:
         raise DataError(
             f"transform_validation=False: the rows for validation have no column {missing!r}, which transformation_fn "
@@ -32,15 +30,13 @@ def check_untransformed(sample: RowSample, fields: Fields) -> None:
         )
     try:
         for column in sample.columns.fed:
-            shape = preparation.decoders[column.name].shape if column.name in preparation.decoders else column.shape
+            shape = encoder.decoders[column.name].shape if column.name in encoder.decoders else column.shape
             if shape != column.shape:
                 raise DataError(
                     f"column {column.name!r} is decoded as {list(shape or ())}, and transformation_fn returns "
                     f"{list(column.shape or ())}."
                 )
-        made = preparation.batch(rows, dtypes_of(fields.all))
-        for field in fields.all:
-            matrix_of(made, field, source=first_rows_name(rows))
+        encoder.encode(rows, source=first_rows_name(rows))
     except Exception as error:  # of Arrow and NumPy, too
         raise DataError(
             "transform_validation=False: the rows for validation don't fit the model without transformation_fn: "

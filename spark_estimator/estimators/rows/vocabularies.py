@@ -24,9 +24,10 @@ from spark_estimator.data.fields import is_list
 from spark_estimator.data.nulls import policy_of
 from spark_estimator.data.numbers import numbers_of, without_nulls
 from spark_estimator.data.parquet import DataFiles
-from spark_estimator.data.preparation import marks
+from spark_estimator.data.row_encoder import read_marks
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rows.sampling import Columns, collected
+from spark_estimator.estimators.rows.sampling import Columns
+from spark_estimator.estimators.rows.sources import collected
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -140,7 +141,7 @@ def _open(columns: Columns) -> list[_Counted]:
     """The vocabularies whose values are to be counted."""
     features = {column.name: column for column in columns.read}
     sharing: dict[str, list[str]] = {}
-    for name, encoder in columns.encoders.items():
+    for name, encoder in columns.encoder.categories.items():
         sharing.setdefault(encoder.of.name if isinstance(encoder, Shared) else name, []).append(name)
     return [
         _Counted(number, tuple(replace(features[name], ids=encoder.size) for name in sharing[encoder.name]), encoder)
@@ -154,10 +155,10 @@ def _with_vocabularies(columns: Columns, vocabularies: Iterable[Vocabulary]) -> 
         name: replace(encoder, of=counted.get(encoder.of.name, encoder.of))
         if isinstance(encoder, Shared)
         else counted.get(name, encoder)
-        for name, encoder in columns.encoders.items()
+        for name, encoder in columns.encoder.categories.items()
     }
     _warn_of_overlaps([encoder for encoder in encoders.values() if isinstance(encoder, Vocabulary)], columns)
-    return columns.with_encoders(encoders)
+    return columns.with_categories(encoders)
 
 
 def _warn_of_overlaps(vocabularies: Sequence[Vocabulary], columns: Columns) -> None:
@@ -187,9 +188,9 @@ def _texts(array: pyarrow.Array) -> list[str]:
 
 def _dropped_by(columns: Columns) -> list[Readable]:
     """The columns in which a null drops the row before it is transformed."""
-    if columns.preparation.transformation is not None:
+    if columns.encoder.transformation is not None:
         return []
-    nulls = columns.preparation.nulls
+    nulls = columns.encoder.nulls
     return [column for column in columns.fed if policy_of(nulls, column.name) == "drop" and not column.takes_nulls]
 
 
@@ -198,7 +199,7 @@ def training_rows(frame: DataFrame, columns: Columns, wanted: Sequence[Column]) 
     from pyspark.sql import functions
 
     others = _dropped_by(columns)
-    marker = columns.marker if columns.preparation.transformation is None else None
+    marker = columns.marker if columns.encoder.transformation is None else None
     chosen = list(wanted)
     if marker is not None:
         chosen.append(marker.marks)
@@ -234,15 +235,15 @@ def _entries(name: str, counted: _Counted, column: Readable) -> Column:
 def training_batches(files: DataFiles, columns: Columns, names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
     """The rows to train on, with the columns of these names."""
     others = [column.name for column in _dropped_by(columns)]
-    marker = columns.marker if columns.preparation.transformation is None else None
+    marker = columns.marker if columns.encoder.transformation is None else None
     read = list(dict.fromkeys([*others, *names, *([marker.name] if marker else [])]))
     for batch in files.batches(read, 0, 1, _ROWS_TO_COUNT):
         arrays = {f"c{number}": numbers_of(batch.column(name)) for number, name in enumerate(others)}
         arrays.update({name: batch.column(name) for name in names})
         if marker is not None:
-            arrays["marker"] = pyarrow.compute.fill_null(marks(batch.column(marker.name)), False)
+            arrays["marker"] = pyarrow.compute.fill_null(read_marks(batch.column(marker.name)), False)
         rows = pyarrow.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        rows = without_nulls(rows, ["drop"] * len(others), ["int64"] * len(others))
+        rows = without_nulls(rows, [("drop", "")] * len(others))
         yield rows if marker is None else rows.filter(pyarrow.compute.invert(rows.column("marker")))
 
 

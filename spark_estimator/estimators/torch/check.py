@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from spark_estimator.checkpoint.random_state import random_state, set_random_state
-from spark_estimator.data.fields import matrix_of
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, LabelError, first_rows_name, not_finite, shown
+from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, LabelError, not_finite, shown
 from spark_estimator.estimators.torch.losses import (
     Tensors,
     TorchParts,
@@ -186,7 +185,7 @@ def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
 
 def first_tensors(rows: pyarrow.RecordBatch, fields: Fields) -> Tensors:
     """[fields] the first rows, as a training would get them."""
-    return [tensor_of(matrix_of(rows, field, source=first_rows_name(rows)).copy(), field) for field in fields.all]
+    return [tensor_of(matrix.copy(), field) for matrix, field in zip(fields.matrices(rows), fields.all, strict=True)]
 
 
 def _check_outputs(

@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy
 from torch import nn
 
-from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Field
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators import model
-from spark_estimator.estimators.inference.features import matrices_of
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
 from spark_estimator.estimators.params import MODEL_PARTS, with_params
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
@@ -104,15 +101,11 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         rows at a time there are `transform` and `predict`. A subclass that overrides it has `transform` call its
         function for each row, with all columns of the DataFrame.
         """
-        inputs, widths, decoders = self._renamed_inputs(), self._outputs, self._decoders()
-        encoders, null_values, zone = self._encoders(inputs), self._null_values(inputs), self._known.zone
+        encoder, widths, zone = self._encoder(self._inputs), self._outputs, self._known.zone
 
         def predict(module: nn.Module, row: Any) -> Any:
-            columns = {name: [row[name]] for field in inputs for name in field.names}
-            predictor = TorchPredictor(b"", inputs, widths, 1, decoders)
-            converted = matrices_of(columns, inputs, decoders, encoders, null_values, zone)
-            matrices = [numpy.require(matrix, requirements="W") for matrix in converted]
-            outputs = [output.reshape(-1) for output in predictor.called(module.eval(), matrices)]
+            predictor = TorchPredictor(b"", encoder, widths, 1, zone=zone)
+            outputs = [output.reshape(-1) for output in predictor.call_on_row(module.eval(), row)]
             predictor.finish(module)
             return outputs[0] if len(outputs) == 1 else outputs
 
@@ -128,10 +121,10 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         labels = self._value("label_columns") or []
         return [output_kind_of(loss) for loss in (losses * len(labels) if len(losses) == 1 else losses)] or None
 
-    def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Decoder] | None = None) -> TorchPredictor:
+    def _predictor(self, encoder: RowEncoder) -> TorchPredictor:
         value = self._value
         options = {"device": value("inference_device"), "precision": value("inference_precision")}
-        return TorchPredictor.of(self._model, inputs, self._widths, value("batch_size"), decoders, **options)
+        return TorchPredictor.of(self._model, encoder, self._widths, value("batch_size"), **options)
 
     def _write_files(self, folder: Path) -> None:
         torch_files.write(self, self._model, folder)

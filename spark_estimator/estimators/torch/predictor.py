@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
 import torch
 from torch import nn
 
-from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.fields import Array
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.predictor import Predictor
 from spark_estimator.estimators.torch.device import (
     device_of,
@@ -34,10 +34,9 @@ class TorchPredictor(Predictor):
     def of(
         cls,
         model: nn.Module,
-        inputs: Sequence[Field],
+        encoder: RowEncoder,
         widths: Sequence[int],
         batch_size: int,
-        decoders: Mapping[str, Decoder] | None = None,
         **options: Any,
     ) -> TorchPredictor:
         """A predictor with a copy of the model as it is now.
@@ -46,7 +45,7 @@ class TorchPredictor(Predictor):
             options: the attributes `device` and `precision`.
         """
         prepare_to_send(model)
-        return cls(dumped(model), tuple(inputs), tuple(widths), batch_size, decoders or {}, **options)
+        return cls(dumped(model), encoder, tuple(widths), batch_size, **options)
 
     def loaded(self) -> nn.Module:
         """See `Predictor.loaded`."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy
 
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.parquet import FileRows
-from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.prefetch import Ahead
 from spark_estimator.data.rank.shares import share
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.pages import Page, cut, objects, rows_in
 from spark_estimator.extensions.petastorm.plan import ReadPlan
@@ -66,7 +67,7 @@ def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool, by
         return in_groups
     try:
         fields = tensor_fields(plan)
-        rows = FileRows(plan.files, Preparation(plan.columns))
+        rows = FileRows(plan.files, RowEncoder(plan.columns))
         seed = plan.seed if plan.shuffles or capacity else None
         result = ShardBatches(
             rows, fields, plan.shard, plan.shards, plan.num_epochs, seed, batch_size, plan.transformer, plan
@@ -109,8 +110,8 @@ class ShardBatches:
         transformer: Transformer | None = None,
         plan: ReadPlan | None = None,
     ) -> None:
-        self._rows = rows
         self._joined = Joined.of(fields)
+        self._rows = replace(rows, encoder=rows.encoder.with_fields(self._joined.stored))
         self._shard = shard
         self._shards = shards
         self._num_epochs = num_epochs
@@ -187,7 +188,7 @@ class ShardBatches:
             DataError: a value cannot be used.
         """
         if self._matrices is None:
-            self._matrices = self._rows.read(self._joined.stored, self._shard, self._shards)[0].matrices
+            self._matrices = self._rows.read(self._shard, self._shards)[0].matrices
         return self._matrices
 
     def _orders(self) -> Iterator[Array]:

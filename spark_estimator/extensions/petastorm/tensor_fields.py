@@ -7,7 +7,7 @@ import numpy
 from spark_estimator.data.fields import Field, widths_of
 from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import FileRows
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.plan import ReadPlan
 
@@ -51,7 +51,7 @@ def tensor_fields(plan: ReadPlan) -> list[Field]:
     """
     columns = plan.columns
     dtypes = [_dtype(plan, name) for name in columns]
-    first = FileRows(plan.files, Preparation(columns)).first_rows(dtypes, _SAMPLE_ROWS)
+    first = FileRows(plan.files, RowEncoder(columns)).first_rows(dtypes, _SAMPLE_ROWS)
     arrow_names = [f"c{number}" for number in range(len(columns))]
     fields = []
     for name, dtype, column, width in zip(columns, dtypes, arrow_names, widths_of(first, arrow_names), strict=True):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
-from spark_estimator.data.fields import Field
 from spark_estimator.data.quoting import quoted
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 from spark_estimator.estimators import checks, model, params
 from spark_estimator.estimators.inference.features import columns_of
@@ -139,7 +139,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         checks.spark_frame("transform()", dataset)
         return self._predicted(dataset)
 
-    def _predictor(self, inputs: Sequence[Field], decoders: Mapping[str, Any] | None = None) -> TextPredictor:
+    def _predictor(self, encoder: RowEncoder) -> TextPredictor:
         return self._text_predictor(as_json=False)
 
     def _text_predictor(self, *, as_json: bool) -> TextPredictor:

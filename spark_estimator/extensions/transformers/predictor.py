@@ -15,6 +15,7 @@ import torch
 
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.fields import Array
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.prediction_columns import arrow_type, struct_of
 from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, spread
 from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
@@ -87,7 +88,7 @@ class TextPredictor(Predictor):
     @classmethod
     def of(cls, net: Any, tokenizer: Any, batch_size: int, **options: Any) -> TextPredictor:
         """A predictor with a copy of the model as it is now, which has a padding token (`settle_padding`)."""
-        return cls(dumped((net, pickle.dumps(tokenizer))), (), (), batch_size, **options)
+        return cls(dumped((net, pickle.dumps(tokenizer))), RowEncoder(("text",)), (), batch_size, **options)
 
     def loaded(self) -> tuple[Any, Any]:
         """See `Predictor.loaded`: the model and the tokenizer."""
@@ -103,9 +104,9 @@ class TextPredictor(Predictor):
         """Not for texts: see `outputs_of_texts`."""
         raise NotImplementedError
 
-    def predictions(self, columns: Sequence[pyarrow.Array]) -> pyarrow.Array:
+    def predictions(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
         """See `Predictor.predictions`; null where the text is."""
-        return self._struct(columns[0].to_pylist())
+        return self._struct(batch.column(0).to_pylist())
 
     def frame(self, features: Any) -> Any:
         """See `Predictor.frame`. NaN and pandas.NA in the column of texts are read as null."""

@@ -15,9 +15,8 @@ from typing import Any
 import numpy
 import pyarrow
 
-from spark_estimator.data.preparation import marks as marks_of
-from spark_estimator.data.preparation import marks_error
 from spark_estimator.data.quoting import quoted
+from spark_estimator.data.row_encoder import marks_error, read_marks
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.transformers.task import TextTask
 
@@ -84,7 +83,7 @@ class Tokenising:
         nothing = [None] * batch.num_rows
         texts = arrays[self.task.text].to_pylist()
         labels = nothing if self.task.label is None else arrays[self.task.label].to_pylist()
-        marks = nothing if self.marker is None else marks_of(arrays[self.marker]).to_pylist()
+        marks = nothing if self.marker is None else read_marks(arrays[self.marker]).to_pylist()
         whole = [
             not is_missing(text, self.task.task) and (label is not None or self.task.label is None)
             for text, label in zip(texts, labels, strict=True)

@@ -1,0 +1,323 @@
+"""Turns rows of columns into the matrices of a model's tensors: in training, in loaders and in prediction.
+
+Promises: nothing else does. The same values give the same bits, whether files, Spark's tasks, a frame or an array hold
+them.
+
+Order of events, for each batch:
+
+1. Bytes are decoded, and categories become ids.
+2. A training's transformation is called. Prediction has none.
+3. Dates, times, decimals and vectors become numbers (`numbers_of`).
+4. Nulls are replaced by a number, or their rows are dropped, or they stay.
+5. The columns of each field become a matrix [rows, width] of the field's type; shorter arrays are padded.
+
+A value that does not fit raises DataError with its column, its row, and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy
+import pyarrow
+import pyarrow.compute
+
+from spark_estimator.data.categories import CategoryEncoder
+from spark_estimator.data.decoding import Decoder, lists_of
+from spark_estimator.data.fields import Array, Field, is_list, matrix_of
+from spark_estimator.data.nulls import NullPolicy, Nulls, drops_rows, policy_of
+from spark_estimator.data.numbers import numbers_of, without_nulls
+from spark_estimator.data.transformation import Takes, Transformation
+from spark_estimator.errors import DataError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# The largest batch that is encoded at a time, unless one row is larger.
+_BATCH_BYTES = 16 << 20
+_MOST_BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class RowEncoder:
+    """How rows become matrices. It is fitted on the driver, and sent to ranks and to Spark's workers.
+
+    Attributes:
+        columns: [c0, c1, ...] the names in the batches of the columns that fields call so.
+        fields: of the matrices; empty until the driver knows their shapes.
+        nulls: what is done about them, by the names of `columns` or for all.
+        decoders: by the column's name in the batches.
+        categories: the encoders of categories, by the column's name in the batches.
+        marker: the column that marks rows for validation; None: no row is.
+        transformation: None: there is none.
+        transformation_columns: the columns that the transformation receives; empty: `columns` and `marker`.
+        by_name: the columns of a transformation that takes rows are all that it returns.
+        transforms_marked: rows for validation are transformed, too.
+        held_share: of the rows, which is marked by their values, before the transformation; 0: no row is.
+        packed: [arrays of Spark] the numbers of the columns whose scalars a row of the array has; see `unpacked`.
+    """
+
+    columns: tuple[str, ...]
+    fields: tuple[Field, ...] = ()
+    nulls: Nulls = "error"
+    decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    categories: Mapping[str, CategoryEncoder] = field(default_factory=dict)
+    marker: str | None = None
+    transformation: Transformation | None = None
+    transformation_columns: tuple[str, ...] = ()
+    by_name: bool = False
+    transforms_marked: bool = True
+    held_share: float = 0.0
+    packed: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def marks_rows(self) -> bool:
+        """Whether its batches have the column ``marker``."""
+        return self.marker is not None or self.held_share > 0
+
+    @property
+    def untransformed(self) -> RowEncoder:
+        """The encoder of rows for validation alone, where these are not transformed."""
+        return replace(self, marker=None, transformation=None, transforms_marked=True, held_share=0.0)
+
+    @property
+    def read(self) -> list[str]:
+        """The columns of the batches; none twice."""
+        return list(dict.fromkeys(self.transformation_columns or self._wanted))
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether every input row becomes one output row."""
+        return not drops_rows(self.nulls) and self.transformation is None
+
+    @property
+    def batch_rows(self) -> int:
+        """The number of rows that are encoded at a time."""
+        return max(1, min(_MOST_BATCH_ROWS, _BATCH_BYTES // max(1, sum(field.row_bytes for field in self.fields))))
+
+    @property
+    def _wanted(self) -> list[str]:
+        return list(dict.fromkeys([*self.columns, *([] if self.marker is None else [self.marker])]))
+
+    def with_fields(self, fields: Sequence[Field]) -> Self:
+        """Return the encoder that makes these matrices."""
+        return replace(self, fields=tuple(fields))
+
+    def with_categories(self, categories: Mapping[str, CategoryEncoder]) -> Self:
+        """Return the encoder with other ids of categories."""
+        return replace(self, categories=categories)
+
+    def by_position(self, *, packed: tuple[tuple[int, ...], ...] = ()) -> RowEncoder:
+        """Return the encoder of batches whose columns are named ``c0``, ``c1`` and so on, for rows that Spark selects.
+
+        Args:
+            packed: as the attribute.
+        """
+        names = tuple(f"c{number}" for number in range(len(self.columns)))
+        pairs = list(zip(names, self.columns, strict=True))
+        return replace(
+            self,
+            columns=names,
+            nulls={name: policy_of(self.nulls, column) for name, column in pairs},
+            decoders={name: self.decoders[column] for name, column in pairs if column in self.decoders},
+            categories={name: self.categories[column] for name, column in pairs if column in self.categories},
+            marker=None if self.marker is None else "marker",
+            packed=packed,
+        )
+
+    def encode_batches(
+        self,
+        batches: Iterable[pyarrow.RecordBatch],
+        most_rows: int | None = None,
+        dtypes: Sequence[str] | None = None,
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows as numbers in ``c0``, ``c1`` and so on, and ``marker``: what `matrices` takes.
+
+        Args:
+            most_rows: that are worked on at a time; None: `batch_rows`.
+            dtypes: as in `numbers`.
+
+        Raises:
+            DataError: a function failed, or its result cannot be used.
+        """
+        row, most_rows = 0, most_rows or self.batch_rows
+        for batch in batches:
+            for start in range(0, batch.num_rows, most_rows):  # without a row there is no input for a function
+                piece = batch.slice(start, most_rows)
+                if self.transforms_marked or not self.marks_rows:
+                    yield self.numbers(piece, row, dtypes=dtypes)
+                else:
+                    yield from self._split_by_mark(piece, row, dtypes)
+                row += piece.num_rows
+
+    def _split_by_mark(
+        self, batch: pyarrow.RecordBatch, row: int, dtypes: Sequence[str] | None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows to train on, and those for validation, which are not transformed."""
+        marked = draw_marks(batch, self.held_share) if self.marker is None else read_marks(batch.column(self.marker))
+        if marked.null_count:
+            raise marks_error(self.marker)
+        training = replace(self, marker=None, held_share=0.0)
+        for mark, encoder in ((False, training), (True, self.untransformed)):
+            rows = batch.filter(marked if mark else pyarrow.compute.invert(marked))
+            if rows.num_rows:  # without a row there is no input for a function
+                made = encoder.numbers(rows, row, dtypes=dtypes)
+                column = pyarrow.array(numpy.full(made.num_rows, mark))
+                yield pyarrow.RecordBatch.from_arrays([*made.columns, column], names=[*made.schema.names, "marker"])
+
+    def numbers(
+        self,
+        batch: pyarrow.RecordBatch,
+        row: int = 0,
+        source: str = "this rank's rows",
+        dtypes: Sequence[str] | None = None,
+    ) -> pyarrow.RecordBatch:
+        """Return the rows as numbers, and arrays of numbers, in ``c0``, ``c1`` and so on, and ``marker``.
+
+        Args:
+            row: the number of the batch's first row among those of `source`, for messages.
+            source: the rows that the batch belongs to, for messages.
+            dtypes: [columns] of the tensors; None: those of `fields`.
+        """
+        _, result = self.apply(batch, row, source)
+        columns = [numbers_of(result[name]) for name in self.columns]
+        names = [f"c{number}" for number in range(len(columns))]
+        rules = [
+            self._null_rule(number, column, None if dtypes is None else dtypes[number])
+            for number, column in enumerate(columns)
+        ]
+        if self.marker is not None:
+            columns.append(read_marks(result[self.marker]))
+            names.append("marker")
+        return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), rules)
+
+    def _null_rule(self, number: int, column: pyarrow.Array, dtype: str | None) -> tuple[NullPolicy, str]:
+        """Return what is done about a column's nulls, and the type of its tensor."""
+        policy = policy_of(self.nulls, self.columns[number])
+        if isinstance(policy, str):
+            return policy, ""
+        if dtype is not None:
+            return policy, dtype
+        name = f"c{number}"
+        for each in self.fields:
+            if name in each.columns:
+                # A column of nothing but nulls does not show by its type that it has arrays.
+                is_scalar = each.widths[each.columns.index(name)] == 1 or not pyarrow.types.is_null(column.type)
+                return (policy, each.dtype) if is_scalar else ("error", "")
+        return "error", ""  # no field needs the column
+
+    def matrices(self, batch: pyarrow.RecordBatch, row: int = 0, source: str = "this rank's rows") -> list[Array]:
+        """Return [fields] matrices [rows, width] of a batch that `numbers` or `encode_batches` has made.
+
+        Args:
+            row, source: as in `numbers`.
+
+        Raises:
+            DataError: a value is missing, an array has another length, a number does not fit the type.
+        """
+        return [matrix_of(batch, each, row, source) for each in self.fields]
+
+    def encode(self, batch: pyarrow.RecordBatch, row: int = 0, source: str = "this rank's rows") -> list[Array]:
+        """Return [fields] matrices [rows, width] of a batch; see `numbers` and `matrices`.
+
+        Raises:
+            DataError: a function failed, or a value cannot be used.
+        """
+        return self.matrices(self.numbers(batch, row, source), row, source)
+
+    def apply(
+        self, batch: pyarrow.RecordBatch, row: int = 0, source: str = "this rank's rows"
+    ) -> tuple[RowEncoder, dict[str, pyarrow.Array]]:
+        """Decode bytes, look up categories, and call the transformation.
+
+        Args:
+            row, source: as in `numbers`.
+
+        Returns:
+            The encoder, with what these rows have shown of the functions' results, and the columns by name.
+        """
+        columns: dict[str, pyarrow.Array] = {
+            name: self.categories[name].ids(batch.column(name)) if name in self.categories else batch.column(name)
+            for name in self.read
+        }
+        decoders = dict(self.decoders)
+        decoded: dict[str, Array] = {}
+        for name, decoder in self.decoders.items():
+            if pyarrow.types.is_binary(columns[name].type):  # prediction also takes arrays that are decoded already
+                decoders[name], decoded[name] = decoder.arrays(columns[name], row, source)
+        if self.transformation is None:
+            arrays = {name: lists_of(values, columns[name].is_valid()) for name, values in decoded.items()}
+            return replace(self, decoders=decoders), {**columns, **arrays}
+        frames = {name: _arrays_or_none(values, columns[name]) for name, values in decoded.items()}
+        arguments = {**columns, **frames}
+        transformation, result = self.transformation.apply(arguments, self._wanted, row, self.marker, self.by_name)
+        names = self.columns
+        if self.by_name and transformation.takes is Takes.ROW and not self.transformation.shown:
+            names = tuple(name for name in result if name != self.marker)
+        return replace(self, columns=names, decoders=decoders, transformation=transformation), result
+
+    def unpacked(self, arrays: Sequence[pyarrow.Array]) -> list[pyarrow.Array]:
+        """Return [columns] of Spark's arrays, each of which is a column, or has a row's scalars of several columns."""
+        if not self.packed:
+            return list(arrays)
+        columns: dict[int, pyarrow.Array] = {}
+        for array, numbers in zip(arrays, self.packed, strict=True):
+            parts = [array] if len(numbers) == 1 else split_columns(array.flatten(), len(numbers))
+            columns.update(zip(numbers, parts, strict=True))
+        return [columns[number] for number in range(len(columns))]
+
+
+def split_columns(values: pyarrow.Array, count: int) -> list[pyarrow.Array]:
+    """Return [count] columns, of numbers that lie row by row.
+
+    Args:
+        values: [rows * count] of a type that numpy has.
+    """
+    missing = numpy.asarray(values.is_null()).reshape(-1, count).T if values.null_count else None
+    numbers = values.fill_null(0) if values.null_count else values
+    columns = numpy.ascontiguousarray(numbers.to_numpy(zero_copy_only=False).reshape(-1, count).T)
+    if missing is None:
+        return [pyarrow.array(column) for column in columns]
+    return [pyarrow.array(column, mask=mask) for column, mask in zip(columns, missing, strict=True)]
+
+
+def read_marks(column: pyarrow.Array) -> pyarrow.Array:
+    """Return [rows] true and false, of a column of 0 and 1; null where there is another number."""
+    marks = column.cast(pyarrow.bool_())
+    known = pyarrow.compute.equal(marks.cast(pyarrow.int8()), column.cast(pyarrow.int64()))
+    return pyarrow.compute.if_else(known, marks, pyarrow.scalar(None, pyarrow.bool_()))
+
+
+def marks_error(name: str | None = None) -> DataError:
+    """Return the error about a mark that is missing, in the column of this name if it is known."""
+    column = "the column" if name is None else f"the column {name!r}"
+    return DataError(
+        f"{column} of validation marks holds null, or a number that is neither 0 (to train on) nor 1 (to validate "
+        "with): fill it, drop such rows, or make it of what marks them, as in (df.fold == 3)."
+    )
+
+
+def draw_marks(batch: pyarrow.RecordBatch, share: float) -> pyarrow.Array:
+    """Return [rows] marks of about a share of the rows, by their values: equal rows have equal marks, on any rank."""
+    columns = [
+        [None if value is None else value.tobytes() for value in column.to_numpy(zero_copy_only=False)]
+        if is_list(column.type) and pyarrow.types.is_primitive(column.type.value_type)
+        else column.to_pylist()
+        for column in batch.columns
+    ]
+    digests = (hashlib.blake2b(repr(row).encode(), digest_size=4) for row in zip(*columns, strict=True))
+    return pyarrow.array([int.from_bytes(digest.digest(), "big") < share * (1 << 32) for digest in digests])
+
+
+def _arrays_or_none(values: Array, encoded: pyarrow.Array) -> list[Array | None]:
+    """Return [rows] the decoded arrays, and None where there were no bytes."""
+    return [value if valid else None for value, valid in zip(values, encoded.is_valid().to_pylist(), strict=True)]
+
+
+def dtypes_of(fields: Sequence[Field]) -> list[str]:
+    """Return [columns] the types of the tensors that ``c0``, ``c1`` and so on are for."""
+    known = {column: field.dtype for field in fields for column in field.columns}
+    return [known[f"c{number}"] for number in range(len(known))]

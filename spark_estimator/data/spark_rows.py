@@ -1,0 +1,78 @@
+"""Selects the columns of a DataFrame that a `RowEncoder` encodes: on the ranks of a training, and for predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from spark_estimator.data.columns import Readable, category, pack_columns, raw, readable
+from spark_estimator.data.quoting import numbered
+from spark_estimator.data.rank.spool import SpoolFeed
+from spark_estimator.data.row_encoder import RowEncoder
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+
+def feed_columns(
+    frame: DataFrame,
+    encoder: RowEncoder,
+    columns: Sequence[Readable],
+    dtypes: Sequence[str],
+    marker: Readable | None = None,
+) -> tuple[DataFrame, SpoolFeed]:
+    """Return the columns of a DataFrame, cast by Spark, and the feed that takes them.
+
+    Args:
+        encoder: of the rows.
+        columns: of the encoder, in its order.
+        dtypes: [columns] of their tensors.
+        marker: the column that marks rows for validation; None: no row is.
+    """
+    kinds = [column.type_for(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
+    arrays, packed = pack_columns([column.cast(dtype) for column, dtype in zip(columns, dtypes, strict=True)], kinds)
+    selected = frame.select(
+        *(array.alias(f"c{number}") for number, array in enumerate(arrays)), *([marker.marks] if marker else [])
+    )
+    return selected, SpoolFeed(encoder.by_position(packed=packed))
+
+
+def feed_raw_columns(frame: DataFrame, encoder: RowEncoder, columns: Sequence[Readable]) -> tuple[DataFrame, SpoolFeed]:
+    """Return the columns of a DataFrame as they are, for a user's transformation, and the feed that takes them.
+
+    Args:
+        columns: that the encoder reads.
+    """
+    stored = frame.select(*numbered(column.stored for column in columns))
+    return stored, SpoolFeed(encoder, tuple(column.name for column in columns))
+
+
+def select_inputs(schema: StructType, encoder: RowEncoder) -> tuple[list[Column], RowEncoder]:
+    """Return the arguments of a function that predicts, and the encoder that takes them.
+
+    Args:
+        schema: of the DataFrame to predict from.
+        encoder: of a model; its fields name the DataFrame's columns.
+
+    Raises:
+        DataError: a column is missing, or its type does not fit.
+    """
+    from pyspark.sql import functions
+
+    columns, kinds = [], []
+    for field in encoder.fields:
+        for name, column in zip(field.names, field.columns, strict=True):
+            if column in encoder.categories:
+                read = category(schema, name, encoder.categories[column])
+            else:
+                # Arrays that exist already are read as such.
+                is_bytes = column in encoder.decoders and raw(schema, name).kind == "binary"
+                read = readable(schema, name, is_bytes)
+            columns.append(read.cast(field.dtype))
+            kinds.append(read.type_for(field.dtype))
+    if not hasattr(functions, "arrow_udf"):  # pandas has a Series for each argument
+        return columns, encoder
+    # One argument for all numbers of a type: Spark also compares each argument with all others.
+    arguments, packed = pack_columns(columns, kinds)
+    return arguments, encoder.by_position(packed=packed)

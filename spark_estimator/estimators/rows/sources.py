@@ -1,0 +1,334 @@
+"""Rows to inspect before a training: a DataFrame, Parquet files, or what a transformation makes of either's first rows.
+
+Each `Source` answers the same questions. All that Spark is asked for before a training is asked for here, and in the
+modules on vocabularies and on numbers for nulls.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow
+
+from spark_estimator.data.categories import CategoryEncoder
+from spark_estimator.data.columns import (
+    Readable,
+    cast_columns,
+    category,
+    check_decoded,
+    dropping_columns,
+    raw,
+    readable,
+)
+from spark_estimator.data.decoding import Decoder
+from spark_estimator.data.first_rows import fit_decoders
+from spark_estimator.data.kept_rows import KeptRows, bytes_of_row, check_kept, lengths_of, read_back_as
+from spark_estimator.data.nulls import Nulls, drops_rows
+from spark_estimator.data.numbers import category_in, readable_in
+from spark_estimator.data.parquet import DataFiles, FileRows
+from spark_estimator.data.quoting import quoted
+from spark_estimator.data.row_encoder import RowEncoder, marks_error
+from spark_estimator.data.transformation import Takes
+from spark_estimator.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Enough to show whether arrays have one length, and whether doubles hold whole numbers.
+SAMPLE_ROWS = 100
+# Rows of files that are read at a time to find the longest one.
+_ROWS_TO_MEASURE = 1 << 14
+
+
+class Source(ABC):
+    """Rows to inspect.
+
+    Attributes:
+        names: of all columns.
+        arguments: the columns that a transformation gets; empty without one.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.arguments: Sequence[Readable] = ()
+
+    @abstractmethod
+    def column(self, name: str) -> Readable:
+        """How a column is read.
+
+        Raises:
+            DataError: the column is missing, or its type cannot be trained on.
+        """
+
+    @abstractmethod
+    def first_rows(
+        self, fed: Sequence[Readable], encoder: RowEncoder
+    ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
+        """At most a hundred rows, as ``c0``, ``c1`` and so on.
+
+        Returns:
+            The rows, and the encoder and the columns with the types and shapes that users' functions returned.
+        """
+
+    @abstractmethod
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
+        """The longest array, over all rows, of each of the columns at some positions."""
+
+
+class UntransformedSource(Source):
+    """Rows as they are, which a transformation can be applied to."""
+
+    @abstractmethod
+    def raw(self, name: str) -> Readable:
+        """A column as it is, for a transformation."""
+
+    @abstractmethod
+    def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
+        """At most a hundred rows, under the columns' own names."""
+
+    @abstractmethod
+    def longest_row(self, columns: Sequence[Readable]) -> int:
+        """The most bytes, over all rows, that the texts and arrays of a row have together."""
+
+
+class FrameSource(UntransformedSource):
+    """A DataFrame: each question about its rows is a Spark job."""
+
+    def __init__(
+        self, frame: DataFrame, decoders: Mapping[str, Decoder], categories: Mapping[str, CategoryEncoder]
+    ) -> None:
+        self._frame = frame
+        self._schema = frame.schema
+        self._decoders = decoders
+        self._categories = categories
+        super().__init__(self._schema.names)
+
+    def column(self, name: str) -> Readable:
+        """As `Source.column`."""
+        if name in self._categories:
+            return category(self._schema, name, self._categories[name])
+        return readable(self._schema, name, name in self._decoders)
+
+    def raw(self, name: str) -> Readable:
+        """As `UntransformedSource.raw`."""
+        return raw(self._schema, name)
+
+    def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
+        """As `UntransformedSource.raw_rows`."""
+        return _first(self._frame.select(*(column.stored for column in columns)))
+
+    def longest_row(self, columns: Sequence[Readable]) -> int:
+        """As `UntransformedSource.longest_row`: a Spark job."""
+        from pyspark.sql import functions
+
+        frame = self._frame.select(*(column.stored for column in columns))
+        lengths = []
+        for stored in frame.schema.fields:
+            column = functions.col(quoted(stored.name))
+            if stored.dataType.typeName() in ("string", "binary", "varchar", "char"):
+                lengths.append(functions.octet_length(column))
+            elif stored.dataType.typeName() == "array":
+                lengths.append(8 * functions.size(column))
+        if not lengths:
+            return 0
+        known = [
+            functions.greatest(functions.coalesce(length, functions.lit(0)), functions.lit(0)) for length in lengths
+        ]
+        # Not a sum of sums: Spark's analysis of a thousand nested expressions ends in a StackOverflowError.
+        total = functions.aggregate(
+            functions.array(*(length.cast("bigint") for length in known)), functions.lit(0).cast("bigint"), operator.add
+        )
+        longest = frame.agg(functions.max(total)).first()
+        return int((longest[0] if longest is not None else 0) or 0)
+
+    def first_rows(
+        self, fed: Sequence[Readable], encoder: RowEncoder
+    ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
+        """As `Source.first_rows`."""
+        # Floating columns as doubles, to see whether their numbers are whole.
+        dtypes = ["float64" if column.dtype == "float32" and not column.is_array else column.dtype for column in fed]
+        marker = None if encoder.marker is None else self.column(encoder.marker)
+        rows = _without_marks(_first(self._cast(fed, dtypes, encoder.nulls, marker)), encoder.marker)
+        return fit_decoders(rows, fed, encoder)
+
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
+        """As `Source.longest`."""
+        from pyspark.sql import functions
+
+        # Rows that are dropped do not count, and any column can cause that.
+        read = list(range(len(fed))) if drops_rows(nulls) else list(positions)
+        frame = self._cast([fed[n] for n in read], [fed[n].dtype for n in read], nulls)
+        sizes = [functions.max(functions.size(f"c{read.index(position)}")) for position in positions]
+        return [max(0, int(size or 0)) for size in frame.agg(*sizes).collect()[0]]
+
+    def _cast(
+        self, columns: Sequence[Readable], dtypes: Sequence[str], nulls: Nulls, marker: Readable | None = None
+    ) -> DataFrame:
+        marks = [] if marker is None else [marker.marks]
+        frame = self._frame.select(*cast_columns(columns, dtypes, nulls), *marks)
+        dropping = dropping_columns(columns, nulls)
+        return frame.dropna(subset=dropping) if dropping else frame
+
+
+class FileSource(UntransformedSource):
+    """Parquet files, which this process reads."""
+
+    def __init__(
+        self, files: DataFiles, decoders: Mapping[str, Decoder], categories: Mapping[str, CategoryEncoder]
+    ) -> None:
+        self._files = files
+        self._decoders = decoders
+        self._categories = categories
+        super().__init__(list(files.kinds))
+
+    def column(self, name: str) -> Readable:
+        """As `Source.column`."""
+        if name in self._categories:
+            return category_in(self._files.kinds, name, self._categories[name])
+        return readable_in(self._files.kinds, name, name in self._decoders)
+
+    def raw(self, name: str) -> Readable:
+        """As `UntransformedSource.raw`."""
+        if name not in self._files.kinds:
+            raise DataError(f"there is no column {name!r}: the files have {', '.join(map(repr, self.names))}.")
+        return Readable(name, False, "", None, self._files.kinds[name])
+
+    def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
+        """As `UntransformedSource.raw_rows`."""
+        names = [column.name for column in columns]
+        self._files.check(names)
+        for batch in self._files.batches(names, 0, 1, SAMPLE_ROWS):
+            if batch.num_rows:
+                return batch
+        return pyarrow.RecordBatch.from_pydict({name: [] for name in names})
+
+    def longest_row(self, columns: Sequence[Readable]) -> int:
+        """As `UntransformedSource.longest_row`: it reads all rows."""
+        names = [column.name for column in columns]
+        return max(map(lengths_of, self._files.batches(names, 0, 1, _ROWS_TO_MEASURE)), default=0)
+
+    def first_rows(
+        self, fed: Sequence[Readable], encoder: RowEncoder
+    ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
+        """As `Source.first_rows`."""
+        self._files.check([*(column.name for column in fed), *filter(None, [encoder.marker])])
+        rows = FileRows(self._files, replace(encoder, decoders={}))
+        first = _without_marks(rows.first_rows([column.dtype for column in fed], SAMPLE_ROWS), encoder.marker)
+        first, fitted, columns = fit_decoders(first, fed, encoder.with_categories({}))
+        return first, fitted.with_categories(encoder.categories), columns
+
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
+        """As `Source.longest`."""
+        read = list(range(len(fed))) if drops_rows(nulls) else list(positions)
+        encoder = RowEncoder(tuple(fed[n].name for n in read), nulls=nulls, categories=self._categories)
+        rows = FileRows(self._files, encoder)
+        return rows.longest([fed[n].dtype for n in read], [f"c{read.index(position)}" for position in positions])
+
+
+class TransformedSource(Source):
+    """Another source's first rows, transformed. The constructor calls the transformation once."""
+
+    def __init__(self, inner: UntransformedSource, encoder: RowEncoder) -> None:
+        transformation = encoder.transformation
+        assert transformation is not None
+        created = {edit[0] for edit in transformation.edited} - set(inner.names)
+        names = [name for name in dict.fromkeys([*encoder.read, *transformation.removed]) if name not in created]
+        arguments = [inner.raw(name) for name in names]
+        for column in arguments:
+            if column.name in encoder.decoders:
+                check_decoded(column.name, column.kind)
+            if column.name in encoder.categories:
+                encoder.categories[column.name].check(column.name, column.kind)
+        rows = inner.raw_rows(arguments)
+        if not rows.num_rows:
+            raise DataError("the DataFrame has no rows.")
+        self._encoder, self._columns = replace(encoder, transformation_columns=tuple(names)).apply(rows)
+        assert self._encoder.transformation is not None
+        self._shown = self._encoder.transformation.shown
+        self.by_row = self._encoder.transformation.takes is Takes.ROW
+        self.returned = self._encoder.columns
+        if self.by_row:
+            if drops_rows(encoder.nulls):
+                raise DataError(
+                    "nulls='drop' isn't possible with a transformation_fn that takes rows: drop them before."
+                )
+            for name, column in zip(names, rows.columns, strict=True):
+                check_kept(name, column.type)
+        super().__init__(list(self._columns))
+        self.arguments = arguments
+        self.raw = rows
+        self._inner = inner
+        self._types = {name: read_back_as(column.type) for name, column in zip(names, rows.columns, strict=True)}
+
+    def kept(self, encoder: RowEncoder) -> KeptRows | None:
+        """How ranks keep the rows for a function that takes rows; None: it takes frames, and is called once.
+
+        Args:
+            encoder: of each batch.
+        """
+        if not self.by_row:
+            return None
+        width = bytes_of_row(self._inner.longest_row(self.arguments), len(self._types))
+        return KeptRows.of(self._types, width, encoder)
+
+    def column(self, name: str) -> Readable:
+        """As `Source.column`."""
+        column = readable_in({name: shown.words for name, shown in self._shown.items()}, name)
+        shown = self._shown[name]
+        # The function gets ids; `transform` reads categories.
+        kinds = {raw.name: raw.kind for raw in self.arguments if raw.name in self._encoder.categories}
+        return replace(
+            column,
+            kind=kinds.get(name, column.kind),
+            dtype="float32" if shown.is_bytes else column.dtype,
+            shape=shown.shape,
+            kept="uint8" if shown.is_bytes else "",
+        )
+
+    def first_rows(
+        self, fed: Sequence[Readable], encoder: RowEncoder
+    ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
+        """As `Source.first_rows`."""
+        plain = replace(encoder, marker=None, decoders={}, categories={}, transformation=None)
+        rows = pyarrow.RecordBatch.from_arrays(list(self._columns.values()), names=list(self._columns))
+        return plain.numbers(rows, dtypes=[column.dtype for column in fed]), self._encoder, list(fed)
+
+    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
+        """As `Source.longest`: to measure it, the function would have to be called for each row once more."""
+        raise DataError(
+            f"padding of column {fed[positions[0]].name!r}, which transformation_fn returns, needs the array's length: "
+            "set input_shapes (or label_shapes)."
+        )
+
+
+def _without_marks(rows: pyarrow.RecordBatch, name: str | None) -> pyarrow.RecordBatch:
+    """The first rows without the column of marks, if they have one.
+
+    Raises:
+        DataError: a mark is missing.
+    """
+    if "marker" not in rows.schema.names:
+        return rows
+    if rows.column("marker").null_count:
+        raise marks_error(name)
+    return rows.select([column for column in rows.schema.names if column != "marker"])
+
+
+def _first(frame: DataFrame) -> pyarrow.RecordBatch:
+    return collected(frame.limit(SAMPLE_ROWS))
+
+
+def collected(frame: DataFrame) -> pyarrow.RecordBatch:
+    """The rows of a small DataFrame."""
+    if hasattr(frame, "toArrow"):
+        table = frame.toArrow()
+    else:  # Spark 3.5
+        table = pyarrow.Table.from_pandas(frame.toPandas(), preserve_index=False)
+    batches = table.combine_chunks().to_batches()
+    if not batches:
+        return pyarrow.RecordBatch.from_pylist([], schema=table.schema)
+    return batches[0]
