@@ -139,7 +139,8 @@ def shared(
             ) from None
     fields = _fields_of(frame, columns, caller)
     encoder = RowEncoder(tuple(schema.names), Joined.of(fields).stored)
-    rows, feed = feed_columns(frame, encoder, columns, dtypes_of(fields))
+    selected, feed = feed_columns(encoder, columns, dtypes_of(fields))
+    rows = frame.select(*selected)
     return {**kwargs, _ARGUMENT: FrameShare(tuple(schema.names), fields)}, Rows(rows, feed, tuple(rows.columns))
 
 

@@ -103,8 +103,9 @@ def first_epoch_backends(
     def through_tasks() -> float:
         chosen = [readable(other.schema, name) for name in columns]
         encoder = RowEncoder(tuple(columns), (field,))
-        selected, feed = feed_columns(other, encoder, chosen, ["float32"] * len(columns))
-        spread = selected.repartition(_TASKS, *selected.columns)
+        selected, feed = feed_columns(encoder, chosen, ["float32"] * len(columns))
+        rows_of_plan = other.select(*selected)
+        spread = rows_of_plan.repartition(_TASKS, *rows_of_plan.columns)
         return _mean(spread.mapInArrow(Task(batch, feed=feed), "total double"), rows)
 
     def by_writing(source: DataFrame) -> float:

@@ -11,18 +11,14 @@ from spark_estimator.data.rank.spool import SpoolFeed
 from spark_estimator.data.row_encoder import RowEncoder
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
 
 def feed_columns(
-    frame: DataFrame,
-    encoder: RowEncoder,
-    columns: Sequence[Readable],
-    dtypes: Sequence[str],
-    marker: Readable | None = None,
-) -> tuple[DataFrame, SpoolFeed]:
-    """Return the columns of a DataFrame, cast by Spark, and the feed that takes them.
+    encoder: RowEncoder, columns: Sequence[Readable], dtypes: Sequence[str], marker: Readable | None = None
+) -> tuple[list[Column], SpoolFeed]:
+    """Return what to select from a DataFrame, cast by Spark, and the feed that takes it.
 
     Args:
         encoder: of the rows.
@@ -32,20 +28,17 @@ def feed_columns(
     """
     kinds = [column.type_for(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
     arrays, packed = pack_columns([column.cast(dtype) for column, dtype in zip(columns, dtypes, strict=True)], kinds)
-    selected = frame.select(
-        *(array.alias(f"c{number}") for number, array in enumerate(arrays)), *([marker.marks] if marker else [])
-    )
+    selected = [*numbered(arrays), *([marker.marks] if marker else [])]
     return selected, SpoolFeed(encoder.by_position(packed=packed))
 
 
-def feed_raw_columns(frame: DataFrame, encoder: RowEncoder, columns: Sequence[Readable]) -> tuple[DataFrame, SpoolFeed]:
+def feed_raw_columns(encoder: RowEncoder, columns: Sequence[Readable]) -> tuple[list[Column], SpoolFeed]:
     """Return the columns of a DataFrame as they are, for a user's transformation, and the feed that takes them.
 
     Args:
         columns: that the encoder reads.
     """
-    stored = frame.select(*numbered(column.stored for column in columns))
-    return stored, SpoolFeed(encoder, tuple(column.name for column in columns))
+    return numbered(column.stored for column in columns), SpoolFeed(encoder, tuple(column.name for column in columns))
 
 
 def select_inputs(schema: StructType, encoder: RowEncoder) -> tuple[list[Column], RowEncoder]:

@@ -162,7 +162,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             DataError: a column or value can't be used; also where a task of Spark's, or a rank, has noticed it.
             Others as `run_in_session`.
         """
-        frame = checks.one_frame("fit()", dataset, df)
+        frame: Any = dataset if df is None else checks.one_frame("fit()", dataset, df)
         with raised_as_in_tasks():
             return self._fitted(frame, params)
 

@@ -164,7 +164,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             TypeError: there is no DataFrame, or two.
             ValueError, DataError: a column is missing, or cannot be used.
         """
-        return super().transform(checks.one_frame("transform()", dataset, df), params)
+        frame: Any = dataset if df is None else checks.one_frame("transform()", dataset, df)
+        return super().transform(frame, params)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         checks.spark_frame("transform()", dataset)

@@ -126,7 +126,9 @@ def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
 def _through_spark(frame: DataFrame, columns: Columns) -> Rows:
     encoder = columns.encoder
     if encoder.transformation is not None:
-        return Rows(*feed_raw_columns(frame, columns.reading, columns.read))
-    rows, feed = feed_columns(frame, encoder, columns.fed, dtypes_of(encoder.fields), columns.marker)
+        selected, feed = feed_raw_columns(columns.reading, columns.read)
+        return Rows(frame.select(*selected), feed)
+    selected, feed = feed_columns(encoder, columns.fed, dtypes_of(encoder.fields), columns.marker)
+    rows = frame.select(*selected)
     # Rows are spread by their values: a stage that is retried sends each rank the same rows, without a sort.
     return Rows(rows, feed, tuple(rows.columns))

@@ -11,14 +11,15 @@ import pyarrow
 
 from spark_estimator.data.categories import CategoryEncoder, Uncounted, with_largest_ids
 from spark_estimator.data.columns import Readable
-from spark_estimator.data.fields import Field, widths_of
+from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows
-from spark_estimator.data.nulls import drops_rows, with_numbers
+from spark_estimator.data.nulls import with_numbers
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.request import RowRequest
+from spark_estimator.estimators.rows.schemas import Schema
 from spark_estimator.estimators.rows.sources import (
     FileSource,
     FrameSource,
@@ -130,7 +131,7 @@ def sample_files(files: DataFiles, request: RowRequest) -> RowSample:
 
 
 def _sample(source: UntransformedSource, request: RowRequest) -> RowSample:
-    names, by_default = _names(source, request)
+    names, by_default = _names(source.schema, request)
     request.check_categories(request.features or by_default)
     encoder = RowEncoder(
         tuple(names),
@@ -147,50 +148,41 @@ def _sample(source: UntransformedSource, request: RowRequest) -> RowSample:
         names, by_default = list(transformed.returned), []
         encoder = replace(encoder, columns=transformed.returned)
         request = replace(request, labels=(), weight=None, ragged=Ragged())
-    fed = [_column(prepared, name, by_default=name in by_default) for name in names]
-    marker = _marker(prepared, request.marker)
+    fed = [_column(prepared.schema, name, by_default=name in by_default) for name in names]
+    marker = _marker(prepared.schema, request.marker)
     request.check_shared(fed)
     request.check_nulls(fed)
-    statistics = request.statistics(fed[: len(fed) - len(request.labels) - (request.weight is not None)])
+    labels, weights = len(request.labels), 0 if request.weight is None else 1
+    features = len(fed) - labels - weights
+    statistics = request.statistics(fed[:features])
     encoder = replace(encoder, nulls=with_numbers(request.nulls, dict.fromkeys(statistics, 0.0)))
     read = {column.name for column in prepared.arguments or fed}
     unknown = next((name for name in request.decoders if name not in read), None)
     if unknown is not None:
         raise DataError(f"decoders refers to {unknown!r}, which isn't a column that is read: {', '.join(names)}.")
-    rows, encoder, fed = prepared.first_rows(fed, encoder)
-    if not rows.num_rows:
-        raise DataError("the DataFrame has no rows" + (" without nulls." if drops_rows(request.nulls) else "."))
+    shown = prepared.inspect(fed, encoder, request.ragged, features)
+    encoder, inspected = shown.encoder, shown.columns
     untransformed = None
     if transformed is not None and not request.transform_validation:
         untransformed = transformed.raw
-        _marker(source, request.marker)  # it decides before the function
+        _marker(source.schema, request.marker)  # it decides before the function
         share = 0.0 if transformed.by_row else request.held_share  # ranks divide rows that they keep
         encoder = replace(encoder, transforms_marked=False, held_share=share)
-    labels, weights = len(request.labels), 0 if request.weight is None else 1
-    features = len(fed) - labels - weights
-    padding = request.ragged.paddings(fed)
-    widths = request.ragged.widths(
-        widths_of(rows, [f"c{number}" for number in range(len(fed))]),
-        fed,
-        padding,
-        features,
-        lambda positions: prepared.longest(fed, positions, request.nulls),
-    )
     columns = Columns(
-        features=tuple(fed[:features]),
-        labels=tuple(fed[features : features + labels]),
-        weight=fed[-1] if weights else None,
+        features=inspected[:features],
+        labels=inspected[features : features + labels],
+        weight=inspected[-1] if weights else None,
         marker=marker,
-        read=tuple(prepared.arguments) or (*fed, *([marker] if marker else [])),
+        read=tuple(prepared.arguments) or (*inspected, *([marker] if marker else [])),
         encoder=encoder,
         kept=None if transformed is None else transformed.kept(encoder),
         statistics=statistics,
     )
-    first = with_largest_ids(rows, [column.ids for column in fed])
-    return RowSample(columns, first, widths, padding, untransformed)
+    first = with_largest_ids(shown.rows, [column.ids for column in inspected])
+    return RowSample(columns, first, shown.widths, shown.padding, untransformed)
 
 
-def _names(source: Source, request: RowRequest) -> tuple[list[str], list[str]]:
+def _names(schema: Schema, request: RowRequest) -> tuple[list[str], list[str]]:
     """The columns that become tensors, and those of them that are features by default.
 
     Raises:
@@ -198,7 +190,7 @@ def _names(source: Source, request: RowRequest) -> tuple[list[str], list[str]]:
     """
     others = {*request.labels, *filter(None, (request.weight, request.marker))}
     removed = request.transformation.removed if request.transformation else ()
-    rest = [name for name in source.names if name not in (*others, *removed) and not _TUNING_COLUMN.fullmatch(name)]
+    rest = [name for name in schema.names if name not in (*others, *removed) and not _TUNING_COLUMN.fullmatch(name)]
     features = rest if request.features is None else list(request.features)
     if not features:
         raise DataError(
@@ -208,10 +200,10 @@ def _names(source: Source, request: RowRequest) -> tuple[list[str], list[str]]:
     return names, rest if request.features is None else []
 
 
-def _column(source: Source, name: str, *, by_default: bool) -> Readable:
+def _column(schema: Schema, name: str, *, by_default: bool) -> Readable:
     """A column; `by_default`: it is a feature because feature_cols is not set, which an error mentions."""
     try:
-        return source.column(name)
+        return schema.column(name)
     except DataError as error:
         if not by_default:
             raise
@@ -220,7 +212,7 @@ def _column(source: Source, name: str, *, by_default: bool) -> Readable:
         ) from error
 
 
-def _marker(source: Source, name: str | None) -> Readable | None:
+def _marker(schema: Schema, name: str | None) -> Readable | None:
     """The column that marks rows for validation; None without.
 
     Raises:
@@ -228,7 +220,7 @@ def _marker(source: Source, name: str | None) -> Readable | None:
     """
     if name is None:
         return None
-    column = source.column(name)
+    column = schema.column(name)
     check_marker(name, column.kind)
     return column
 

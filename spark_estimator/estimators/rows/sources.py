@@ -9,31 +9,25 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow
 
 from spark_estimator.data.categories import CategoryEncoder
-from spark_estimator.data.columns import (
-    Readable,
-    cast_columns,
-    category,
-    check_decoded,
-    dropping_columns,
-    raw,
-    readable,
-)
+from spark_estimator.data.columns import Readable, cast_columns, check_decoded, dropping_columns
 from spark_estimator.data.decoding import Decoder
+from spark_estimator.data.fields import widths_of
 from spark_estimator.data.first_rows import fit_decoders
 from spark_estimator.data.kept_rows import KeptRows, bytes_of_row, check_kept, lengths_of, read_back_as
 from spark_estimator.data.nulls import Nulls, drops_rows
-from spark_estimator.data.numbers import category_in, readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.quoting import quoted
 from spark_estimator.data.row_encoder import RowEncoder, marks_error
+from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.transformation import Takes
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.rows.schemas import FileSchema, FrameSchema, RawSchema, Schema, TransformedSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,25 +38,54 @@ SAMPLE_ROWS = 100
 _ROWS_TO_MEASURE = 1 << 14
 
 
+@dataclass(frozen=True)
+class Inspection:
+    """What the rows of a source show.
+
+    Attributes:
+        rows: at most a hundred, as ``c0``, ``c1`` and so on.
+        encoder, columns: with the types and shapes that users' functions returned.
+        widths: [columns] values per row; 1 for a scalar.
+        padding: [columns] the fill value of shorter arrays; None: shorter arrays are an error.
+    """
+
+    rows: pyarrow.RecordBatch
+    encoder: RowEncoder
+    columns: tuple[Readable, ...]
+    widths: tuple[int, ...]
+    padding: tuple[float | None, ...]
+
+
 class Source(ABC):
     """Rows to inspect.
 
     Attributes:
-        names: of all columns.
+        schema: says how their columns are read.
         arguments: the columns that a transformation gets; empty without one.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
-        self.arguments: Sequence[Readable] = ()
+    schema: Schema
+    arguments: Sequence[Readable] = ()
 
-    @abstractmethod
-    def column(self, name: str) -> Readable:
-        """How a column is read.
+    def inspect(self, fed: Sequence[Readable], encoder: RowEncoder, ragged: Ragged, inputs: int) -> Inspection:
+        """Look at the first rows, and measure arrays that are padded.
+
+        Args:
+            fed: the columns that become tensors.
+            inputs: how many of these are features; they come first.
 
         Raises:
-            DataError: the column is missing, or its type cannot be trained on.
+            DataError: there are no rows, or arrays have different lengths.
         """
+        rows, encoder, columns = self.first_rows(fed, encoder)
+        if not rows.num_rows:
+            raise DataError("the DataFrame has no rows" + (" without nulls." if drops_rows(encoder.nulls) else "."))
+        padding = ragged.paddings(columns)
+        shown = widths_of(rows, [f"c{number}" for number in range(len(columns))])
+        widths = ragged.widths(
+            shown, columns, padding, inputs, lambda positions: self.longest(columns, positions, encoder.nulls)
+        )
+        return Inspection(rows, encoder, tuple(columns), widths, padding)
 
     @abstractmethod
     def first_rows(
@@ -82,9 +105,7 @@ class Source(ABC):
 class UntransformedSource(Source):
     """Rows as they are, which a transformation can be applied to."""
 
-    @abstractmethod
-    def raw(self, name: str) -> Readable:
-        """A column as it is, for a transformation."""
+    schema: RawSchema
 
     @abstractmethod
     def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
@@ -102,27 +123,14 @@ class FrameSource(UntransformedSource):
         self, frame: DataFrame, decoders: Mapping[str, Decoder], categories: Mapping[str, CategoryEncoder]
     ) -> None:
         self._frame = frame
-        self._schema = frame.schema
-        self._decoders = decoders
-        self._categories = categories
-        super().__init__(self._schema.names)
-
-    def column(self, name: str) -> Readable:
-        """As `Source.column`."""
-        if name in self._categories:
-            return category(self._schema, name, self._categories[name])
-        return readable(self._schema, name, name in self._decoders)
-
-    def raw(self, name: str) -> Readable:
-        """As `UntransformedSource.raw`."""
-        return raw(self._schema, name)
+        self.schema = FrameSchema(frame.schema, decoders, categories)
 
     def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
-        """As `UntransformedSource.raw_rows`."""
+        """See `UntransformedSource.raw_rows`."""
         return _first(self._frame.select(*(column.stored for column in columns)))
 
     def longest_row(self, columns: Sequence[Readable]) -> int:
-        """As `UntransformedSource.longest_row`: a Spark job."""
+        """See `UntransformedSource.longest_row`: a Spark job."""
         from pyspark.sql import functions
 
         frame = self._frame.select(*(column.stored for column in columns))
@@ -148,15 +156,15 @@ class FrameSource(UntransformedSource):
     def first_rows(
         self, fed: Sequence[Readable], encoder: RowEncoder
     ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
-        """As `Source.first_rows`."""
+        """See `Source.first_rows`."""
         # Floating columns as doubles, to see whether their numbers are whole.
         dtypes = ["float64" if column.dtype == "float32" and not column.is_array else column.dtype for column in fed]
-        marker = None if encoder.marker is None else self.column(encoder.marker)
+        marker = None if encoder.marker is None else self.schema.column(encoder.marker)
         rows = _without_marks(_first(self._cast(fed, dtypes, encoder.nulls, marker)), encoder.marker)
         return fit_decoders(rows, fed, encoder)
 
     def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
-        """As `Source.longest`."""
+        """See `Source.longest`."""
         from pyspark.sql import functions
 
         # Rows that are dropped do not count, and any column can cause that.
@@ -181,24 +189,10 @@ class FileSource(UntransformedSource):
         self, files: DataFiles, decoders: Mapping[str, Decoder], categories: Mapping[str, CategoryEncoder]
     ) -> None:
         self._files = files
-        self._decoders = decoders
-        self._categories = categories
-        super().__init__(list(files.kinds))
-
-    def column(self, name: str) -> Readable:
-        """As `Source.column`."""
-        if name in self._categories:
-            return category_in(self._files.kinds, name, self._categories[name])
-        return readable_in(self._files.kinds, name, name in self._decoders)
-
-    def raw(self, name: str) -> Readable:
-        """As `UntransformedSource.raw`."""
-        if name not in self._files.kinds:
-            raise DataError(f"there is no column {name!r}: the files have {', '.join(map(repr, self.names))}.")
-        return Readable(name, False, "", None, self._files.kinds[name])
+        self.schema = FileSchema(files.kinds, decoders, categories)
 
     def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
-        """As `UntransformedSource.raw_rows`."""
+        """See `UntransformedSource.raw_rows`."""
         names = [column.name for column in columns]
         self._files.check(names)
         for batch in self._files.batches(names, 0, 1, SAMPLE_ROWS):
@@ -207,14 +201,14 @@ class FileSource(UntransformedSource):
         return pyarrow.RecordBatch.from_pydict({name: [] for name in names})
 
     def longest_row(self, columns: Sequence[Readable]) -> int:
-        """As `UntransformedSource.longest_row`: it reads all rows."""
+        """See `UntransformedSource.longest_row`: it reads all rows."""
         names = [column.name for column in columns]
         return max(map(lengths_of, self._files.batches(names, 0, 1, _ROWS_TO_MEASURE)), default=0)
 
     def first_rows(
         self, fed: Sequence[Readable], encoder: RowEncoder
     ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
-        """As `Source.first_rows`."""
+        """See `Source.first_rows`."""
         self._files.check([*(column.name for column in fed), *filter(None, [encoder.marker])])
         rows = FileRows(self._files, replace(encoder, decoders={}))
         first = _without_marks(rows.first_rows([column.dtype for column in fed], SAMPLE_ROWS), encoder.marker)
@@ -222,9 +216,9 @@ class FileSource(UntransformedSource):
         return first, fitted.with_categories(encoder.categories), columns
 
     def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
-        """As `Source.longest`."""
+        """See `Source.longest`."""
         read = list(range(len(fed))) if drops_rows(nulls) else list(positions)
-        encoder = RowEncoder(tuple(fed[n].name for n in read), nulls=nulls, categories=self._categories)
+        encoder = RowEncoder(tuple(fed[n].name for n in read), nulls=nulls, categories=self.schema.categories)
         rows = FileRows(self._files, encoder)
         return rows.longest([fed[n].dtype for n in read], [f"c{read.index(position)}" for position in positions])
 
@@ -235,9 +229,9 @@ class TransformedSource(Source):
     def __init__(self, inner: UntransformedSource, encoder: RowEncoder) -> None:
         transformation = encoder.transformation
         assert transformation is not None
-        created = {edit[0] for edit in transformation.edited} - set(inner.names)
+        created = {edit[0] for edit in transformation.edited} - set(inner.schema.names)
         names = [name for name in dict.fromkeys([*encoder.read, *transformation.removed]) if name not in created]
-        arguments = [inner.raw(name) for name in names]
+        arguments = [inner.schema.raw_column(name) for name in names]
         for column in arguments:
             if column.name in encoder.decoders:
                 check_decoded(column.name, column.kind)
@@ -247,9 +241,9 @@ class TransformedSource(Source):
         if not rows.num_rows:
             raise DataError("the DataFrame has no rows.")
         self._encoder, self._columns = replace(encoder, transformation_columns=tuple(names)).apply(rows)
-        assert self._encoder.transformation is not None
-        self._shown = self._encoder.transformation.shown
-        self.by_row = self._encoder.transformation.takes is Takes.ROW
+        called = self._encoder.transformation
+        assert called is not None
+        self.by_row = called.takes is Takes.ROW
         self.returned = self._encoder.columns
         if self.by_row:
             if drops_rows(encoder.nulls):
@@ -258,7 +252,8 @@ class TransformedSource(Source):
                 )
             for name, column in zip(names, rows.columns, strict=True):
                 check_kept(name, column.type)
-        super().__init__(list(self._columns))
+        kinds = {column.name: column.kind for column in arguments if column.name in encoder.categories}
+        self.schema = TransformedSchema(list(self._columns), called, kinds)
         self.arguments = arguments
         self.raw = rows
         self._inner = inner
@@ -275,30 +270,16 @@ class TransformedSource(Source):
         width = bytes_of_row(self._inner.longest_row(self.arguments), len(self._types))
         return KeptRows.of(self._types, width, encoder)
 
-    def column(self, name: str) -> Readable:
-        """As `Source.column`."""
-        column = readable_in({name: shown.words for name, shown in self._shown.items()}, name)
-        shown = self._shown[name]
-        # The function gets ids; `transform` reads categories.
-        kinds = {raw.name: raw.kind for raw in self.arguments if raw.name in self._encoder.categories}
-        return replace(
-            column,
-            kind=kinds.get(name, column.kind),
-            dtype="float32" if shown.is_bytes else column.dtype,
-            shape=shown.shape,
-            kept="uint8" if shown.is_bytes else "",
-        )
-
     def first_rows(
         self, fed: Sequence[Readable], encoder: RowEncoder
     ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
-        """As `Source.first_rows`."""
+        """See `Source.first_rows`."""
         plain = replace(encoder, marker=None, decoders={}, categories={}, transformation=None)
         rows = pyarrow.RecordBatch.from_arrays(list(self._columns.values()), names=list(self._columns))
         return plain.numbers(rows, dtypes=[column.dtype for column in fed]), self._encoder, list(fed)
 
     def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
-        """As `Source.longest`: to measure it, the function would have to be called for each row once more."""
+        """See `Source.longest`: to measure it, the function would have to be called for each row once more."""
         raise DataError(
             f"padding of column {fed[positions[0]].name!r}, which transformation_fn returns, needs the array's length: "
             "set input_shapes (or label_shapes)."

@@ -1,4 +1,4 @@
-"""Prints the files that a DataFrame passes through on the driver, from ``fit`` to the launch, for each framework.
+"""Prints the files that a DataFrame passes through on the driver, in ``fit`` until the launch and in ``transform``.
 
 A file counts while one of its functions holds the DataFrame, as an argument or in an argument's attribute: whether the
 function was entered or returned to. ``python -m tests.scenarios.estimators.fit_path FOLDER``; Keras runs on torch.
@@ -20,7 +20,8 @@ from lightning import LightningModule
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_estimator
-from spark_estimator import KerasEstimator, TorchEstimator
+from spark_estimator import KerasEstimator, TorchEstimator, TorchModel
+from spark_estimator.data.fields import Field
 from spark_estimator.estimators import backends
 from spark_estimator.estimators.lightning.estimator import TorchEstimator as LightningEstimator
 from spark_estimator.launch.spark.java_environment import java_environment
@@ -34,8 +35,8 @@ class Launched(BaseException):
     """The training would start now."""
 
 
-def path_of(fit: Callable[[], object]) -> list[str]:
-    """The files that the DataFrame passes through until the launch, in order; none follows itself."""
+def path_of(call: Callable[[], object]) -> list[str]:
+    """Return the files that the DataFrame passes through, until a launch, in order; none follows itself."""
     path: list[str] = []
 
     def holds_frame(frame: FrameType) -> bool:
@@ -68,12 +69,12 @@ def path_of(fit: Callable[[], object]) -> list[str]:
 
     sys.setprofile(profile)
     try:
-        fit()
+        call()
     except Launched:
-        return path
+        pass
     finally:
         sys.setprofile(None)
-    raise AssertionError("fit() launched nothing")
+    return path
 
 
 class Module(LightningModule):
@@ -128,6 +129,10 @@ def main(folder: str) -> None:
     ):
         for framework, estimator in estimators(**parameters).items():
             paths.setdefault(framework, {})[case] = path_of(lambda: estimator.fit(frame))  # noqa: B023
+    inputs = [Field(("x", "v"), ("c0", "c1"), (1, 2), "float32", (3,), (None, 0.0))]
+    known: dict[str, Any] = {"inputs": inputs, "outputs": [1], "label_types": ["int"], "label_columns": ["y"]}
+    model = TorchModel(model=torch.nn.Linear(3, 1), feature_columns=["x", "v"], **known)
+    paths["torch"]["transform"] = path_of(lambda: model.transform(made))
     print(json.dumps(paths))
     session.stop()
 

@@ -10,12 +10,12 @@ import numpy
 import pandas
 import pytest
 import torch
+from spark_estimator.data.preparation import Preparation
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.preparation import Preparation
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.sampling import sample_files, sample_frame
 from spark_estimator.estimators.rows.shapes import fitting_fields

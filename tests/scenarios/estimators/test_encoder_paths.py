@@ -1,4 +1,4 @@
-"""The same rows by every path: Spark's tasks, files, streams and loaders; ``transform``, ``predict`` and MLflow's models.
+"""The same rows by every path: Spark's tasks, files and streams; ``transform``, ``predict`` and MLflow's models.
 
 A model that returns what it is given shows the numbers that prediction makes; they are, bit for bit, those of the
 training's matrices.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -116,9 +114,7 @@ class EchoTrial:
 
 def rows_of() -> st.SearchStrategy[list[dict[str, Any]]]:
     """Rows of all columns; null in those of `_NULLS` alone."""
-    columns = {
-        name: st.none() | values if name in _NULLS else values for name, (_, values) in COLUMNS.items()
-    }
+    columns = {name: st.none() | values if name in _NULLS else values for name, (_, values) in COLUMNS.items()}
     return st.lists(st.fixed_dictionaries(columns), min_size=1, max_size=9)
 
 

@@ -1,4 +1,4 @@
-"""A DataFrame's path through ``fit``: it hardly ever returns to a file that it has left."""
+"""A DataFrame's path through ``fit`` and ``transform``: it hardly ever returns to a file that it has left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ for name in ("torch", "keras", "lightning", "pyspark"):
     pytest.importorskip(name)
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST_RETURNS = 5
+MOST_RETURNS = 8
 
 
 def returns(path: list[str]) -> int:
@@ -48,6 +48,14 @@ def test_a_data_frame_goes_down_once(paths: dict[str, dict[str, list[str]]], fra
     assert "estimators/estimator.py" in path and "estimators/rows/sampling.py" in path
     assert "estimators/rows/row_source.py" in path
     assert returns(path) <= MOST_RETURNS, path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_data_frame_that_is_predicted_stays_in_the_model(paths: dict[str, dict[str, list[str]]]) -> None:
+    path = paths["torch"]["transform"]
+    assert path[0] == "estimators/model.py"
+    assert returns(path) <= MOST_RETURNS // 2, path
 
 
 def test_returns_are_counted() -> None:

@@ -44,9 +44,10 @@ class Interrupting(nn.MSELoss):
 
 def trained(folder: str, **changed: Any) -> Any:
     """The result of `train` on this rank with rows of ``rows.parquet``."""
+    from spark_estimator.data.preparation import Preparation
+
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
-    from spark_estimator.data.preparation import Preparation
     from spark_estimator.estimators.torch.losses import TorchParts
     from spark_estimator.estimators.torch.training import train
     from spark_estimator.estimators.train_spec import TrainSpec
