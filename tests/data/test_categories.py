@@ -11,11 +11,11 @@ import pytest
 from spark_estimator.data.categories import (
     Hashing,
     Vocabulary,
-    encoded,
     encoder_of,
     encoders_of,
     with_largest_ids,
 )
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def test_entries_of_the_parameter() -> None:
 
 def test_a_batch_with_ids() -> None:
     batch = pyarrow.RecordBatch.from_pydict({"c0": ["Rome", None], "c1": [1.5, 2.5], "c2": [["x"], ["Rome"]]})
-    ids = encoded(batch, {"c0": CITIES, "c2": CITIES})
+    ids = RowEncoder(("c0", "c1", "c2"), categories={"c0": CITIES, "c2": CITIES}).numbers(batch)
     assert ids.to_pydict() == {"c0": [1, 0], "c1": [1.5, 2.5], "c2": [[0], [1]]}
     largest = with_largest_ids(ids, [4, 0, 9])
     assert largest.to_pydict() == {"c0": [3, 0], "c1": [1.5, 2.5], "c2": [[8], [1]]}

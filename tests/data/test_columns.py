@@ -14,13 +14,15 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_estimator.data.columns import cast_columns, dropping_columns, packed_columns, readable
+from spark_estimator.data.columns import cast_columns, dropping_columns, readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field, matrix_of
+from spark_estimator.data.first_rows import fit_decoders
 from spark_estimator.data.nulls import Nulls
 from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import DataFiles, FileRows, files_at
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder, dtypes_of
+from spark_estimator.data.spark_rows import feed_columns
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -95,21 +97,35 @@ def fields_of(right: dict[str, tuple[str, Array]]) -> list[Field]:
     ]
 
 
+def batch_of(frame: DataFrame) -> pyarrow.RecordBatch:
+    return frame.toArrow().combine_chunks().to_batches()[0]
+
+
+def encoder_of(names: list[str], nulls: Nulls = "error") -> RowEncoder:
+    decoders = {name: Decoder(name, decode) for name in names if name == "image"}
+    return RowEncoder(tuple(names), nulls=nulls, decoders=decoders)
+
+
 def through_spark(frame: DataFrame, names: list[str], nulls: Nulls = "error") -> pyarrow.RecordBatch:
+    """As a training's ranks get the rows."""
+    columns = [readable(frame.schema, name, name == "image") for name in names]
+    dtypes = [column.dtype for column in columns]
+    selected, feed = feed_columns(frame, encoder_of(names, nulls), columns, dtypes)
+    return feed.encoder.numbers(feed.name_columns(batch_of(selected)), dtypes=dtypes)
+
+
+def sampled(frame: DataFrame, names: list[str], nulls: Nulls = "error") -> pyarrow.RecordBatch:
+    """As the driver gets the first rows."""
     columns = [readable(frame.schema, name, name == "image") for name in names]
     cast = frame.select(*cast_columns(columns, [column.dtype for column in columns], nulls))
     dropping = dropping_columns(columns, nulls)
     cast = cast.dropna(subset=dropping) if dropping else cast
-    rows = cast.toArrow().combine_chunks().to_batches()[0]
-    cs = tuple(f"c{n}" for n in range(len(names)))
-    decoders = {c: Decoder(name, decode) for c, name in zip(cs, names, strict=True) if name == "image"}
-    return Preparation(cs, decoders=decoders).batch(rows, [column.dtype for column in columns])
+    return fit_decoders(batch_of(cast), columns, encoder_of(names, nulls))[0]
 
 
 def from_files(files: DataFiles, names: list[str], nulls: Nulls = "error") -> pyarrow.RecordBatch:
     columns = [readable_in(files.kinds, name, name == "image") for name in names]
-    decoders = {name: Decoder(name, decode) for name in names if name == "image"}
-    rows = FileRows(files, Preparation(tuple(names), nulls=nulls, decoders=decoders))
+    rows = FileRows(files, encoder_of(names, nulls))
     return rows.first_rows([column.dtype for column in columns], 100)
 
 
@@ -117,16 +133,17 @@ def test_every_row_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
     frame, right = table(spark)
     frame.write.parquet(str(tmp_path / "rows"))
     files = files_at(str(tmp_path / "rows"))
-    for way in (through_spark, from_files):
-        names = [name for name in right if way is through_spark or not name.startswith("s.")]
-        schema = frame.schema if way is through_spark else files.kinds
-        rows = way(frame if way is through_spark else files, names)  # type: ignore[arg-type]
+    for way in (through_spark, sampled, from_files):
+        by_spark = way is not from_files
+        names = [name for name in right if by_spark or not name.startswith("s.")]
+        schema = frame.schema if by_spark else files.kinds
+        rows = way(frame if by_spark else files, names)  # type: ignore[arg-type]
         for field in fields_of({name: right[name] for name in names}):
             name, (dtype, values) = field.name, right[field.name]
-            column = (readable if way is through_spark else readable_in)(schema, name, name == "image")  # type: ignore[operator]
+            column = (readable if by_spark else readable_in)(schema, name, name == "image")  # type: ignore[operator]
             assert column.dtype == dtype, (way, name)
             matrix = matrix_of(rows, field)
-            if name.startswith("timestamp_ntz") and way is through_spark:
+            if name.startswith("timestamp_ntz") and by_spark:
                 zone = ZoneInfo(str(spark.conf.get("spark.sql.session.timeZone")))
                 moved = [when.replace(tzinfo=zone).timestamp() for when in TIMES]
                 values = numpy.array(moved if values.shape[1] == 1 else pairs(moved)).reshape(values.shape)
@@ -143,6 +160,7 @@ def test_nulls_by_each_policy(spark: SparkSession, tmp_path: Path) -> None:
     n, x = Field(("n",), ("c0",), (1,), "int64"), Field(("x",), ("c1",), (1,), "float32")
     for batch_with in (
         lambda nulls: through_spark(frame, names, nulls),
+        lambda nulls: sampled(frame, names, nulls),
         lambda nulls: from_files(files, names, nulls),
     ):
         with pytest.raises(DataError, match="column 'n' holds null in row 1 "):
@@ -169,31 +187,24 @@ def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
     labels = Field(("k", "m"), columns[6:], (1, 1), "int64", (2,))
     chosen = [readable(frame.schema, name) for name in names]
 
-    def matrices(nulls: str | float) -> list[list[list[float]]]:
-        cast = frame.select(*cast_columns(chosen, ["float32"] * 6 + ["int64"] * 2, nulls))
-        cast = cast.dropna() if nulls == "drop" else cast
-        packed, fields = packed_columns(cast.schema, [x, labels])
-        together = cast.select(*packed)
-        assert together.columns == ["c0", "c3", "c4", "c6"]
-        assert fields[0].columns == ("c0", "c0", "c0", "c3", "c4", "c4") and fields[0].names == x.names
-        assert fields[1].columns == ("c6", "c6")
-        batch = together.toArrow().combine_chunks().to_batches()[0]
-        return [matrix_of(batch, field, 100).tolist() for field in fields]
+    def matrices(nulls: Nulls, packed: tuple[tuple[int, ...], ...]) -> list[list[list[float]]]:
+        encoder = RowEncoder(tuple(names), (x, labels), nulls=nulls)
+        selected, feed = feed_columns(frame, encoder, chosen, dtypes_of([x, labels]))
+        assert selected.columns == [f"c{number}" for number in range(len(packed))]
+        assert feed.encoder.packed == packed
+        return [matrix.tolist() for matrix in feed.encoder.encode(feed.name_columns(batch_of(selected)), 100)]
+
+    by_type = (0, 1, 2, 4, 5), (3,), (6, 7)
 
     with pytest.raises(DataError, match=r"column 'd' holds null in row 101 of this rank's rows\. Filter these rows"):
-        matrices("error")
+        matrices("error", by_type)
     with pytest.raises(DataError, match=r"column 'm' holds whole numbers in the first rows.* row 101 .* holds 18\.25"):
-        matrices(15.0)
-    assert matrices("drop") == [[[0.5, 1.5, 2, 3, 4, 5, 6]], [[7, 8]]]
+        matrices(15.0, by_type)
+    assert matrices("drop", by_type) == [[[0.5, 1.5, 2, 3, 4, 5, 6]], [[7, 8]]]
     frame = frame.withColumn("m", frame.m.cast("int"))  # Spark has casts of two types now: they stay apart
     chosen = [readable(frame.schema, name) for name in names]
-    cast = frame.select(*cast_columns(chosen, ["float32"] * 6 + ["int64"] * 2, 15.0))
-    packed, fields = packed_columns(cast.schema, [x, labels])
-    together = cast.select(*packed)
-    assert fields[1].columns == ("c6", "c7")
-    batch = together.toArrow().combine_chunks().to_batches()[0]
-    assert matrix_of(batch, fields[0])[1].tolist() == [10.5, 11.5, 12, 13, 14, 15, 16]
-    assert matrix_of(batch, fields[1])[1].tolist() == [17, 18]
+    inputs, whole = matrices(15.0, ((0, 1, 2, 4, 5), (3,), (6,), (7,)))
+    assert inputs[1] == [10.5, 11.5, 12, 13, 14, 15, 16] and whole[1] == [17, 18]
 
 
 @pytest.mark.parametrize(

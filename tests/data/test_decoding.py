@@ -10,8 +10,8 @@ import pyarrow
 import pytest
 
 from spark_estimator.data.decoding import Decoder, failure_text, kept_dtype, lists_of
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.inference.features import decoded
 
 
 def pixels(content: bytes) -> numpy.ndarray[Any, Any]:
@@ -25,7 +25,8 @@ def test_the_first_array_fixes_shape_and_type() -> None:
     with pytest.raises(DataError, match=r"array of shape \[1, 3\] in row 41 of this rank's rows, and \[1, 2\] before"):
         known.arrays(pyarrow.array([b"ab", b"abc"]), 40)
     with pytest.raises(DataError, match=r"array of shape \[1, 3\] in row 1 of a batch of rows, and \[1, 2\] before"):
-        decoded(pyarrow.RecordBatch.from_pydict({"image": [b"ab", b"abc"]}), {"image": known})
+        encoder = RowEncoder(("image",), decoders={"image": known})
+        encoder.numbers(pyarrow.RecordBatch.from_pydict({"image": [b"ab", b"abc"]}), source="a batch of rows")
 
 
 def test_rows_of_null_alone_leave_the_shape_open() -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from dataclasses import replace
 from typing import Any
 
 import numpy
 import pyarrow
 import pytest
 
-from spark_estimator.data.fields import Field, matrix_of
+from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows, bytes_of_row, check_kept, lengths_of, read_back_as
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
 
@@ -30,10 +29,10 @@ COLUMNS: dict[str, Any] = {
 BATCH = pyarrow.RecordBatch.from_pydict(COLUMNS)
 
 
-def kept(batch: pyarrow.RecordBatch, then: Preparation | None = None, marker: str | None = None) -> KeptRows:
+def kept(batch: pyarrow.RecordBatch, then: RowEncoder | None = None) -> KeptRows:
     types = {field.name: read_back_as(field.type) for field in batch.schema}
     width = bytes_of_row(lengths_of(batch), batch.num_columns)
-    return KeptRows(tuple(types), marker, types=types, width=width, then=then)
+    return KeptRows.of(types, width, then or RowEncoder(()))
 
 
 def test_values_come_back_as_they_were() -> None:
@@ -43,13 +42,18 @@ def test_values_come_back_as_they_were() -> None:
         seen.append(row)
         return {"x": 1.0}
 
-    then = Preparation(("x",), transformation=Transformation(function), transformation_columns=tuple(COLUMNS))
-    rows = kept(BATCH, then, "marker")
-    batch = rows.batch(BATCH, ["uint8"])
+    then = RowEncoder(
+        ("x",),
+        (Field(("x",), ("c0",), (1,), "float32"),),
+        marker="marker",
+        transformation=Transformation(function),
+        transformation_columns=tuple(COLUMNS),
+    )
+    rows = kept(BATCH, then)
+    batch = rows.numbers(BATCH)
     assert batch.schema.names == ["c0", "marker"] and batch.column("marker").to_pylist() == [False, True, False]
     assert set(rows.read) == set(COLUMNS)
-    matrix = matrix_of(batch, rows.fields[0])
-    (made,) = rows.matrices(matrix, [Field(("x",), ("c0",), (1,), "float32")])
+    (made,) = rows.encode_kept(*rows.matrices(batch))
     assert made.tolist() == [[1.0], [1.0], [1.0]] and made.flags.writeable
     first, second, third = seen[-3:]
     assert (first["text"], second["text"], third["text"]) == ("short", "a longer text, with \u00fc", None)
@@ -67,27 +71,26 @@ def test_the_function_runs_for_each_row_again_in_each_epoch() -> None:
         return {"x": float(len(calls))}
 
     batch = pyarrow.RecordBatch.from_pydict({"n": pyarrow.array([5, 6])})
-    then = Preparation(("x",), transformation=Transformation(function), transformation_columns=("n",))
-    then, _ = then.passed(batch)
-    rows = kept(batch, then)
-    content = matrix_of(rows.batch(batch, ["uint8"]), rows.fields[0])
-    field = Field(("x",), ("c0",), (1,), "float32")
+    then = RowEncoder(("x",), transformation=Transformation(function), transformation_columns=("n",))
+    then, _ = then.apply(batch)
+    rows = kept(batch, then).with_fields([Field(("x",), ("c0",), (1,), "float32")])
+    (content,) = rows.encode(batch)
     calls.clear()
-    epochs = [rows.matrices(content, [field])[0].tolist() for _ in range(2)]
+    epochs = [rows.encode_kept(content)[0].tolist() for _ in range(2)]
     assert epochs == [[[1.0], [2.0]], [[3.0], [4.0]]] and calls == [5, 6, 5, 6]
 
 
 def test_equal_rows_have_equal_bytes() -> None:
     text = "x" * 3
     batch = pyarrow.RecordBatch.from_pydict({"a": [text, "xxx"], "b": ["xxx", text]})
-    content = matrix_of(kept(batch).batch(batch, ["uint8"]), kept(batch).fields[0])
+    (content,) = kept(batch).encode(batch)
     assert content[0].tolist() == content[1].tolist()
 
 
 def test_a_row_that_does_not_fit_is_refused() -> None:
-    rows = replace(kept(BATCH), width=20)
+    rows = KeptRows.of(kept(BATCH).types, 20, RowEncoder(()))
     with pytest.raises(DataError, match="row 5 of this rank's rows has grown"):
-        rows.batch(BATCH.slice(1), ["uint8"], 5)
+        rows.numbers(BATCH.slice(1), 5)
 
 
 def test_types() -> None:

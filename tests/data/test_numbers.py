@@ -65,27 +65,27 @@ def test_nulls_as_spark_has_them() -> None:
     batch = pyarrow.RecordBatch.from_pydict(
         {"c0": [1, None, 3, 4], "c1": [1.0, 2.0, float("nan"), None], "marker": [True, None, False, True]}
     )
-    assert without_nulls(batch, ["error"] * 2, ["int64", "float32"]) is batch
-    assert without_nulls(batch, ["drop"] * 2, ["int64", "float32"]).to_pydict() == {
+    assert without_nulls(batch, [("error", "int64"), ("error", "float32")]) is batch
+    assert without_nulls(batch, [("drop", "int64"), ("drop", "float32")]).to_pydict() == {
         "c0": [1],
         "c1": [1.0],
         "marker": [True],
     }
-    filled = without_nulls(batch, [0.5] * 2, ["int64", "float32"]).to_pydict()
+    filled = without_nulls(batch, [(0.5, "int64"), (0.5, "float32")]).to_pydict()
     assert filled["c0"] == [1, 0, 3, 4] and filled["c1"] == [1.0, 2.0, 0.5, 0.5] and filled["marker"][1] is None
-    mixed = without_nulls(batch, [7, "drop"], ["int64", "float32"]).to_pydict()
+    mixed = without_nulls(batch, [(7, "int64"), ("drop", "float32")]).to_pydict()
     assert mixed == {"c0": [1, 7], "c1": [1.0, 2.0], "marker": [True, None]}
 
 
 def test_rows_with_all_values_are_the_same_batch_after_dropping() -> None:
     batch = pyarrow.RecordBatch.from_pydict({"c0": [1, 2]})
-    assert without_nulls(batch, ["drop"], ["int64"]) is batch
+    assert without_nulls(batch, [("drop", "int64")]) is batch
 
 
 def test_a_fraction_in_a_column_of_whole_numbers_is_kept_for_the_check() -> None:
     """Only the replacement is converted to the tensor's type; the spool then refuses the fraction."""
     batch = pyarrow.RecordBatch.from_pydict({"c0": [0.5, None]})
-    assert without_nulls(batch, [7], ["int64"]).column(0).to_pylist() == [0.5, 7.0]
+    assert without_nulls(batch, [(7, "int64")]).column(0).to_pylist() == [0.5, 7.0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from spark_estimator.data.fields import Field, matrix_of
 from spark_estimator.data.numbers import readable_in
 from spark_estimator.data.parquet import FileRows, files_at
 from spark_estimator.data.parquet_file import local_form
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.env import SPOOL_VARIABLE
 from spark_estimator.errors import DataError
 from tests.store.hadoop import core_site
@@ -48,8 +48,8 @@ def test_ranks_read_equal_shares_into_their_spools(tmp_path: Path, monkeypatch: 
     (tmp_path / "data" / "_SUCCESS").touch()
     (tmp_path / "spool").mkdir()
     monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path / "spool"))
-    rows = FileRows(files_at(str(tmp_path / "data")), Preparation(("n", "v")))
-    spools = [rows.read((NUMBER, BOTH), rank, size)[0] for rank in range(size)]
+    rows = FileRows(files_at(str(tmp_path / "data")), RowEncoder(("n", "v"), (NUMBER, BOTH)))
+    spools = [rows.read(rank, size)[0] for rank in range(size)]
     assert {spool.rows for spool in spools} <= {61 // size, 61 // size + 1}
     assert [n for spool in spools for n in spool.matrices[0].ravel().tolist()] == list(range(61))
     for spool in spools:
@@ -60,15 +60,15 @@ def test_ranks_read_equal_shares_into_their_spools(tmp_path: Path, monkeypatch: 
 
 def test_marked_rows_and_a_name_with_a_dot(tmp_path: Path) -> None:
     write(tmp_path, 30)
-    train, held = FileRows(files_at(str(tmp_path)), Preparation(("a.b",), "held")).read((NUMBER,), 0, 1)
+    train, held = FileRows(files_at(str(tmp_path)), RowEncoder(("a.b",), (NUMBER,), marker="held")).read(0, 1)
     assert held.matrices[0].ravel().tolist() == list(range(0, 30, 4))
     assert train.matrices[0].ravel().tolist() == [n for n in range(30) if n % 4]
 
 
 def test_more_ranks_than_rows(tmp_path: Path) -> None:
     write(tmp_path, 2)
-    rows = FileRows(files_at(str(tmp_path)), Preparation(("n",)))
-    assert [rows.read((NUMBER,), rank, 4)[0].rows for rank in range(4)] == [1, 1, 0, 0]
+    rows = FileRows(files_at(str(tmp_path)), RowEncoder(("n",), (NUMBER,)))
+    assert [rows.read(rank, 4)[0].rows for rank in range(4)] == [1, 1, 0, 0]
 
 
 def test_a_path_that_the_cluster_takes_for_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +104,11 @@ def test_what_is_refused(tmp_path: Path) -> None:
         files_at(str(tmp_path / "text"))
     write(tmp_path / "data", 9)
     with pytest.raises(DataError, match=r"part-0\.parquet has changed: its row groups had \(7, 3\) rows, and now"):
-        FileRows(whole, Preparation(("n",))).read((NUMBER,), 0, 1)
+        FileRows(whole, RowEncoder(("n",), (NUMBER,))).read(0, 1)
     torn = tmp_path / "data" / "part-0.parquet"
     torn.write_bytes(torn.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"part-0\.parquet cannot be read: ArrowInvalid"):
-        FileRows(whole, Preparation(("n",))).read((NUMBER,), 0, 1)
+        FileRows(whole, RowEncoder(("n",), (NUMBER,))).read(0, 1)
     pyarrow.parquet.write_table(pyarrow.table({"n": [0.5]}), tmp_path / "other.parquet")
     write(tmp_path / "more", 3)
     with pytest.raises(DataError, match=r"'n' is double in .*other\.parquet, and bigint in .*part-0"):

@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 from spark_estimator.data.columns import readable
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.scan import ThroughSpark, files_of, just_files
 from spark_estimator.errors import DataError
 
@@ -39,8 +39,8 @@ def from_files(frame: DataFrame, *names: str) -> list[tuple[float, ...]]:
     columns = [readable(frame.schema, name) for name in names]
     files = just_files(frame, columns, 2)
     fields = tuple(Field((name,), (f"c{number}",), (1,), "float64") for number, name in enumerate(names))
-    rows = FileRows(files, Preparation(names))
-    spools = [rows.read(fields, rank, 2)[0] for rank in range(2)]
+    rows = FileRows(files, RowEncoder(names, fields))
+    spools = [rows.read(rank, 2)[0] for rank in range(2)]
     assert abs(spools[0].rows - spools[1].rows) <= 1
     return [
         values

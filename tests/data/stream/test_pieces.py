@@ -10,7 +10,7 @@ import pytest
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.stream.pieces import PiecePart, Pieces, pieces_of
 from spark_estimator.errors import DataError
 
@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def made(folder: Path, preparation: Preparation, *fields: Field) -> tuple[Pieces, Pieces]:
-    return pieces_of(FileRows(files_at(str(folder)), preparation), fields)
+def made(folder: Path, encoder: RowEncoder) -> tuple[Pieces, Pieces]:
+    return pieces_of(FileRows(files_at(str(folder)), encoder))
 
 
 def read(pieces: Pieces, piece: int, start: int, rows: int, batch_rows: int = 3) -> list[list[float]]:
@@ -45,7 +45,7 @@ def read(pieces: Pieces, piece: int, start: int, rows: int, batch_rows: int = 3)
 
 
 def test_the_row_groups_of_all_files_in_their_order(folder: Path) -> None:
-    train, marked = made(folder, Preparation(("x", "y")), X, Y)
+    train, marked = made(folder, RowEncoder(("x", "y"), (X, Y)))
     assert (train.counts, marked.counts) == (COUNTS, (0,) * len(COUNTS))
     assert (train.part, marked.part) == (PiecePart.TRAIN, PiecePart.MARKED)
     for piece, first in enumerate((0, 4, 8, 10, 10)):
@@ -58,12 +58,12 @@ def test_the_row_groups_of_all_files_in_their_order(folder: Path) -> None:
 
 @pytest.mark.parametrize(("start", "rows", "expected"), [(0, 1, [4]), (3, 1, [7]), (1, 2, [5, 6]), (1, 3, [5, 6, 7])])
 def test_a_part_of_a_row_group(folder: Path, start: int, rows: int, expected: list[int]) -> None:
-    train, _ = made(folder, Preparation(("x",)), X)
+    train, _ = made(folder, RowEncoder(("x",), (X,)))
     assert [row for batch in read(train, 1, start, rows, 2) for row in batch] == expected
 
 
 def test_marked_rows_are_counted_apart(folder: Path) -> None:
-    train, marked = made(folder, Preparation(("x",), "held"), X)
+    train, marked = made(folder, RowEncoder(("x",), (X,), marker="held"))
     assert (train.counts, marked.counts) == ((2, 3, 1, 0, 2), (2, 1, 1, 0, 1))
     assert [row for piece in range(5) for batch in read(marked, piece, 0, marked.counts[piece]) for row in batch] == [
         *(0, 3, 6, 9, 12)
@@ -72,7 +72,7 @@ def test_marked_rows_are_counted_apart(folder: Path) -> None:
 
 
 def test_rows_that_are_dropped_are_counted_as_they_are_read(folder: Path) -> None:
-    train, marked = made(folder, Preparation(("gap",), nulls="drop"), X)
+    train, marked = made(folder, RowEncoder(("gap",), (X,), nulls="drop"))
     assert (train.counts, sum(marked.counts)) == ((3, 3, 1, 0, 3), 0)
     assert [row for batch in read(train, 0, 1, 2) for row in batch] == [2, 3]
     with pytest.raises(DataError, match=r"row group 0 has 3 of the 4 rows from 0 on"):
@@ -80,13 +80,13 @@ def test_rows_that_are_dropped_are_counted_as_they_are_read(folder: Path) -> Non
 
 
 def test_a_null_is_reported_with_file_and_row_group(folder: Path) -> None:
-    train, _ = made(folder, Preparation(("gap",)), X)
+    train, _ = made(folder, RowEncoder(("gap",), (X,)))
     with pytest.raises(DataError, match=r"a\.parquet, row group 1 \(rows are counted from its first one\): .*'?x'?"):
         read(train, 1, 0, 4)
 
 
 def test_a_file_that_has_changed_is_refused_also_with_its_footer_kept(folder: Path) -> None:
-    train, _ = made(folder, Preparation(("x",)), X)
+    train, _ = made(folder, RowEncoder(("x",), (X,)))
     assert read(train, 4, 0, 3) == [[10, 11, 12]]
     pyarrow.parquet.write_table(pyarrow.table({"x": [1.0, 2.0]}), folder / "c.parquet")
     with pytest.raises(DataError, match=r"c\.parquet has changed"):
@@ -97,9 +97,9 @@ def test_a_file_that_has_changed_is_refused_also_with_its_footer_kept(folder: Pa
 
 
 def test_some_fields_read_their_columns_alone(folder: Path) -> None:
-    train, _ = made(folder, Preparation(("x", "y")), X, Y)
+    train, _ = made(folder, RowEncoder(("x", "y"), (X, Y)))
     only = train.only([1])
-    assert only.rows.preparation.read == ["y"] and only.counts == train.counts
+    assert only.rows.encoder.read == ["y"] and only.counts == train.counts
     assert [len(batch) for batch in only.read(2, 0, 2, 9, 1 << 14)] == [1]
     assert read(only, 2, 0, 2) == [[8, 9]]
     both = train.only([1, 0])
@@ -109,9 +109,9 @@ def test_some_fields_read_their_columns_alone(folder: Path) -> None:
 
 
 def test_some_fields_of_rows_that_are_dropped_need_all_columns(folder: Path) -> None:
-    train, _ = made(folder, Preparation(("gap", "y"), nulls="drop"), X, Y)
+    train, _ = made(folder, RowEncoder(("gap", "y"), (X, Y), nulls="drop"))
     only = train.only([1])
-    assert only.rows.preparation.read == ["gap", "y"]
+    assert only.rows.encoder.read == ["gap", "y"]
     assert read(only, 0, 0, 3) == [[0, 2], [3]], "the same rows as those of all fields"
 
 
@@ -122,7 +122,7 @@ def test_a_reader_that_stops_closes_the_file(folder: Path) -> None:
         links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
         return any(os.path.exists(link) and os.readlink(link).startswith(str(folder)) for link in links)
 
-    train, _ = made(folder, Preparation(("x",)), X)
+    train, _ = made(folder, RowEncoder(("x",), (X,)))
     batches = train.read(0, 0, 4, 1, 1 << 14)
     next(batches)
     assert is_open()

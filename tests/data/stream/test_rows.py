@@ -20,7 +20,7 @@ from spark_estimator.collectives import context
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.data.stream.rows import streamed
 from spark_estimator.errors import DataError
@@ -152,8 +152,8 @@ def fields() -> tuple[Field, ...]:
 
 
 def test_marked_rows_are_apart(folder: str) -> None:
-    source = FileRows(files_at(folder), Preparation(("x", "odd"), "odd"))
-    result = streamed(source, None, fields(), RowLimits(0, 3000), "training")
+    source = FileRows(files_at(folder), RowEncoder(("x", "odd"), fields(), marker="odd"))
+    result = streamed(source, None, RowLimits(0, 3000), "training")
     assert result is not None and result[1] is not None
     for rows, rest in zip(result, (0, 1), strict=True):
         assert rows is not None
@@ -163,8 +163,8 @@ def test_marked_rows_are_apart(folder: str) -> None:
 
 
 def test_a_share_is_left_out_to_the_row(folder: str) -> None:
-    source = FileRows(files_at(folder), Preparation(("x", "odd")))
-    result = streamed(source, None, fields(), RowLimits(800, 3000), "training")
+    source = FileRows(files_at(folder), RowEncoder(("x", "odd"), fields()))
+    result = streamed(source, None, RowLimits(800, 3000), "training")
     assert result is not None
     parts = result[0].split(0.13, seed=3)
     assert [rows.total for rows in parts] == [435, 65]
@@ -221,8 +221,8 @@ def test_four_ranks_three_ranks_four_ranks(folder: str) -> None:
 
 def few(rank: int, folder: str) -> list[tuple[int, float]]:
     context.init()
-    source = FileRows(files_at(folder), Preparation(("x",)))
-    result = streamed(source, None, fields()[:1], RowLimits(0, 100), "training")
+    source = FileRows(files_at(folder), RowEncoder(("x",), fields()[:1]))
+    result = streamed(source, None, RowLimits(0, 100), "training")
     assert result is not None
     return [(batch.rows, batch.factor) for batch in result[0].batches(4)]
 

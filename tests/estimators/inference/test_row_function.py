@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def function_of(function: Any) -> RowFunction:
-    return RowFunction.of(TorchPredictor.of(nn.Identity(), (), (), 1), function)
+    return RowFunction.of(TorchPredictor.of(nn.Identity(), RowEncoder(()), (), 1), function)
 
 
 def test_outputs_are_arrays_of_numbers() -> None:

@@ -57,7 +57,7 @@ def values_of(frame: DataFrame, tmp_path: Path, request: RowRequest) -> dict[str
     frame.write.parquet(f"{tmp_path}/rows")
     files = files_at(f"{tmp_path}/rows")
     of_files = measured_in_files(files, sample_files(files, request).columns)
-    assert columns.preparation.nulls == {**columns.null_values, **_others(request)}
+    assert columns.encoder.nulls == {**columns.null_values, **_others(request)}
     assert of_files.null_values == pytest.approx(columns.null_values, rel=1e-12)
     return dict(columns.null_values)
 

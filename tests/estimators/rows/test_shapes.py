@@ -9,7 +9,7 @@ import pytest
 
 from spark_estimator import DataError
 from spark_estimator.data.columns import Readable
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.rows.sampling import Columns, RowSample
 from spark_estimator.estimators.rows.shapes import Fields, LabelError, class_error, fitting_fields, not_finite, shown
 
@@ -48,7 +48,7 @@ def sample_of(features: dict[str, list[Any]], label: list[Any]) -> RowSample:
         None,
         None,
         (),
-        Preparation(()),
+        RowEncoder(()),
     )
     values = [*features.values(), label]
     rows = pyarrow.RecordBatch.from_arrays(
@@ -129,7 +129,7 @@ def many_labels(count: int) -> RowSample:
     names = [f"y{number}" for number in range(count)]
     readables = [Readable(name, False, "int64", None, "int64") for name in names]
     feature = Readable("x", False, "float32", None, "float32")
-    columns = Columns((feature,), tuple(readables), None, None, (), Preparation(()))
+    columns = Columns((feature,), tuple(readables), None, None, (), RowEncoder(()))
     arrays = [pyarrow.array([0.5, 1.5]), *(pyarrow.array([0, 1]) for _ in names)]
     rows = pyarrow.RecordBatch.from_arrays(arrays, names=[f"c{n}" for n in range(len(arrays))])
     return RowSample(columns, rows, (1,) * len(arrays), (None,) * len(arrays))

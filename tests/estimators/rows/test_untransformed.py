@@ -79,7 +79,7 @@ def values_of(made: TorchEstimator, train: DataFiles, held: DataFiles | None = N
             held_source=plan.source.held_source,
             kept=plan.columns.kept,
             held_share=plan.held_share,
-            transform_validation=plan.columns.preparation.transforms_marked,
+            transform_validation=plan.columns.encoder.transforms_marked,
             **spec,
         ),
         lambda spec, checksums: {},
@@ -182,7 +182,7 @@ def test_without_validation_it_has_no_effect(tmp_path: Path) -> None:
     plan = plan_files(
         files(tmp_path, table()), None, RowRequest.of(made._value, None), TorchTrial(parts_of(made._value)[0])
     )
-    assert plan.columns.preparation.transforms_marked
+    assert plan.columns.encoder.transforms_marked
 
 
 def output(values: torch.Tensor, label: torch.Tensor) -> torch.Tensor:

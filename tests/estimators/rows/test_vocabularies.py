@@ -74,7 +74,7 @@ def request_of(marker: str | None = None, **changed: Any) -> RowRequest:
 
 
 def values_of(columns: Columns) -> dict[str, Any]:
-    return {name: encoder.entry for name, encoder in columns.encoders.items()}
+    return {name: encoder.entry for name, encoder in columns.encoder.categories.items()}
 
 
 def both(frame: DataFrame, tmp_path: Path, request: RowRequest) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_columns_that_share_a_vocabulary(spark: SparkSession, tmp_path: Path) ->
     columns = counted_in_frame(visits(spark), sample_frame(visits(spark), request).columns)
     assert [column.ids for column in columns.features] == [4, 4, 3, 3]
     history = pyarrow.array([["c", "b", "z"]])
-    assert columns.encoders["history"].ids(history).to_pylist() == [[1, 3, 0]]
+    assert columns.encoder.categories["history"].ids(history).to_pylist() == [[1, 3, 0]]
 
 
 def test_columns_of_texts_and_numbers_share_no_vocabulary(frame: DataFrame) -> None:

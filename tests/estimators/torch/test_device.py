@@ -32,7 +32,7 @@ def network() -> nn.Module:
 
 
 def predictor(device: str = "auto", precision: str | None = None, batch_size: int = 8) -> TorchPredictor:
-    made = TorchPredictor.of(network(), (X,), (2,), batch_size, device=device, precision=precision)
+    made = TorchPredictor.of(network(), RowEncoder(("c0",), (X,)), (2,), batch_size, device=device, precision=precision)
     sent: TorchPredictor = pickle.loads(pickle.dumps(made))
     return sent
 
@@ -133,7 +133,7 @@ def test_other_errors_of_a_gpu_stay_what_they_are(gpus: Record) -> None:
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return super().forward(input) + torch.ones(2)
 
-    wrong = TorchPredictor.of(Mixes(3, 2), (X,), (2,), 8, device="auto")
+    wrong = TorchPredictor.of(Mixes(3, 2), RowEncoder(("c0",), (X,)), (2,), 8, device="auto")
     with spark_task("0"), pytest.raises(RuntimeError, match="to be on the same device") as caught:
         wrong.outputs_for([ROWS])
     assert not isinstance(caught.value, DeviceError)

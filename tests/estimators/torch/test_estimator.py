@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from spark_estimator import DataError, TorchEstimator, TorchModel, WorkerFailedError
-from spark_estimator.estimators.rows.sampling import SAMPLE_ROWS
+from spark_estimator.estimators.rows.sources import SAMPLE_ROWS
 from spark_estimator.observe.status_line import Log
 from spark_estimator.store import Store
 from tests.estimators.conftest import ROWS, TRUTH, line_rows, linear

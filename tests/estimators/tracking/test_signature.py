@@ -14,7 +14,7 @@ import pytest
 
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.parquet import files_at
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
 from spark_estimator.estimators.rows.sampling import Columns
 from spark_estimator.estimators.tracking.signature import Features, signature_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def columns(**kinds: str) -> Columns:
     features = tuple(Readable(name, "array" in kind, "float32", None, kind) for name, kind in kinds.items())
-    return Columns(features, (), None, None, features, Preparation(tuple(kinds)))
+    return Columns(features, (), None, None, features, RowEncoder(tuple(kinds)))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
-from spark_estimator.data.preparation import Preparation, batch_rows_of, dtypes_of
+from spark_estimator.data.row_encoder import RowEncoder, dtypes_of
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
 
@@ -21,17 +21,18 @@ def batch(**columns: object) -> pyarrow.RecordBatch:
 
 
 def test_columns_are_read_once_each() -> None:
-    assert Preparation(("x", "y", "x"), "y").read == ["x", "y"]
-    assert Preparation(("x",), "held", transformation_columns=("word", "held", "word")).read == ["word", "held"]
+    assert RowEncoder(("x", "y", "x"), marker="y").read == ["x", "y"]
+    encoder = RowEncoder(("x",), marker="held", transformation_columns=("word", "held", "word"))
+    assert encoder.read == ["word", "held"]
 
 
 def test_columns_get_the_names_of_fields() -> None:
-    rows = Preparation(("b", "a", "b"), "held").batch(batch(a=[1, 2], b=[0.5, 1.5], held=[1, 0]), ["float32"] * 3)
+    rows = RowEncoder(("b", "a", "b"), marker="held").numbers(batch(a=[1, 2], b=[0.5, 1.5], held=[1, 0]))
     assert rows.to_pydict() == {"c0": [0.5, 1.5], "c1": [1, 2], "c2": [0.5, 1.5], "marker": [True, False]}
 
 
 def test_marks_other_than_zero_and_one_are_null() -> None:
-    rows = Preparation(("a",), "held").batch(batch(a=[1, 2, 3, 4], held=[0, 1, 2, None]), ["int64"])
+    rows = RowEncoder(("a",), marker="held").numbers(batch(a=[1, 2, 3, 4], held=[0, 1, 2, None]))
     assert rows.column("marker").to_pylist() == [False, True, None, None]
 
 
@@ -42,8 +43,8 @@ def test_nulls_are_handled_after_the_functions() -> None:
         frame["a"] = frame["a"].fillna(9).where(frame["a"] != 2)
         return frame
 
-    preparation = Preparation(("a",), nulls="drop", transformation=Transformation(fill_some))
-    assert preparation.batch(batch(a=[1.0, 2.0, None]), ["float32"]).column("c0").to_pylist() == [1.0, 9.0]
+    encoder = RowEncoder(("a",), nulls="drop", transformation=Transformation(fill_some))
+    assert encoder.numbers(batch(a=[1.0, 2.0, None])).column("c0").to_pylist() == [1.0, 9.0]
 
 
 def test_the_transformation_receives_decoded_arrays() -> None:
@@ -53,10 +54,10 @@ def test_the_transformation_receives_decoded_arrays() -> None:
         frame["mean"] = [0.0 if image is None else image.mean() for image in frame["image"]]
         return frame[["mean"]]
 
-    preparation = Preparation(
+    encoder = RowEncoder(
         ("mean",), decoders={"image": decoder}, transformation=Transformation(mean), transformation_columns=("image",)
     )
-    known, columns = preparation.passed(batch(image=[b"\x01\x03", None], other=[1, 2]))
+    known, columns = encoder.apply(batch(image=[b"\x01\x03", None], other=[1, 2]))
     assert columns["mean"].to_pylist() == [2.0, 0.0]
     assert known.decoders["image"].shape == (2,)
     assert known.transformation is not None and known.transformation.shown["mean"].words == "double"
@@ -66,20 +67,46 @@ def test_rows_are_worked_on_in_pieces_and_errors_have_their_numbers() -> None:
     def refuse(content: bytes) -> Any:
         return numpy.zeros(1 if content == b"a" else 2)
 
-    preparation = Preparation(("b",), decoders={"b": Decoder("b", refuse, shape=(1,), dtype="float32")})
-    pieces = preparation.batches([batch(b=[b"a"] * 5), batch(b=[]), batch(b=[b"a"] * 3)], ["float32"], 2)
+    encoder = RowEncoder(("b",), decoders={"b": Decoder("b", refuse, shape=(1,), dtype="float32")})
+    pieces = encoder.encode_batches([batch(b=[b"a"] * 5), batch(b=[]), batch(b=[b"a"] * 3)], 2)
     assert [piece.num_rows for piece in pieces] == [2, 2, 1, 2, 1]
     with pytest.raises(DataError, match=r"in row 6 of this rank's rows"):
-        list(preparation.batches([batch(b=[b"a"] * 5), batch(b=[b"a", b"x"])], ["float32"], 2))
+        list(encoder.encode_batches([batch(b=[b"a"] * 5), batch(b=[b"a", b"x"])], 2))
 
 
 def test_types_and_sizes_of_fields() -> None:
     x = Field(("a", "b"), ("c1", "c2"), (1, 3), "float64", (4,))
     y = Field(("y",), ("c0",), (1,), "int64")
     assert dtypes_of([x, y]) == ["int64", "float64", "float64"]
-    assert batch_rows_of([y]) == 1 << 16
+    assert RowEncoder((), (y,)).batch_rows == 1 << 16
     wide = Field(("v",), ("c0",), (1 << 20,), "float32", (1 << 20,))
-    assert (batch_rows_of([wide]), batch_rows_of([wide] * 9)) == (4, 1), "16 MiB, but one row at least"
+    assert (RowEncoder((), (wide,)).batch_rows, RowEncoder((), (wide,) * 9).batch_rows) == (4, 1), "16 MiB, but one row at least"
+
+
+def test_columns_that_were_sent_side_by_side_are_taken_apart() -> None:
+    """By the numbers of the columns in each array, also of a slice, which has offsets of its own."""
+    whole, text = pyarrow.array([1, None, 3]), pyarrow.array(["a", "b", None])
+    floats = pyarrow.array([[0.5, None], [1.5, 2.5], [3.5, 4.5]], pyarrow.list_(pyarrow.float32()))
+    arrays = [whole.slice(1), floats.slice(1), text.slice(1)]
+    columns = RowEncoder((), packed=((1,), (0, 3), (2,))).unpacked(arrays)
+    assert [column.to_pylist() for column in columns] == [[1.5, 3.5], [None, 3], ["b", None], [2.5, 4.5]]
+    assert RowEncoder((), packed=((0, 1),)).unpacked([floats])[1].to_pylist() == [None, 2.5, 4.5]
+    assert RowEncoder(()).unpacked([whole]) == [whole]
+
+
+def test_an_error_names_the_scalar_of_a_packed_column() -> None:
+    """Scalars of several columns in one array."""
+    encoder = RowEncoder(("c0", "c1"), (Field(("a", "b"), ("c0", "c1"), (1, 1), "int64", (2,)),), packed=((0, 1),))
+
+    def encode(rows: list[list[float | None]]) -> Any:
+        columns = encoder.unpacked([pyarrow.array(rows)])
+        return encoder.encode(pyarrow.RecordBatch.from_arrays(columns, names=["c0", "c1"]))[0].tolist()
+
+    assert encode([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]
+    with pytest.raises(DataError, match="column 'b' holds null in row 1 "):
+        encode([[1, 2], [3, None]])
+    with pytest.raises(DataError, match=r"column 'a' holds whole numbers .*row 1 .*holds 0\.5"):
+        encode([[1.0, 2.0], [0.5, 4.0]])
 
 
 def doubled(frame: Any) -> Any:
@@ -89,10 +116,10 @@ def doubled(frame: Any) -> Any:
     return pandas.concat([frame, frame]).assign(x=lambda rows: rows.x * 10)
 
 
-def divided(preparation: Preparation, rows: pyarrow.RecordBatch, most_rows: int) -> tuple[list[Any], list[Any]]:
+def divided(encoder: RowEncoder, rows: pyarrow.RecordBatch, most_rows: int) -> tuple[list[Any], list[Any]]:
     """The values of c0 in the rows to train on, and in those for validation."""
     values: tuple[list[Any], list[Any]] = ([], [])
-    for part in preparation.batches([rows], ["float32"], most_rows):
+    for part in encoder.encode_batches([rows], most_rows):
         for value, mark in zip(part.column("c0").to_pylist(), part.column("marker").to_pylist(), strict=True):
             values[mark].append(value)
     return values
@@ -100,28 +127,28 @@ def divided(preparation: Preparation, rows: pyarrow.RecordBatch, most_rows: int)
 
 def test_rows_for_validation_can_stay_as_they_are() -> None:
     rows = batch(x=[1.0, 2.0, 3.0, 4.0], held=[0, 1, 0, 1])
-    preparation = Preparation(("x",), "held", transformation=Transformation(doubled), transforms_marked=False)
-    assert divided(preparation, rows, 4) == ([10.0, 30.0, 10.0, 30.0], [2.0, 4.0])
-    assert divided(preparation, rows, 1) == ([10.0, 10.0, 30.0, 30.0], [2.0, 4.0])
-    assert divided(replace(preparation, transforms_marked=True), rows, 4)[1] == [20.0, 40.0] * 2
-    assert preparation.untransformed.batch(rows, ["float32"]).to_pydict() == {"c0": [1.0, 2.0, 3.0, 4.0]}
+    encoder = RowEncoder(("x",), marker="held", transformation=Transformation(doubled), transforms_marked=False)
+    assert divided(encoder, rows, 4) == ([10.0, 30.0, 10.0, 30.0], [2.0, 4.0])
+    assert divided(encoder, rows, 1) == ([10.0, 10.0, 30.0, 30.0], [2.0, 4.0])
+    assert divided(replace(encoder, transforms_marked=True), rows, 4)[1] == [20.0, 40.0] * 2
+    assert encoder.untransformed.numbers(rows).to_pydict() == {"c0": [1.0, 2.0, 3.0, 4.0]}
     with pytest.raises(DataError, match="the column 'held' of validation marks holds null"):
-        divided(preparation, batch(x=[1.0], held=[None]), 4)
+        divided(encoder, batch(x=[1.0], held=[None]), 4)
 
 
 def test_a_share_of_rows_is_drawn_by_their_values() -> None:
     """Before the transformation, so that no copy of a row for validation is trained on."""
     numbers = [float(number) for number in range(4000)]
     rows = batch(x=numbers, v=[[number] for number in numbers], text=[str(number) for number in numbers])
-    preparation = Preparation(
+    encoder = RowEncoder(
         ("x",),
         transformation=Transformation(doubled),
         transformation_columns=("x", "v", "text"),
         transforms_marked=False,
         held_share=0.25,
     )
-    train, held = divided(preparation, rows, 4000)
+    train, held = divided(encoder, rows, 4000)
     assert 900 < len(held) < 1100 and len(train) == 2 * (4000 - len(held))
     assert sorted({value / 10 for value in train} | set(held)) == numbers
     backwards = rows.take(pyarrow.array(range(3999, -1, -1)))
-    assert sorted(divided(preparation, backwards, 7)[1]) == held
+    assert sorted(divided(encoder, backwards, 7)[1]) == held
