@@ -142,7 +142,7 @@ NOT_PUBLIC = {
     "petastorm": (
         "collectives.context collectives.ops collectives.other_launchers.launchers data.columns data.decoding "
         "data.fields data.legacy_calendar data.materialize data.numbers data.parquet data.parquet_file "
-        "data.preparation data.quoting data.rank.joined data.rank.prefetch data.rank.shares data.scan "
+        "data.quoting data.rank.joined data.rank.prefetch data.rank.shares data.row_encoder data.scan "
         "data.table_folders"
     ),
     "process_group": (
@@ -153,7 +153,7 @@ NOT_PUBLIC = {
         "torch.collectives.memory"
     ),
     "transformers": (
-        "collectives.launcher_link data.columns data.fields data.preparation data.quoting estimators.checks "
+        "collectives.launcher_link data.columns data.quoting data.row_encoder estimators.checks "
         "estimators.estimator estimators.history estimators.inference.features "
         "estimators.inference.prediction_columns estimators.inference.predictor estimators.keywords "
         "estimators.model estimators.params estimators.persistence.folders estimators.persistence.manifest "

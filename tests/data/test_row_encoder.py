@@ -80,7 +80,9 @@ def test_types_and_sizes_of_fields() -> None:
     assert dtypes_of([x, y]) == ["int64", "float64", "float64"]
     assert RowEncoder((), (y,)).batch_rows == 1 << 16
     wide = Field(("v",), ("c0",), (1 << 20,), "float32", (1 << 20,))
-    assert (RowEncoder((), (wide,)).batch_rows, RowEncoder((), (wide,) * 9).batch_rows) == (4, 1), "16 MiB, but one row at least"
+    assert (RowEncoder((), (wide,)).batch_rows, RowEncoder((), (wide,) * 9).batch_rows) == (4, 1), (
+        "16 MiB, but one row at least"
+    )
 
 
 def test_columns_that_were_sent_side_by_side_are_taken_apart() -> None:

@@ -68,7 +68,7 @@ def trained(folder: str, model: Any, **changed: Any) -> Any:
     from spark_estimator import KerasEstimator
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
-    from spark_estimator.data.preparation import Preparation
+    from spark_estimator.data.row_encoder import RowEncoder
     from spark_estimator.estimators.keras.start import train
     from spark_estimator.estimators.train_spec import TrainSpec
     from spark_estimator.store import Store
@@ -85,6 +85,7 @@ def trained(folder: str, model: Any, **changed: Any) -> Any:
     names = ["x", *labels, *(["w"] if weighted else [])]
     fields = [Field((name,), (f"c{place}",), (1,), "float32", ()) for place, name in enumerate(names)]
     fields[0] = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,))
+    rows = files_at(f"{folder}/{changed.pop('rows', 'rows')}.parquet")
     stored = changed.pop("stored", False)
     spec = {
         "inputs": (fields[0],),
@@ -104,7 +105,7 @@ def trained(folder: str, model: Any, **changed: Any) -> Any:
         "large": 1 << 40,
         "store": Store.create(f"{folder}/store") if stored else None,
         "run_id": "run",
-        "source": FileRows(files_at(f"{folder}/{changed.pop('rows', 'rows')}.parquet"), Preparation(tuple(names))),
+        "source": FileRows(rows, RowEncoder(tuple(names), tuple(fields))),
         "framework": estimator._training().framework,
     }
     return train(TrainSpec(**{**spec, **changed}))
@@ -404,13 +405,15 @@ def averages_weights(rank: int, folder: str, package: str = "keras") -> None:
     import importlib
 
     from spark_estimator.collectives import context
+    from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
-    from spark_estimator.data.preparation import Preparation
+    from spark_estimator.data.row_encoder import RowEncoder
 
     keras = importlib.import_module(package)
     size = context.size()
     rows, labels, _ = table()
-    held = FileRows(files_at(f"{folder}/few.parquet"), Preparation(("x", "y")))
+    x, y = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)), Field(("y",), ("c1",), (1,), "float32", ())
+    held = FileRows(files_at(f"{folder}/few.parquet"), RowEncoder(("x", "y"), (x, y)))
 
     def model() -> Any:
         dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=3), name="only")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from spark_estimator.data.fields import Field
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.train_spec import TrainSpec
 
 X = Field(("x",), ("c0",), (3,), "float32", (3,))
 Y = Field(("y",), ("c1",), (1,), "float32", ())
+#: Of a model of x.
+ENCODER = RowEncoder(("c0",), (X,))
 
 
 def spec_of(**changed: Any) -> TrainSpec:

@@ -15,14 +15,14 @@ import pytest
 from spark_estimator.collectives import context
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.rank_rows import RankRows
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, averages_of, begin, check_loss, meter_of
 from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.observe import progress
 from spark_estimator.store import Store
-from tests.estimators.specs import spec_of
+from tests.estimators.specs import X, Y, spec_of
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_small_model_is_in_the_result_and_a_large_one_in_the_store(tmp_path: P
 def test_rows_are_read_and_a_share_is_left_out(tmp_path: Path) -> None:
     table = pyarrow.table({"x": [[float(n)] * 3 for n in range(20)], "y": [float(n) for n in range(20)]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    source = FileRows(files_at(str(tmp_path / "rows.parquet")), Preparation(("x", "y")))
+    source = FileRows(files_at(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, Y)))
     run = begin(spec_of(source=source, held_share=0.25), lambda spec, sums: {"sums": list(map(str, sums))}, TorchForm())
     assert run.held is not None and (run.rows.total, run.held.total) == (15, 5)
     assert (run.seed, run.kept, run.identity) == (5, None, {}), "without a store nothing identifies the training"

@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.store import Store
@@ -63,7 +63,7 @@ def test_parameters_of_an_estimator(tmp_path: Path) -> None:
 
 
 def test_ranks_order_the_rows_that_spark_sends() -> None:
-    files = FileRows((), Preparation(("x",)))  # type: ignore[arg-type]
+    files = FileRows((), RowEncoder(("x",)))  # type: ignore[arg-type]
     assert not spec_of().by_value
     assert spec_of(repeatable=True).by_value
     assert not spec_of(repeatable=True, source=files).by_value, "files are read in the same order each time"

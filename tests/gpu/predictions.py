@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from spark_estimator.data.fields import Field
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DeviceError
 from tests.gpu.in_rank import Task
 
 WIDTH = 50
-INPUT = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,))
+ENCODER = RowEncoder(("c0",), (Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)),))
 ROWS = 10_000
 
 
@@ -39,7 +40,7 @@ def as_on_the_cpu() -> None:
     from spark_estimator.estimators.torch.predictor import TorchPredictor
     from tests.estimators.torch.stand_in_cuda import spark_task
 
-    known = TorchPredictor.of(network(), RowEncoder(("c0",), (INPUT,)), (3,), 768, device="auto")
+    known = TorchPredictor.of(network(), ENCODER, (3,), 768, device="auto")
     [expected] = known.outputs_for([rows()])
     for index in range(torch.cuda.device_count()):
         with spark_task(str(index)):
@@ -53,10 +54,10 @@ def mixed_precision() -> None:
     from spark_estimator.estimators.torch.predictor import TorchPredictor
     from tests.estimators.torch.stand_in_cuda import spark_task
 
-    [expected] = TorchPredictor.of(network(), RowEncoder(("c0",), (INPUT,)), (3,), 768).outputs_for([rows()])
+    [expected] = TorchPredictor.of(network(), ENCODER, (3,), 768).outputs_for([rows()])
     for precision in ("bf16", "fp16"):
         with spark_task("0"):
-            known = TorchPredictor.of(network(), RowEncoder(("c0",), (INPUT,)), (3,), 768, device="auto", precision=precision)
+            known = TorchPredictor.of(network(), ENCODER, (3,), 768, device="auto", precision=precision)
             [outputs] = known.outputs_for([rows()])
         assert not numpy.array_equal(outputs, expected), precision
         assert numpy.allclose(outputs, expected, rtol=0.05, atol=0.05), (precision, numpy.abs(outputs - expected).max())
@@ -67,7 +68,7 @@ def a_full_gpu() -> None:
     from spark_estimator.estimators.torch.predictor import TorchPredictor
     from tests.estimators.torch.stand_in_cuda import spark_task
 
-    full = TorchPredictor.of(Full(WIDTH, 3), RowEncoder(("c0",), (INPUT,)), (3,), 768, device="auto")
+    full = TorchPredictor.of(Full(WIDTH, 3), ENCODER, (3,), 768, device="auto")
     with spark_task("0", partition=4):
         try:
             full.outputs_for([rows()])

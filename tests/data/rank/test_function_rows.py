@@ -9,9 +9,9 @@ import pyarrow
 
 from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows
-from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.rank.function_rows import FunctionRows
 from spark_estimator.data.rank.rank_rows import RankRows
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.transformation import Transformation
 
 

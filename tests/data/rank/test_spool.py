@@ -15,9 +15,9 @@ import pytest
 
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
-from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.rank import spool
 from spark_estimator.data.rank.spool import Spool, SpoolFeed, SpoolWriter, receive
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.env import IN_MEMORY, SPOOL_VARIABLE
 from spark_estimator.errors import DataError

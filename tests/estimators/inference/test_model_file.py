@@ -14,7 +14,7 @@ from torch import nn
 from spark_estimator import DataError
 from spark_estimator.estimators.inference import model_file
 from spark_estimator.estimators.torch.predictor import TorchPredictor
-from tests.estimators.specs import X
+from tests.estimators.specs import ENCODER
 from tests.estimators.torch_models import model_of
 
 if TYPE_CHECKING:
@@ -50,22 +50,22 @@ def test_it_is_sent_once_and_mapped(spark: SparkSession, monkeypatch: pytest.Mon
 
 
 def test_small_models_are_part_of_the_function(spark: SparkSession) -> None:
-    known = TorchPredictor.of(nn.Linear(3, 1), RowEncoder(("c0",), (X,)), (1,), 8)
+    known = TorchPredictor.of(nn.Linear(3, 1), ENCODER, (1,), 8)
     assert known.sent_by(spark) is known and len(known.payload) < 10_000
 
 
 def test_equal_models_have_equal_bytes() -> None:
     torch.manual_seed(1)
     net = nn.Linear(3, 1)
-    assert TorchPredictor.of(net, RowEncoder(("c0",), (X,)), (1,), 8)._key == TorchPredictor.of(net, RowEncoder(("c0",), (X,)), (1,), 8)._key
-    other = TorchPredictor.of(nn.Linear(3, 1), RowEncoder(("c0",), (X,)), (1,), 8)
-    assert other._key != TorchPredictor.of(net, RowEncoder(("c0",), (X,)), (1,), 8)._key
+    assert TorchPredictor.of(net, ENCODER, (1,), 8)._key == TorchPredictor.of(net, ENCODER, (1,), 8)._key
+    other = TorchPredictor.of(nn.Linear(3, 1), ENCODER, (1,), 8)
+    assert other._key != TorchPredictor.of(net, ENCODER, (1,), 8)._key
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark import SparkFiles
 
     monkeypatch.setattr(SparkFiles, "get", lambda name: str(tmp_path / name))
-    known = replace(TorchPredictor.of(nn.Linear(3, 1), RowEncoder(("c0",), (X,)), (1,), 8), payload=b"", file="x.model")
+    known = replace(TorchPredictor.of(nn.Linear(3, 1), ENCODER, (1,), 8), payload=b"", file="x.model")
     with pytest.raises(DataError, match=r"x\.model is missing: Spark sends a model of more than 16 MiB"):
         known.model()

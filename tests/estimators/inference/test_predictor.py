@@ -15,7 +15,6 @@ from torch import nn
 
 from spark_estimator import DataError, TorchModel
 from spark_estimator.data.fields import Field
-from spark_estimator.estimators.inference.predictor import unpacked
 from tests.estimators.conftest import line_rows, linear
 from tests.estimators.torch_models import expected, model_of
 
@@ -67,15 +66,6 @@ def test_predict_reads_pandas_as_spark_does() -> None:
     frame = pandas.DataFrame({"t": pandas.to_datetime([1_700_000_001], unit="s")})
     assert model.predict(frame).tolist() == [[1_700_000_001.0]]
     assert model.predict({"t": numpy.array([2.0, 3.0])}).tolist() == [[2.0], [3.0]]
-
-
-def test_columns_that_were_sent_side_by_side_are_taken_apart() -> None:
-    whole, text = pyarrow.array([1, None, 3]), pyarrow.array(["a", "b", None])
-    floats = pyarrow.array([[0.5, None], [1.5, 2.5], [3.5, 4.5]], pyarrow.list_(pyarrow.float32()))
-    columns = unpacked([whole.slice(1), floats.slice(1), text.slice(1)], ((1,), (0, 3), (2,)))
-    assert [column.to_pylist() for column in columns] == [[1.5, 3.5], [None, 3], ["b", None], [2.5, 4.5]]
-    assert unpacked([floats], ((0, 1),))[1].to_pylist() == [None, 2.5, 4.5]
-    assert unpacked([whole], ()) == [whole]
 
 
 def test_many_columns_with_nulls_predict_as_single_ones(spark: SparkSession) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
 from spark_estimator.estimators.inference.row_function import RowFunction, row_udf
 from spark_estimator.estimators.torch.predictor import TorchPredictor

@@ -18,10 +18,10 @@ import pyarrow.parquet
 
 from spark_estimator import KerasEstimator, KerasModel
 from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.preparation import Preparation
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.keras import start
 from spark_estimator.observe.status_line import Log
-from tests.estimators.specs import X, spec_of
+from tests.estimators.specs import X, Y, spec_of
 from tests.ranks import run_ranks
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def test_registered_classes_that_no_module_has_come_back(tmp_path: Path) -> None
     numbers = numpy.random.default_rng(0).standard_normal((20, 3)).astype(numpy.float32)
     table = pyarrow.table({"x": numbers.tolist(), "y": numbers.sum(1)})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    source = FileRows(files_at(str(tmp_path / "rows.parquet")), Preparation(("x", "y")))
+    source = FileRows(files_at(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, Y)))
     environ = {"KERAS_BACKEND": keras.backend.backend()}
     for number, model in enumerate(registered()):
         training = KerasEstimator(model=model, label_cols=["y"])._training()

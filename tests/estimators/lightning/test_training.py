@@ -75,13 +75,14 @@ def module(net: nn.Module | None = None, lr: float = 0.05, **methods: Any) -> An
 def spec_of(folder: str, **changed: Any) -> Any:
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
-    from spark_estimator.data.preparation import Preparation
+    from spark_estimator.data.row_encoder import RowEncoder
     from spark_estimator.estimators.train_spec import TrainSpec
 
     rows = changed.pop("rows", "rows")
+    x, y = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)), Field(("y",), ("c1",), (1,), "float32", ())
     parameters = {
-        "inputs": (Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)),),
-        "labels": (Field(("y",), ("c1",), (1,), "float32", ()),),
+        "inputs": (x,),
+        "labels": (y,),
         **dict.fromkeys(("weight", "train_steps", "validation_steps", "patience", "held_source", "checkpoint_steps")),
         "held_share": 0.2,
         "seed": 5,
@@ -96,7 +97,7 @@ def spec_of(folder: str, **changed: Any) -> Any:
         "large": 1 << 40,
         "store": None,
         "run_id": "run",
-        "source": FileRows(files_at(f"{folder}/{rows}.parquet"), Preparation(("x", "y"))),
+        "source": FileRows(files_at(f"{folder}/{rows}.parquet"), RowEncoder(("x", "y"), (x, y))),
     }
     return TrainSpec(**{**parameters, **changed})
 

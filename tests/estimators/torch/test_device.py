@@ -14,7 +14,7 @@ from torch import nn
 from spark_estimator.errors import DeviceError
 from spark_estimator.estimators.torch.device import device_of, device_of_task
 from spark_estimator.estimators.torch.predictor import TorchPredictor
-from tests.estimators.specs import X
+from tests.estimators.specs import ENCODER
 from tests.estimators.torch.stand_in_cuda import Record, spark_task, stand_in
 
 ROWS = numpy.arange(60, dtype=numpy.float32).reshape(20, 3)
@@ -32,7 +32,7 @@ def network() -> nn.Module:
 
 
 def predictor(device: str = "auto", precision: str | None = None, batch_size: int = 8) -> TorchPredictor:
-    made = TorchPredictor.of(network(), RowEncoder(("c0",), (X,)), (2,), batch_size, device=device, precision=precision)
+    made = TorchPredictor.of(network(), ENCODER, (2,), batch_size, device=device, precision=precision)
     sent: TorchPredictor = pickle.loads(pickle.dumps(made))
     return sent
 
@@ -133,7 +133,7 @@ def test_other_errors_of_a_gpu_stay_what_they_are(gpus: Record) -> None:
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return super().forward(input) + torch.ones(2)
 
-    wrong = TorchPredictor.of(Mixes(3, 2), RowEncoder(("c0",), (X,)), (2,), 8, device="auto")
+    wrong = TorchPredictor.of(Mixes(3, 2), ENCODER, (2,), 8, device="auto")
     with spark_task("0"), pytest.raises(RuntimeError, match="to be on the same device") as caught:
         wrong.outputs_for([ROWS])
     assert not isinstance(caught.value, DeviceError)

@@ -11,7 +11,7 @@ from torch import nn
 
 from spark_estimator import DataError
 from spark_estimator.estimators.torch.predictor import TorchPredictor
-from tests.estimators.specs import X
+from tests.estimators.specs import ENCODER
 
 ROWS = numpy.arange(15, dtype=numpy.float32).reshape(5, 3)
 
@@ -20,7 +20,7 @@ def test_batches_are_put_together_with_the_model_as_it_was() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.9)).train()
     with torch.no_grad():
         right = net[0](torch.from_numpy(ROWS)).numpy()
-    predictor = pickle.loads(pickle.dumps(TorchPredictor.of(net, RowEncoder(("c0",), (X,)), (2,), batch_size=2)))
+    predictor = pickle.loads(pickle.dumps(TorchPredictor.of(net, ENCODER, (2,), batch_size=2)))
     nn.init.zeros_(net[0].weight)  # type: ignore[arg-type]
     (outputs,) = predictor.outputs_for([ROWS])
     assert numpy.allclose(outputs, right), "the copy is not changed, and drops nothing"
@@ -35,12 +35,12 @@ def test_outputs_lose_no_digits(dtype: str, wanted: str) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.to(getattr(torch, dtype))
 
-    (outputs,) = TorchPredictor.of(Cast(), RowEncoder(("c0",), (X,)), (3,), 5).outputs_for([ROWS])
+    (outputs,) = TorchPredictor.of(Cast(), ENCODER, (3,), 5).outputs_for([ROWS])
     assert outputs.dtype == wanted and numpy.array_equal(outputs, ROWS)
 
 
 def test_other_outputs_than_in_training() -> None:
     with pytest.raises(DataError, match="the model returned 1 tensors; 2 were expected"):
-        TorchPredictor.of(nn.Linear(3, 2), RowEncoder(("c0",), (X,)), (2, 2), 5).outputs_for([ROWS])
+        TorchPredictor.of(nn.Linear(3, 2), ENCODER, (2, 2), 5).outputs_for([ROWS])
     with pytest.raises(DataError, match=r"the model returned \[8, 2\] for 8 rows; 7 values a row were expected"):
-        TorchPredictor.of(nn.Linear(3, 2), RowEncoder(("c0",), (X,)), (7,), 5).outputs_for([ROWS])
+        TorchPredictor.of(nn.Linear(3, 2), ENCODER, (7,), 5).outputs_for([ROWS])

@@ -19,15 +19,15 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.rank_rows import RankRows
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.trainer import Trainer, tensor_of
 from spark_estimator.estimators.torch.training import train
 from spark_estimator.store import Store
-from tests.estimators.specs import spec_of
+from tests.estimators.specs import X, Y, spec_of
 from tests.estimators.torch_models import Draws
 from tests.torch.rank_pool import RankPool
 
@@ -135,7 +135,7 @@ def fitted(path: str, make: Callable[[torch.optim.Optimizer], dict[str, Any]], *
     """
     net, optimizer = net_of(RATE)
     parts = TorchParts(net, optimizer, [nn.MSELoss()], [1.0], [[]], **make(optimizer))
-    source = FileRows(files_at(path), Preparation(("x", "y")))
+    source = FileRows(files_at(path), RowEncoder(("x", "y"), (X, Y)))
     return train(spec_of(**{"source": source, "batch_size": ROWS, "epochs": 4, "framework": parts, **changed}))
 
 

@@ -16,14 +16,14 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.preparation import Preparation
 from spark_estimator.data.rank.rank_rows import RankRows
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rank_run import KnownRun, RankRun
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.training import leaving_out, train
-from tests.estimators.specs import spec_of
+from tests.estimators.specs import X, Y, spec_of
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_one_rank_trains_as_a_loop_of_torch_does(tmp_path: Path) -> None:
     features = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
     table = pyarrow.table({"x": features.tolist(), "y": features.sum(1).tolist()})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    source = FileRows(files_at(str(tmp_path / "rows.parquet")), Preparation(("x", "y")))
+    source = FileRows(files_at(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, Y)))
     result = train(spec_of(source=source, shuffle=False, batch_size=10, framework=parts()))
     plain = parts()
     losses = []
@@ -93,8 +93,9 @@ def test_rows_within_limits_that_are_dropped_may_have_a_loss_that_ignores_labels
     labels = [None if row % 5 == 0 else row % 2 for row in range(20)]
     table = pyarrow.table({"x": [[float(row), 1.0, -1.0] for row in range(20)], "y": labels})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
-    source = FileRows(files_at(str(tmp_path / "rows.parquet")), Preparation(("x", "y"), nulls="drop"))
-    changed = {"labels": (Field(("y",), ("c1",), (1,), "int64", ()),), "epochs": 1, "source": source, "shuffle": False}
+    y = Field(("y",), ("c1",), (1,), "int64", ())
+    source = FileRows(files_at(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, y), nulls="drop"))
+    changed = {"labels": (y,), "epochs": 1, "source": source, "shuffle": False}
 
     def trained(**more: object) -> object:
         torch.manual_seed(0)

@@ -10,12 +10,12 @@ import numpy
 import pandas
 import pytest
 import torch
-from spark_estimator.data.preparation import Preparation
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.sampling import sample_files, sample_frame
 from spark_estimator.estimators.rows.shapes import fitting_fields
@@ -66,7 +66,7 @@ def test_arrays_are_filled_up_to_the_longest_of_all_rows(spark: SparkSession, es
 
     made = estimator(feature_cols=["v", "n"], padding={"v": 0, "n": 9})
     files = files_at(f"{tmp_path}/rows")
-    spool, _ = FileRows(files, Preparation(("v",))).read(model._inputs, 0, 1)
+    spool, _ = FileRows(files, RowEncoder(("v",), model._inputs)).read(0, 1)
     assert numpy.array_equal(spool.matrices[0], padded)
     for sample in (sample_frame(frame, request_of(made)), sample_files(files, request_of(made))):
         assert (sample.widths, sample.padding) == ((6, 3, 1), (0, 9, None))
@@ -127,7 +127,8 @@ def test_images_are_decoded_where_rows_are_read(spark: SparkSession, estimator: 
     mask = still(estimator, nn.Linear(1, 6), feature_cols=["y"], label_cols=["image"], decoders={"image": decode})
     fields = fitting_fields(sample_files(files, request_of(mask)), TorchTrial(parts_of(mask.getOrDefault)[0]), None)
     assert [(field.stored, field.dtype, field.shape) for field in fields.labels] == [("uint8", "int64", (2, 3))]
-    spool, _ = FileRows(files, sample_files(files, request_of(made)).columns.preparation).read((field, LABEL), 0, 1)
+    encoder = sample_files(files, request_of(made)).columns.encoder.with_fields([field, LABEL])
+    spool, _ = FileRows(files, encoder).read(0, 1)
     assert spool.matrices[0].dtype == "uint8"
     assert sorted(map(bytes, spool.matrices[0])) == [content for content, _ in IMAGES]
 

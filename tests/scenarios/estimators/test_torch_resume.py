@@ -44,10 +44,9 @@ class Interrupting(nn.MSELoss):
 
 def trained(folder: str, **changed: Any) -> Any:
     """The result of `train` on this rank with rows of ``rows.parquet``."""
-    from spark_estimator.data.preparation import Preparation
-
     from spark_estimator.data.fields import Field
     from spark_estimator.data.parquet import FileRows, files_at
+    from spark_estimator.data.row_encoder import RowEncoder
     from spark_estimator.estimators.torch.losses import TorchParts
     from spark_estimator.estimators.torch.training import train
     from spark_estimator.estimators.train_spec import TrainSpec
@@ -56,9 +55,11 @@ def trained(folder: str, **changed: Any) -> Any:
     optimizer = changed.pop("optimizer", torch.optim.Adam)(net.parameters(), lr=changed.pop("lr", 0.01))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
     loss = changed.pop("loss", None) or Interrupting(changed.pop("interrupted", None))
+    x, y = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)), Field(("y",), ("c1",), (1,), "float32", ())
+    rows = files_at(f"{folder}/{changed.pop('rows', 'rows')}.parquet")
     parameters = {
-        "inputs": (Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)),),
-        "labels": (Field(("y",), ("c1",), (1,), "float32", ()),),
+        "inputs": (x,),
+        "labels": (y,),
         **dict.fromkeys(("weight", "train_steps", "validation_steps", "patience", "held_source")),
         "held_share": 0.2,
         "seed": 5,
@@ -74,7 +75,7 @@ def trained(folder: str, **changed: Any) -> Any:
         "store": Store.create(f"{folder}/store"),
         "checkpoint_steps": 3,
         "run_id": "run",
-        "source": FileRows(files_at(f"{folder}/{changed.pop('rows', 'rows')}.parquet"), Preparation(("x", "y"))),
+        "source": FileRows(rows, RowEncoder(("x", "y"), (x, y))),
         "framework": TorchParts(net, optimizer, [loss], [1.0], [[nn.L1Loss()]], scheduler),
     }
     return train(TrainSpec(**{**parameters, **changed}))
