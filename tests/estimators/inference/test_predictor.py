@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pandas
-import pyarrow
 import pytest
 import torch
 from torch import nn
