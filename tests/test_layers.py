@@ -153,7 +153,7 @@ NOT_PUBLIC = {
         "torch.collectives.memory"
     ),
     "transformers": (
-        "collectives.launcher_link data.columns data.quoting data.row_encoder estimators.checks "
+        "collectives.launcher_link data.columns data.fields data.quoting data.row_encoder estimators.checks "
         "estimators.estimator estimators.history estimators.inference.features "
         "estimators.inference.prediction_columns estimators.inference.predictor estimators.keywords "
         "estimators.model estimators.params estimators.persistence.folders estimators.persistence.manifest "
