@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import inspect
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -123,3 +124,14 @@ class Same(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return inputs
+
+
+def test_rows_of_an_input_of_several_columns() -> None:
+    """None is lost: as many rows come back as there were, or an error names what is wrong."""
+    field = Field(("a", "b"), ("c0", "c1"), (1, 1), "float32", (2,))
+    params = {"feature_columns": ["a", "b"], "label_columns": ["y"]}
+    model = TorchModel(model=nn.Identity(), inputs=[field], outputs=[2], label_types=["array<double>"], **params)
+    assert model.predict([[1.0, 2.0], [3.0, 4.0]]).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    for wrong in ([[1.0, 2.0], None], [None, None], [decimal.Decimal(1), decimal.Decimal(2)], [[1.0, 2.0], [1.0]]):
+        with pytest.raises(DataError, match="a, b"):
+            model.predict(wrong)
