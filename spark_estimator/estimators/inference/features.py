@@ -7,6 +7,7 @@ read letter by letter.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -14,7 +15,7 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data.columns import did_you_mean, remedy
-from spark_estimator.data.fields import Array, Field, is_list, with_values
+from spark_estimator.data.fields import Array, Field, is_list, matrix_of, with_values
 from spark_estimator.data.numbers import kind_of, numbers_of
 from spark_estimator.data.row_encoder import RowEncoder, split_columns
 from spark_estimator.errors import DataError
@@ -153,11 +154,11 @@ def _columns_of_array(array: Any, field: Field, encoder: RowEncoder, zone: str) 
 
 def _rows_of_lists(column: pyarrow.Array, field: Field) -> Array:
     """Return the rows [rows, width] of an input of several columns, each of which is given as a list of values."""
-    lengths = numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), field.width))
-    if not is_list(column.type) or (lengths != field.width).any():
-        raise DataError(f"each row of {field.name} has to be a list of {field.width} values.")
-    values: Array = numbers_of(column).flatten().to_numpy(zero_copy_only=False).reshape(-1, field.width)
-    return values
+    whole = replace(
+        field, names=(field.name,), columns=("c0",), widths=(field.width,), shape=(field.width,), padding=(), dates=()
+    )
+    batch = pyarrow.RecordBatch.from_arrays([numbers_of(column)], names=["c0"])
+    return matrix_of(batch, whole, source="a batch of rows")
 
 
 def _checked_numbers(values: Array, field: Field) -> Array:
