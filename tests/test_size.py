@@ -30,7 +30,6 @@ MANY_ATTRIBUTES = {
     "launch/agent/worker_handle.py:RemoteWorkerHandle": 17,
     "launch/elastic/job.py:ElasticJob": 20,
     "launch/job/monitor.py:JobMonitor": 16,
-    "launch/spark/stage_job.py:_Run": 18,
     "observe/channel.py:DriverServer": 18,
     "security/handshake_server.py:HandshakeServer": 17,
 }

@@ -131,7 +131,7 @@ def _run_job(
     watch = JobMonitor(stop=stop, cancel=cancel, show_line=show_line, take_record=take_record, size=job.size)
     if job.progress:
         watch.status = StatusLine.on_screen(job.size)
-    watch.clock = lambda: attempt.look_at_the_clock(job.function, job.size, watch.begun)
+    watch.clock = lambda: attempt.enforce_timeout(job.function, job.size, watch.begun)
     relay = EventRelay(watch.events)
     started = [threading.Event() for _ in range(job.size)]
     all_started = threading.Event()

@@ -111,10 +111,10 @@ class Attempt:
             else min(duration, timedelta(seconds=max(self.until - time.monotonic(), 0.0)))
         )
 
-    def look_at_the_clock(
+    def enforce_timeout(
         self, function: str, size: int, begun: Collection[int], hindrance: Callable[[], str] = lambda: ""
     ) -> None:
-        """To be called now and then while the job runs.
+        """End a job that takes too long. Called now and then while it runs.
 
         Args:
             function, size: what runs, on how many ranks.

@@ -79,6 +79,16 @@ _FORWARDED = ("HOROVOD_", "SPARK_ESTIMATOR_", "NCCL_")
 # A function that was written with Keras on the driver means the same Keras on the ranks.
 _OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 _OF_ONE_PROCESS = ("CONDA", "CUDA_VISIBLE_DEVICES", "LD_", "PYSPARK_", "PYTHON", "SPARK_", "VIRTUAL_ENV", "_")
+# Not sent to ranks on other hosts over ssh.
+_OF_ONE_HOST = frozenset(
+    {
+        *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "HOST", "TMPDIR", "TEMP", "TMP"),
+        *("PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", "WINDOWID", "DISPLAY", "XAUTHORITY", "_"),
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        *("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "MANAGERPID"),
+    }
+)
+_OF_ONE_LOGIN = ("SSH_", "XDG_", "DBUS_", "WAYLAND_", "BASH_FUNC_", "TMUX", "SUDO_", "GPG_")
 
 
 @dataclass(frozen=True)
@@ -162,6 +172,17 @@ def checked_environment(environ: Mapping[str, str] | None) -> dict[str, str]:
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"env: {name!r}={value!r} is not a valid environment variable.")
     return {name: value for name, value in undecided(environ).items() if name not in _OF_ONE_RANK | _OF_THE_DRIVER}
+
+
+def exported_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the launcher's variables that mean the same on another host with the same files."""
+    return checked_environment(
+        {
+            name: value
+            for name, value in environ.items()
+            if name and name not in _OF_ONE_HOST and not name.startswith(_OF_ONE_LOGIN)
+        }
+    )
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -68,8 +68,8 @@ class RankRegistration:
                 self._decided = True
                 send_to_all([self._facts[number] for number in range(self._size)], self._send)
 
-    def look_at_the_clock(self) -> None:
-        """To be called now and then: gives up when the facts that are missing have been waited for long enough."""
+    def expire(self) -> None:
+        """Give up once the missing facts have been waited for long enough. Called now and then."""
         with self._lock:
             if self._first is None or self._decided:
                 return
@@ -121,12 +121,6 @@ class DriverRegistration:
         self._refused: dict[int, float] = {}  # partition -> when its last attempt was refused after that
         self._no_rank_since: float | None = None
 
-    @property
-    def count(self) -> int:
-        """How many supervisors are registered."""
-        with self._lock:
-            return len(self._facts)
-
     def approve(self, partition: int) -> None:
         """A supervisor wants to connect.
 
@@ -154,7 +148,7 @@ class DriverRegistration:
             self._facts.pop(partition, None)
             return True
 
-    def look_at_the_clock(self) -> None:
+    def expire(self) -> None:
         """As in `RankRegistration`: another class decides how long to wait."""
 
     def give_up(self, reason: str) -> None:

@@ -1,4 +1,7 @@
-"""Makes the DataFrame whose tasks run a job's ranks: in a barrier stage (also on Spark 3.4), or in a plain one."""
+"""Makes the DataFrame whose tasks run a job's ranks: in a barrier stage (also on Spark 3.4), or in a plain one.
+
+Where the session's tasks get no GPUs, the stage has a resource profile that asks Spark for them.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame
+from pyspark.resource import ExecutorResourceRequests, ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_estimator.errors import PreflightError
+from spark_estimator.launch.job.spark_settings import GPUS_PER_RANK
+from spark_estimator.launch.spark.configuration import (
+    GPUS_PER_EXECUTOR,
+    Configuration,
+    executor_cores,
+    needs_profile,
+    wanted_gpus,
+)
+from spark_estimator.launch.spark.dynamic_allocation import has_dynamic_allocation
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.resource import ResourceProfile
 
 
 @dataclass(frozen=True)
@@ -51,3 +65,45 @@ def rank_stage(
         if "barrier" not in inspect.signature(DataFrame.mapInArrow).parameters:  # Spark 3.4
             return _BarrierRdd(frame.mapInArrow(task, schema))
         return frame.mapInArrow(task, schema, barrier=True, **more)
+
+
+def profile_of(spark: SparkSession) -> ResourceProfile | None:
+    """The profile of a job's stage; None where the session's own is right.
+
+    It asks for tasks' resources only, so that the stage runs on the executors that there are, whose memory is theirs.
+    Under dynamic allocation Spark starts others for it, like those of the session.
+
+    Raises:
+        PreflightError: a number of GPUs was asked for that Spark 3.5 cannot express.
+    """
+    conf = Configuration(spark)
+    if not needs_profile(conf):
+        return None
+    if "profile" not in inspect.signature(DataFrame.mapInArrow).parameters:
+        if conf.get(GPUS_PER_RANK) is None:
+            return None  # ranks see what their executors see
+        raise PreflightError(
+            f"{GPUS_PER_RANK} is {conf.get(GPUS_PER_RANK)}, but this Spark ({spark.version}) can't set it for a "
+            "single job: start the session with spark.task.resource.gpu.amount, or use Spark 4."
+        )
+    # Without cpus beside it, Spark's check of barrier stages fails.
+    asked = TaskResourceRequests().cpus(int(conf.number("spark.task.cpus") or 1))
+    gpus = wanted_gpus(conf)
+    builder = ResourceProfileBuilder()
+    if gpus:
+        asked = asked.resource("gpu", gpus)
+        if has_dynamic_allocation(conf):
+            builder = builder.require(_executors(conf))
+    profile = builder.require(asked).build
+    assert isinstance(profile, ResourceProfile)
+    return profile
+
+
+def _executors(conf: Configuration) -> ExecutorResourceRequests:
+    """The session's executors, which a profile does not take over: their GPUs, and their cores where these are set."""
+    asked = ExecutorResourceRequests()
+    cores = executor_cores(conf)
+    if cores:
+        asked = asked.cores(cores)
+    script, vendor = (conf.get(f"spark.executor.resource.gpu.{name}") or "" for name in ("discoveryScript", "vendor"))
+    return asked.resource("gpu", int(conf.number(GPUS_PER_EXECUTOR) or 1), script, vendor)

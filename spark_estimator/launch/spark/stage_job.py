@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_estimator.collectives.rendezvous import new_job_id
 from spark_estimator.env import Settings
-from spark_estimator.errors import JobFailedError, PreflightError, error_of_task
+from spark_estimator.errors import JobFailedError, error_of_task
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
 from spark_estimator.launch.job.environment import OMP, forwarded_environment, undecided
@@ -31,19 +31,16 @@ from spark_estimator.launch.job.monitor import Event, Failed, Finished, JobMonit
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.job.results import SCHEMA, ResultRow, manifests_of, verified_values
-from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
+from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.without_channel import LateLines
 from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.launch.spark.configuration import Configuration, wanted_gpus
-from spark_estimator.launch.spark.driver_reach import address_for_executors
+from spark_estimator.launch.spark.driver_channel import DriverChannel
 from spark_estimator.launch.spark.dynamic_allocation import uses_barrier
 from spark_estimator.launch.spark.encryption_policy import encryption_of, spool_variables
 from spark_estimator.launch.spark.executor_losses import REASON_PATIENCE, FailedTasks
 from spark_estimator.launch.spark.job_tag import JobTag
-from spark_estimator.launch.spark.rank_events import RankEvents
-from spark_estimator.launch.spark.rank_registration import DriverRegistration, RankRegistration
-from spark_estimator.launch.spark.rank_stage import rank_stage
-from spark_estimator.launch.spark.resource_profile import profile_of
+from spark_estimator.launch.spark.rank_stage import profile_of, rank_stage
 from spark_estimator.launch.spark.row_writer import Feed, Rows
 from spark_estimator.launch.spark.run_state import TRANSITIONS, RunEvent, RunState
 from spark_estimator.launch.spark.session import session_thread
@@ -53,9 +50,7 @@ from spark_estimator.launch.spark.start import StartMonitor, TaskReports
 from spark_estimator.launch.spark.start_turns import StartTurn
 from spark_estimator.launch.spark.task_secrecy import packed, unlogged
 from spark_estimator.log import logger
-from spark_estimator.observe import channel, frames
 from spark_estimator.observe.driver_log import announce, print_line
-from spark_estimator.observe.silence import lost_after
 from spark_estimator.observe.status_line import StatusLine
 from spark_estimator.state_machine import StateMachine
 
@@ -69,7 +64,6 @@ _LATE = timedelta(seconds=60)
 #: How long to wait for another executor after a failure that ended one.
 NEW_EXECUTOR = timedelta(seconds=30)
 _DEFAULTS = JobOptions()
-_OF_LOSSES = (frames.SILENT, frames.HEARD, frames.GONE)
 _CLOSED = (RunState.CLOSED, RunState.CLOSED_AFTER_STOP)
 
 
@@ -140,56 +134,52 @@ class _Run:
         self._frame = frame
         self._feed = feed
         self._tag = JobTag(spark, f"spark_estimator-{job.job_id}")
-        self._rows: list[ResultRow] | None = None
-        self._error: BaseException | None = None
+        self._outcome: list[ResultRow] | BaseException | None = None  # of the Spark job; None until it has ended
+        self._state = StateMachine(RunState.RUNNING, TRANSITIONS)
         self._monitor = JobMonitor(
             stop=self._stop,
-            cancel=self._cancel,
+            cancel=self._tag.cancel,
             show_line=options.show_line or print_line,
             show_begun=self._say_begun if options.verbose >= 2 else None,
             take_record=options.take_record,
             size=job.size,
-            waiting=self._look_at_the_clock,
-            clock=lambda: self._look_at_the_job(attempt),
+            waiting=self._follow_start,
+            clock=lambda: self._enforce_limits(attempt),
             awaits_more=self._awaits_reason,
         )
-        self._state = StateMachine(RunState.RUNNING, TRANSITIONS)
-        self._ranks = RankEvents()
         self._barrier = uses_barrier(Configuration(spark))
-        self._registration = (RankRegistration if self._barrier else DriverRegistration)(job.size, self._answer)
-        self._server = self._listen()
-        self._late = LateLines(job, self._put, connected=self._server is not None)
-        if job.progress and self._server is not None:
+        self._channel = DriverChannel(spark, job, barrier=self._barrier, put=self._put, is_running=self._is_running)
+        self._late = LateLines(job, self._put, connected=self._channel.address is not None)
+        if job.progress and self._channel.address is not None:
             self._monitor.status = StatusLine.on_screen(job.size, options.progress_display)
         self._turn = StartTurn(spark, job.function)
-        self._reports = TaskReports(
+        reports = TaskReports(
             spark,
             self._tag.text,
             has_rows=feed is not None,
-            connected=None if self._barrier else self._connected,
+            connected=None if self._barrier else self._channel.count_connected,
             earlier=self._turn.earlier,
         )
-        self._failed_tasks = FailedTasks(spark, self._reports.own_stages)
+        self._failed_tasks = FailedTasks(spark, reports.own_stages)
         self._start = StartMonitor(
             spark=spark,
             function=job.function,
             size=job.size,
             timeout=options.start_timeout,
-            reports=self._reports,
-            placed=self._ranks.placed,
+            reports=reports,
+            placed=self._channel.ranks.placed,
             begun=self._monitor.begun,
-            connected=self._connected,
+            connected=self._channel.count_connected,
             barrier=self._barrier,
             report=self._monitor.report,
         )
 
     def run(self) -> list[ResultRow]:
         """Runs the stage to its end. Returns its rows when every rank ended well."""
-        address, thread = None, None
-        if self._server is not None:
-            address = ChannelAddress(self._server.address, self._server.port, self._server.token)
+        thread = None
         try:
-            with packed(self._spark, replace(self._job, channel=address), self._feed) as (job, parcels):
+            channel = self._channel.address
+            with packed(self._spark, replace(self._job, channel=channel), self._feed) as (job, parcels):
                 frame = self._frame_of(StageTask(job, parcels, self._barrier))
                 thread = session_thread(self._spark, lambda: self._collect(frame))
                 thread.start()
@@ -201,8 +191,7 @@ class _Run:
                     target=self._cancel_late, args=(thread,), name="spark_estimator late end", daemon=True
                 ).start()
             self._late.end()
-            if self._server is not None:
-                self._server.close()
+            self._channel.close()
         return self._verdict()
 
     def _frame_of(self, task: StageTask) -> Any:
@@ -212,73 +201,36 @@ class _Run:
             return rank_stage(self._frame, task, SCHEMA, barrier=self._barrier, profile=profile)
 
     def _verdict(self) -> list[ResultRow]:
-        for manifest in manifests_of(self._rows or []):
+        rows = self._outcome if isinstance(self._outcome, list) else None
+        error = self._outcome if isinstance(self._outcome, BaseException) else None
+        for manifest in manifests_of(rows or []):
             if manifest.failure is not None:
                 self._monitor.note(manifest.failure)
-        if self._error is not None:
-            for report in find_marked(str(self._error)):
-                self._monitor.note(report)
-            for report in self._ranks.lost_with_executor(str(self._error)):
+        if error is not None:
+            for report in [*find_marked(str(error)), *self._channel.ranks.lost_with_executor(str(error))]:
                 self._monitor.note(report)
         reports = self._monitor.reports
         cause = first_failure(reports)
         own_stop = self._state.state is RunState.CLOSED_AFTER_STOP
-        if self._error is not None and not own_stop and (cause is None or cause.kind == failures.LOST):
+        if error is not None and not own_stop and (cause is None or cause.kind == failures.LOST):
             # A rank that is lost then was ended by Spark, as the user asked for.
-            cancelled = spark_errors.cancelled(str(self._error), self._job.function)
+            cancelled = spark_errors.cancelled(str(error), self._job.function)
             if cancelled is not None:
                 raise cancelled
-            of_task = error_of_task(self._error)  # of a function that makes the rows
+            of_task = error_of_task(error)  # of a function that makes the rows
             if of_task is not None:
-                raise of_task from self._error
+                raise of_task from error
         if cause is not None:
             raise job_error(cause, reports, self._job.size, self._job.function)
-        if self._error is not None:
-            explained = spark_errors.explain(str(self._error))
+        if error is not None:
+            explained = spark_errors.explain(str(error))
             if explained is not None:
-                _log.debug("Spark's error: %s", self._error)
+                _log.debug("Spark's error: %s", error)
                 raise explained  # without Spark's forty lines of Java, which are less clear
-            raise spark_errors.ended_by_spark(self._error, self._job.function)
-        if self._rows is None:
+            raise spark_errors.ended_by_spark(error, self._job.function)
+        if rows is None:
             raise JobFailedError(f"the Spark job {self._tag.text} was cancelled and has not ended; see the Spark UI.")
-        return self._rows
-
-    def _listen(self) -> channel.DriverServer | None:
-        """The driver channel; None where the job can do without it, and has none."""
-        address = address_for_executors(self._spark, "" if self._barrier else "a job without a barrier stage")
-        if address is None:
-            return None
-        try:
-            return channel.DriverServer(
-                address,
-                self._job.job_id,
-                self._job.size,
-                self._receive,
-                lost_after(Settings.read()),
-                encrypted=self._job.encrypted,
-                approve=self._registration.approve,
-            )
-        except OSError as error:
-            if not self._barrier:
-                raise PreflightError(f"this process can't listen for its executors at {address}: {error}") from error
-            _log.info("no driver channel: %s", error)
-            return None
-
-    def _connected(self) -> int:
-        """How many supervisors are connected to the driver."""
-        return 0 if self._server is None else self._server.connected
-
-    def _receive(self, partition: int, frame: dict[str, Any]) -> None:
-        """Takes what a supervisor sends; in the server's thread."""
-        if frame["kind"] == frames.FACTS:
-            self._registration.add(partition, frame["facts"])
-        elif frame["kind"] == frames.GATHER:
-            self._registration.give_up(f"partition {partition} could not reach the driver in time")
-        elif frame["kind"] != frames.GONE or not self._registration.gone(partition):
-            event = self._ranks.take(partition, frame)
-            # Once the job is being ended, its ranks vanish as they should.
-            if event is not None and (frame["kind"] not in _OF_LOSSES or self._state.state is RunState.RUNNING):
-                self._put(event)
+        return rows
 
     def _put(self, event: Event) -> None:
         """Hands an event to the main thread. While that is slow to print, the supervisors are slowed down in turn."""
@@ -286,10 +238,6 @@ class _Run:
             with contextlib.suppress(queue.Full):
                 self._monitor.events.put(event, timeout=0.2)
                 return
-
-    def _answer(self, partition: int, kind: str, fields: dict[str, Any]) -> None:
-        if self._server is not None:
-            self._server.send(partition, kind, fields)
 
     def _cancel_late(self, collecting: threading.Thread) -> None:
         """Ends a job that Spark did not know yet when it was cancelled: after Ctrl-C in just that moment."""
@@ -301,83 +249,74 @@ class _Run:
 
     def _collect(self, frame: Any) -> None:
         """Runs the Spark job; in a separate thread, so that the main thread can be interrupted."""
+        rows: list[ResultRow] | None = None
         try:
             self._tag.add(f"{self._job.function} on {self._job.size} ranks")
-            if not self._barrier and not self._turn.wait(self._is_wanted):
+            if not self._barrier and not self._turn.wait(self._is_running):
                 return
             if self._state.state in _CLOSED:  # by Ctrl-C, before Spark knows the job
                 return
-            with self._reports.kept(), unlogged():
-                self._rows = [ResultRow(*row) for row in frame.collect()]
+            with self._start.reports.kept(), unlogged():
+                self._outcome = rows = [ResultRow(*row) for row in frame.collect()]
         except BaseException as error:
-            self._error = error
+            self._outcome = error
             self._state.fire(RunEvent.SPARK_ERROR)
         finally:
             self._turn.end()
             self._let_supervisors_finish()
-            self._late.finish(self._rows)
+            self._late.finish(rows)
             self._monitor.events.put(Finished())
 
-    def _is_wanted(self) -> bool:
+    def _is_running(self) -> bool:
         return self._state.state is RunState.RUNNING
 
     def _let_supervisors_finish(self) -> None:
-        """Waits for the last lines and reports to the driver.
-
-        Supervisors of tasks that Spark has to end take longer.
-        """
-        if self._server is None:
-            return
+        """Wait for the last lines and reports. Supervisors of tasks that Spark has to end take longer."""
         patience = _LAST_LINES
-        if self._error is not None:
-            self._server.stop("because Spark ended the job")
+        if isinstance(self._outcome, BaseException):
+            self._channel.stop("because Spark ended the job")
             patience = _LAST_REPORTS
-        deadline = time.monotonic() + patience.total_seconds()
-        while self._server.connected and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self._channel.wait_for_disconnection(patience)
 
     def _stop(self, reason: str) -> None:
         self._state.fire(RunEvent.STOP)
-        if self._server is not None:
-            self._server.stop(reason)
-        if self._server is None or not self._server.connected:
-            self._cancel()
+        self._channel.stop(reason)
+        if not self._channel.count_connected():
+            self._tag.cancel()
 
-    def _cancel(self) -> None:
-        self._tag.cancel()
-
-    def _look_at_the_job(self, attempt: Attempt) -> None:
-        """Ends a job that takes too long, or whose results Spark has lost."""
+    def _enforce_limits(self, attempt: Attempt) -> None:
+        """End a job that takes too long, or whose results Spark has lost."""
         if self._start.all_started():
             self._turn.end()
-        attempt.look_at_the_clock(self._job.function, self._job.size, self._monitor.begun, self._start.hindrance)
-        for partition in self._registration.repeated(self._connected()):
+        attempt.enforce_timeout(self._job.function, self._job.size, self._monitor.begun, self._start.hindrance)
+        for report in self._channel.find_repeated():
             with contextlib.suppress(queue.Full):  # it is found again; this thread empties the queue
-                self._monitor.events.put_nowait(Failed(self._ranks.repeated(partition)))
+                self._monitor.events.put_nowait(Failed(report))
 
     def _awaits_reason(self) -> bool:
         """Whether Spark may yet give the reason for the loss of a rank.
 
         It ends a barrier stage with the reason. Of another stage it starts the task again, and notes the reason.
         """
+        ranks = self._channel.ranks
         cause = first_failure(self._monitor.reports)
-        if cause is None or cause.kind != failures.LOST or not self._ranks.vanished:
+        if cause is None or cause.kind != failures.LOST or not ranks.vanished:
             return False
-        partition, when = next(iter(self._ranks.vanished.items()))
+        partition, when = next(iter(ranks.vanished.items()))
         if not self._barrier:
             reason = self._failed_tasks.reason(partition)
             if reason:
-                self._monitor.note(self._ranks.lost(partition, reason))
+                self._monitor.note(ranks.lost(partition, reason))
             if reason is not None or not self._failed_tasks.answers:
                 return False
         return time.monotonic() - when < REASON_PATIENCE.total_seconds()
 
-    def _look_at_the_clock(self, seconds: float) -> None:
-        self._registration.look_at_the_clock()
-        self._start.look(seconds)
+    def _follow_start(self, seconds: float) -> None:
+        self._channel.registration.expire()
+        self._start.report_delay(seconds)
 
     def _say_begun(self, rank: int, pid: int) -> None:
-        announce(f"rank {rank} runs on host {self._ranks.host_of(rank)}, pid {pid}")
+        announce(f"rank {rank} runs on host {self._channel.ranks.host_of(rank)}, pid {pid}")
 
 
 def spark_job(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> JobSpec:

@@ -228,8 +228,8 @@ class StartMonitor:
     _waiting_announced: bool = field(default=False, init=False)
     _runs_unseen: bool = field(default=False, init=False)
 
-    def look(self, seconds: float) -> None:
-        """Called now and then until all ranks have begun.
+    def report_delay(self, seconds: float) -> None:
+        """Say once what the ranks wait for. Called now and then until all have begun.
 
         Args:
             seconds: since the job was submitted.

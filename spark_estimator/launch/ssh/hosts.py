@@ -18,13 +18,17 @@ from typing import Any, TypeVar
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.errors import PreflightError, PythonEnvironmentError, without_links
 from spark_estimator.launch.agent.agent import address_of
-from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
+from spark_estimator.launch.job.environment import (
+    exported_environment,
+    host_share,
+    path_with_own_python,
+    worker_environment,
+)
 from spark_estimator.launch.job.hosts import is_here
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.connection import HostConnection
-from spark_estimator.launch.ssh.environment import exported_environment
 from spark_estimator.launch.worker.worker_host import LOOPBACK, LocalWorkerHandle, WorkerHandle
 from spark_estimator.observe.driver_address import driver_address
 

@@ -15,7 +15,13 @@ import pytest
 from spark_estimator.collectives.cores import available_cores
 from spark_estimator.env import WORKER_CHOICES_VARIABLE, Decision, Settings
 from spark_estimator.launch.job import environment as module
-from spark_estimator.launch.job.environment import choices, host_share, undecided, worker_environment
+from spark_estimator.launch.job.environment import (
+    choices,
+    exported_environment,
+    host_share,
+    undecided,
+    worker_environment,
+)
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
 from tests.launch import clusters
@@ -217,3 +223,15 @@ def test_only_settings_are_handed_on_and_nothing_of_a_single_rank() -> None:
         "NCCL_DEBUG": "INFO",
         "SPARK_ESTIMATOR_SHARED_MEMORY": "0",
     }
+
+
+def test_settings_are_exported_and_what_describes_one_host_or_login_is_not() -> None:
+    settings = {"MY_SETTING": "a 'quoted' $value", "PYTHONPATH": "/shared", "HOROVOD_LOG_LEVEL": "debug"}
+    of_this_host = {"HOME": "/root", "TMPDIR": "/tmp/x", "CUDA_VISIBLE_DEVICES": "1", "_": "/bin/env", "": "nameless"}
+    of_this_login = {"SSH_AUTH_SOCK": "/tmp/agent", "XDG_RUNTIME_DIR": "/run/1", "BASH_FUNC_module%%": "() { :; }"}
+    assert exported_environment({**settings, **of_this_host, **of_this_login}) == settings
+
+
+def test_a_value_that_no_process_can_have_is_an_error() -> None:
+    with pytest.raises(ValueError, match="MY_SETTING"):
+        exported_environment({"MY_SETTING": "a\0b"})

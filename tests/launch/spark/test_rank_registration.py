@@ -63,10 +63,10 @@ def test_facts_that_cannot_be_brought_together_go_through_spark(
     for end in ends[:2]:
         end.send(frames.FACTS, facts="x")
         gathered.tell()
-    gathered.gathering.look_at_the_clock()
+    gathered.gathering.expire()
     if why == "nobody came":
         monkeypatch.setattr(rank_registration, "PATIENCE", timedelta(0))
-        gathered.gathering.look_at_the_clock()
+        gathered.gathering.expire()
     else:
         ends[2].send(frames.GATHER)
         gathered.tell()

@@ -191,7 +191,7 @@ class ElasticSparkRun:
         size, function = self._terms.size, self.jobs.function
         self._all_started |= started == size
         begun = range(size if self._all_started else min(self.jobs.started, size))
-        self._attempt.look_at_the_clock(function, size, begun)
+        self._attempt.enforce_timeout(function, size, begun)
         if self._all_started:
             self._turn.end()
             return

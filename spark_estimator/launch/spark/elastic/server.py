@@ -21,8 +21,7 @@ from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic.task import ElasticTask
 from spark_estimator.launch.spark.executor_losses import FailedTasks
 from spark_estimator.launch.spark.job_tag import JobTag
-from spark_estimator.launch.spark.rank_stage import rank_stage
-from spark_estimator.launch.spark.resource_profile import profile_of
+from spark_estimator.launch.spark.rank_stage import profile_of, rank_stage
 from spark_estimator.launch.spark.session import session_thread
 from spark_estimator.launch.spark.start import TaskReports
 from spark_estimator.launch.spark.task_secrecy import Parcels, unlogged

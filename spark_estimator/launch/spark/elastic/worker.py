@@ -28,7 +28,7 @@ from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.results import manifests_of, verified_value
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.spark import errors as spark_errors
-from spark_estimator.launch.spark.driver_reach import address_for_executors
+from spark_estimator.launch.spark.driver_channel import address_for_executors
 from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask, TaskServer, link_over
 from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
 from spark_estimator.launch.spark.job_tag import JobTag

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame
 
 from spark_estimator.errors import PreflightError
-from spark_estimator.launch.spark.resource_profile import profile_of
+from spark_estimator.launch.spark.rank_stage import profile_of
 
 
 class Settings:
