@@ -28,7 +28,6 @@ MANY_ATTRIBUTES = {
     "extensions/checkpoint/checkpointer.py:Checkpointer": 27,
     "keras/exchange.py:KerasExchange": 17,
     "launch/agent/worker_handle.py:RemoteWorkerHandle": 17,
-    "launch/elastic/job.py:ElasticJob": 20,
     "launch/job/monitor.py:JobMonitor": 16,
     "observe/channel.py:DriverServer": 18,
     "security/handshake_server.py:HandshakeServer": 17,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
-from spark_estimator.collectives.launcher_link import OVER, READY, ROUND, UPDATED, Ready
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.collectives.launcher_link import OVER, READY, UPDATED, Ready
 from spark_estimator.elastic.decisions import (
     Announce,
     Begin,
@@ -26,7 +24,7 @@ from spark_estimator.elastic.decisions import (
 from spark_estimator.elastic.rounds import LATE, RoundPlanner
 from spark_estimator.errors import JobFailedError, PreflightError
 from spark_estimator.launch.elastic.placement import FAILURES, Placement
-from spark_estimator.launch.elastic.process import MakeWorker, Process
+from spark_estimator.launch.elastic.process import MakeWorker, Processes
 from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, error_of, first_failure
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.interruption import raise_lost_interruption, remembered_interruption
@@ -37,8 +35,6 @@ from spark_estimator.observe.training_records import TakeRecord
 
 # How long to wait for the end of killed processes before the launcher continues without them.
 _CLEAN_UP = timedelta(seconds=10)
-_NO_RANK = -1
-_SLICE_SECONDS = 0.1
 
 
 class Discovery(Protocol):
@@ -90,6 +86,36 @@ class Following:
 _PLAIN = Following()
 
 
+@dataclass
+class ProcessEnds:
+    """How the processes of a job have ended.
+
+    Attributes:
+        finished: the last rank and the outcome of each that ended well.
+        earlier, last: the ranks that were lost before the present round, and since.
+        error: the first by which a process could not be started or supervised.
+    """
+
+    finished: list[tuple[int, Outcome]] = field(default_factory=list)
+    earlier: list[FailureReport] = field(default_factory=list)
+    last: list[FailureReport] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def note(self, rank: int, event: Ended) -> str | None:
+        """Note an end. Return which rank or host was lost, and why; None: it ended well."""
+        if event.outcome is None:
+            self.error = self.error or event.error
+            is_host = isinstance(event.error, PreflightError)
+            return (
+                f"host {event.error}" if is_host else f"rank {rank} could not be started or supervised: {event.error!r}"
+            )
+        if event.outcome.failure is not None:
+            self.last.append(event.outcome.failure)
+            return f"{event.outcome.failure.where} {event.outcome.failure.message}"
+        self.finished.append((rank, event.outcome))
+        return None
+
+
 class ElasticJob:
     """One job, from its first process to its last. `run` once.
 
@@ -114,26 +140,19 @@ class ElasticJob:
         encrypted: bool = False,
         following: Following = _PLAIN,
     ) -> None:
-        self._encrypted = encrypted
         self._following = following
         self._look = look
         self._placement = placement
         self._discovery = discovery
-        self._make = make
         self._terms = terms
         self._print = report
         self._gentle = gentle
         self._planner = RoundPlanner(terms, room=placement.room)
         self._watch = JobMonitor(
-            stop=self._stop, show_line=show_line, take_record=following.take_record, status=following.status
+            stop=lambda _: None, show_line=show_line, take_record=following.take_record, status=following.status
         )
-        self._processes: dict[int, Process] = {}  # those that live
-        self._numbers = terms.size
-        self._well: list[tuple[int, Outcome]] = []
-        self._released: set[int] = set()
-        self._lost: list[FailureReport] = []
-        self._replaced = 0  # how many of these were lost before the present round
-        self._errors: list[BaseException] = []
+        self._processes = Processes(placement, make, self._watch, encrypted=encrypted)
+        self._ends = ProcessEnds()
         self._over = False
         self._late_in = 0  # the round whose late members have been reported
 
@@ -146,7 +165,7 @@ class ElasticJob:
     def run(self) -> list[Outcome]:
         """As ``elastic.run_elastic``."""
         try:
-            self._start_all()
+            self._processes.start_first(self._terms.size, self._look)
             if self._discovery is not None:
                 self._discovery.start(lambda hosts: self._watch.events.put(Offered(tuple(hosts))), self._report)
             while not self._over:
@@ -161,7 +180,7 @@ class ElasticJob:
                     self._report(self._planner.waits_for_room)
                 self._report_late(time.monotonic())
         except BaseException:
-            self._stop("because the launcher was interrupted")
+            self._processes.stop("because the launcher was interrupted")
             self._await_ends()
             raise
         finally:
@@ -169,49 +188,7 @@ class ElasticJob:
                 self._discovery.stop()
             if self._following.status is not None:
                 self._following.status.close()
-        return [outcome for _, outcome in sorted(self._well, key=lambda pair: pair[0])]
-
-    # --- starting -------------------------------------------------------------------------------------------------
-
-    def _start_all(self) -> None:
-        """Starts the first round. All processes are started before any of them receives the list of ranks."""
-        for number in range(self._terms.size):
-            self._start(number, number)
-        processes = list(self._processes.values())
-        try:
-            for number, process in enumerate(processes):
-                while not process.started.wait(_SLICE_SECONDS):
-                    raise_lost_interruption()
-                    self._look(number)
-        finally:
-            peers = [replace(process.facts, rank=process.rank) for process in processes if process.facts is not None]
-            job_id, key = new_job_id(), new_key()
-            for process in processes:
-                whole = len(peers) == len(processes)
-                process.tell(
-                    Rendezvous(job_id, key, process.rank, tuple(peers), -1, encrypted=self._encrypted)
-                    if whole
-                    else None
-                )
-
-    def _start_newcomer(self, *, standby: bool) -> str:
-        """The host on which it is started."""
-        number, self._numbers = self._numbers, self._numbers + 1
-        self._start(number, _NO_RANK)
-        self._planner.note_start(number, standby=standby)
-        process = self._processes[number]
-        threading.Thread(target=self._send_waiting, args=(process,), daemon=True).start()
-        return process.host
-
-    def _send_waiting(self, process: Process) -> None:
-        """Makes a newcomer, once it has started, wait for its rank."""
-        process.started.wait()
-        if process.facts is not None:
-            alone = (replace(process.facts, rank=0),)
-            process.tell(Rendezvous(new_job_id(), new_key(), 0, alone, -1, awaited=True, encrypted=self._encrypted))
-
-    def _start(self, number: int, rank: int) -> None:
-        self._processes[number] = Process(number, rank, self._placement.take(number), self._make, self._watch)
+        return [outcome for _, outcome in sorted(self._ends.finished, key=lambda pair: pair[0])]
 
     # --- events --------------------------------------------------------------------------------------------------
 
@@ -239,7 +216,7 @@ class ElasticJob:
             )
         elif isinstance(event, Begun):
             for process in self._processes.values():
-                if process.rank == event.rank != _NO_RANK:
+                if process.rank == event.rank >= 0:
                     process.pid = event.pid
         elif isinstance(event, Ended):
             self._note_end(event, now)
@@ -259,25 +236,13 @@ class ElasticJob:
         process = self._processes.pop(event.process)
         process.link.close()
         self._placement.leave(event.process)
-        if event.process in self._released:
-            return  # it was asked to end
-        outcome = event.outcome
-        story: str | None = None
-        if outcome is None:
-            assert event.error is not None
-            self._errors.append(event.error)
-            story = f"rank {process.rank} could not be started or supervised: {event.error!r}"
-            if isinstance(event.error, PreflightError):
-                story = f"host {event.error}"
-        elif outcome.failure is not None:
-            self._lost.append(outcome.failure)
-            story = f"{outcome.failure.where} {outcome.failure.message}"
-        else:
-            self._well.append((process.rank, outcome))
-        if story is not None and not self._over:
-            self._report(story if isinstance(event.error, PreflightError) else f"lost {story}")
+        if process.is_released:
+            return
+        loss = self._ends.note(process.rank, event)
+        if loss is not None and not self._over:
+            self._report(loss if isinstance(event.error, PreflightError) else f"lost {loss}")
             self._blame(process.host, event, now)
-        self._planner.note_end(event.process, now, story)
+        self._planner.note_end(event.process, now, loss)
 
     def _blame(self, host: str, event: Ended, now: float) -> None:
         """Puts a host out that is out of contact, or on which ranks fail again and again."""
@@ -302,16 +267,11 @@ class ElasticJob:
         if isinstance(decision, Begin):
             self._begin(decision.processes)
         elif isinstance(decision, Announce):
-            for number in decision.processes:
-                self._send(number, {"kind": UPDATED})
+            self._processes.send(decision.processes, {"kind": UPDATED})
         elif isinstance(decision, Dissolve):
-            for number in decision.processes:
-                self._send(number, {"kind": OVER})
+            self._processes.send(decision.processes, {"kind": OVER})
         elif isinstance(decision, Start):
-            started = [self._start_newcomer(standby=decision.standby) for _ in range(decision.count)]
-            where = ", ".join(dict.fromkeys(filter(None, started)))
-            what = "processes that wait for the loss of a rank" if decision.standby else "more"
-            self._report(f"starting {decision.count} {what}" + (f" on {where}" if where else ""))
+            self._start_newcomers(decision)
         elif isinstance(decision, Kill):
             self._processes[decision.process].worker.stop(decision.why, at_once=True)
         elif isinstance(decision, Release):
@@ -321,11 +281,19 @@ class ElasticJob:
         else:
             self._fail(decision)
 
+    def _start_newcomers(self, decision: Start) -> None:
+        started = [self._processes.start_newcomer() for _ in range(decision.count)]
+        for process in started:
+            self._planner.note_start(process.number, standby=decision.standby)
+        where = ", ".join(dict.fromkeys(process.host for process in started if process.host))
+        what = "processes that wait for the loss of a rank" if decision.standby else "more"
+        self._report(f"starting {decision.count} {what}" + (f" on {where}" if where else ""))
+
     def _release(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             process = self._processes[number]
             self._report(f"process {process.worker.pid} on host {process.host} is stopped: its slot was removed")
-            self._released.add(number)
+            process.is_released = True
             self._placement.leave(number)
             process.worker.stop("because its slot was removed")
 
@@ -335,7 +303,7 @@ class ElasticJob:
         if not late or self._over or self._late_in == self._planner.round:
             return
         self._late_in = self._planner.round
-        ranks = ", ".join(_named(self._processes[number]) for number in late)
+        ranks = ", ".join(str(self._processes[number]) for number in late)
         seconds = f"{self._terms.timeout.total_seconds():g} s"
         self._report(
             f"round {self._planner.round + 1} waits for {ranks}, which called no collective since other ranks were "
@@ -352,15 +320,10 @@ class ElasticJob:
         self._following.began(self._planner.round)
         if self._following.status is not None:
             self._following.status.resize(len(numbers))
-        self._replaced = len(self._lost)
-        job_id, key = new_job_id(), new_key()
-        waiting = [self._processes[number].ready for number in numbers]
-        peers = tuple(
-            _known_as(self._processes[number], ready.facts, rank)
-            for rank, (number, ready) in enumerate(zip(numbers, waiting, strict=True))
-            if ready is not None
-        )
-        whys = [ready.why for ready in waiting if ready is not None and ready.why]
+        self._ends.earlier += self._ends.last
+        self._ends.last = []
+        peers = self._processes.list_peers(numbers)
+        whys = [ready.why for number in numbers if (ready := self._processes[number].ready) is not None and ready.why]
         missing = 0 if self._terms.patience is None else self._terms.size - len(peers)
         self._report(
             f"round {self._planner.round} starts with {_ranks(len(peers))}, pids "
@@ -368,37 +331,18 @@ class ElasticJob:
             + (f"; without {_ranks(missing, 'lost ')}, not replaced in time" if missing else "")
             + (f"; round {self._planner.round - 1} ended with: {_shortened(whys[0])}" if whys else "")
         )
-        for rank, number in enumerate(numbers):
-            self._processes[number].become(rank)
-            coming = Rendezvous(job_id, key, rank, peers, -1, -1, encrypted=self._encrypted)
-            self._send(number, {"kind": ROUND, "rendezvous": coming.to_json()})
-
-    def _send(self, number: int, frame: Mapping[str, Any]) -> None:
-        try:
-            self._processes[number].link.send(frame)
-        except TimeoutError:
-            self._processes[number].worker.stop("because it doesn't answer its launcher", at_once=True)
-        except OSError:
-            pass  # it has died: an event reports its end soon
+        self._processes.send_ranks(numbers, peers)
 
     def _fail(self, decision: Fail) -> None:
         """Ends the job, and raises an error with all of its failures."""
-        lost = list(self._lost)
+        error = self._following.error(decision.why, self._ends.earlier, self._ends.last)
+        error.__cause__ = error.__cause__ or self._ends.error
         self._end("after that")
-        error = self._following.error(decision.why, lost[: self._replaced], lost[self._replaced :])
-        if error.__cause__ is None and self._errors:
-            error.__cause__ = self._errors[0]
         raise error
-
-    # --- ends -----------------------------------------------------------------------------------------------------
-
-    def _stop(self, reason: str) -> None:
-        for process in self._processes.values():
-            process.worker.stop(reason)
 
     def _end(self, reason: str) -> None:
         self._over = True
-        self._stop(reason)
+        self._processes.stop(reason)
         if not self._await_ends():
             pids = ", ".join(str(process.worker.pid) for process in self._processes.values())
             self._report(f"these processes could not be stopped: {pids}")
@@ -412,18 +356,6 @@ class ElasticJob:
             if isinstance(event, Ended):
                 self._note_end(event, time.monotonic())
         return not self._processes
-
-
-def _known_as(process: Process, facts: PeerFacts, rank: int) -> PeerFacts:
-    """The process's present listening addresses, with the host name that the job uses."""
-    first = process.facts
-    assert first is not None
-    return replace(facts, rank=rank, host=first.host, host_id=first.host_id)
-
-
-def _named(process: Process) -> str:
-    host = process.host if process.facts is None else process.facts.host
-    return f"rank {process.rank} (host {host}, pid {process.pid or process.worker.pid})"
 
 
 def _shortened(message: str) -> str:
