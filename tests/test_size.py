@@ -27,7 +27,6 @@ MANY_ATTRIBUTES = {
     "estimators/tracking/run.py:TrackedRun": 16,
     "extensions/checkpoint/checkpointer.py:Checkpointer": 27,
     "keras/exchange.py:KerasExchange": 17,
-    "launch/agent/worker_handle.py:RemoteWorkerHandle": 17,
     "launch/job/monitor.py:JobMonitor": 16,
     "observe/channel.py:DriverServer": 18,
     "security/handshake_server.py:HandshakeServer": 17,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import queue
 import signal
 import socket
@@ -23,10 +24,33 @@ from spark_estimator.launch.worker.worker_host import named
 from spark_estimator.observe.driver_log import coloured, printable
 from spark_estimator.observe.progress import Progress
 from spark_estimator.reader_thread import ReaderThread
+from spark_estimator.state_machine import StateMachine
 
 _RELAYED_BYTES = 1 << 16
 # How long to wait for the end of a worker that is not needed; after that its agent ends it.
 _DISCARDED = timedelta(seconds=2)
+
+
+class RemoteState(enum.Enum):
+    """What the agent has reported of a worker."""
+
+    NEW = "Nothing."
+    STARTED = "Where it listens."
+    ENDED = "How it has ended; or the host is out of contact."
+
+
+class RemoteEvent(enum.Enum):
+    """The events of a worker on another host."""
+
+    START = "It has started."
+    END = "It has ended, or is lost with its host."
+
+
+#: (state, event) -> next state.
+TRANSITIONS = {
+    (RemoteState.NEW, RemoteEvent.START): RemoteState.STARTED,
+    **{(state, RemoteEvent.END): RemoteState.ENDED for state in RemoteState},
+}
 
 
 class RemoteWorkerHandle:
@@ -38,7 +62,6 @@ class RemoteWorkerHandle:
         number, rank, link: as in `HostConnection.worker_handle`.
         relay: as in `Supervisor`.
         closing: whether the connection has been closed on purpose.
-        most_value_bytes: a worker's larger value is refused; zero if values are sent another way.
     """
 
     def __init__(
@@ -50,7 +73,6 @@ class RemoteWorkerHandle:
         relay: Relay,
         link: socket.socket | None,
         closing: Callable[[], bool],
-        most_value_bytes: int = 0,
     ) -> None:
         self.pid = 0
         self._host = host
@@ -60,23 +82,25 @@ class RemoteWorkerHandle:
         self._relay = relay
         self._link = link
         self._closing = closing
-        self._most_value_bytes = most_value_bytes
         self._value = bytearray()
         self._events: queue.Queue[PeerFacts | Outcome] = queue.Queue()  # at most one of each
-        self._has_facts = False
+        self._state = StateMachine(RemoteState.NEW, TRANSITIONS)
         self._lock = threading.Lock()
-        self._started = False
+        self._asked_to_start = False
         self._stopped: str | None = None
         self._failed = False
-        self.over = False  # its worker has ended
+
+    @property
+    def over(self) -> bool:
+        """Return whether its worker has ended."""
+        return self._state.state is RemoteState.ENDED
 
     def start(self) -> PeerFacts | Outcome:
-        """As in `WorkerHandle`."""
         with self._lock:
             if self._stopped is not None:
                 return self._was_stopped()
             self._to_agent.send_json(frames.START, process=self._number, linked=self._link is not None)
-            self._started = True
+            self._asked_to_start = True
         if self._link is not None:
             ReaderThread(self._pass_on, self._end_link, name=f"link of process {self._number}").start()
         event = self._events.get()
@@ -94,19 +118,16 @@ class RemoteWorkerHandle:
         return event
 
     def become(self, rank: int) -> None:
-        """As in `WorkerHandle`."""
         self._rank = rank
         self._to_agent.send_json(frames.BECOME, process=self._number, rank=rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """As in `WorkerHandle`."""
         with self._lock:
             self._stopped = self._stopped or reason
-            if self._started:
+            if self._asked_to_start:
                 self._to_agent.send_json(frames.STOP, process=self._number, reason=reason, at_once=at_once)
 
     def discard(self) -> None:
-        """As in `WorkerHandle`."""
         self.stop("because it is not needed", at_once=True)
         with suppress(queue.Empty):
             while not isinstance(self._events.get(timeout=_DISCARDED.total_seconds()), Outcome):
@@ -116,9 +137,9 @@ class RemoteWorkerHandle:
 
     def take(self, letter: bytes, fields: Mapping[str, Any]) -> None:
         if letter == frames.STARTED:
-            if self._has_facts:
+            if not self._state.allows(RemoteEvent.START):
                 raise ValueError(f"process {self._number} has started twice")
-            self._has_facts = True
+            self._state.fire(RemoteEvent.START)
             self._events.put(PeerFacts(**fields["facts"]))
         elif letter == frames.BEGUN:
             self.pid = int(fields["pid"])
@@ -138,9 +159,9 @@ class RemoteWorkerHandle:
         else:
             raise ValueError(f"unknown frame {letter!r}")
 
-    def take_value(self, piece: bytes) -> None:
-        if len(self._value) + len(piece) > self._most_value_bytes:
-            raise ValueError(f"a value of more than {self._most_value_bytes} bytes")
+    def take_value(self, piece: bytes, limit: int) -> None:
+        if len(self._value) + len(piece) > limit:
+            raise ValueError(f"a value of more than {limit} bytes")
         self._value += piece
 
     def take_relayed(self, piece: bytes) -> None:
@@ -189,7 +210,8 @@ class RemoteWorkerHandle:
         )
 
     def _end(self, outcome: Outcome) -> None:
-        self.over = True
+        if not self._state.fire(RemoteEvent.END):
+            return
         if self._link is not None:
             with suppress(OSError):
                 self._link.shutdown(socket.SHUT_RDWR)

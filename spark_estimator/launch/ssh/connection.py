@@ -140,9 +140,7 @@ class HostConnection:
             rank: which it will be; -1 when that is not known.
             link: as in `LocalWorkerHandle`; its data is passed to the other host and back.
         """
-        made = RemoteWorkerHandle(
-            self.name, self.link, number, rank, relay, link, lambda: self.closing, self._most_value_bytes
-        )
+        made = RemoteWorkerHandle(self.name, self.link, number, rank, relay, link, lambda: self.closing)
         with self._lock:
             self._processes[number] = made
             lost = self._lost
@@ -237,7 +235,10 @@ class HostConnection:
         if letter in (frames.VALUE, frames.RELAYED):
             number, piece = frames.of_process(content)
             process = self._processes[number]
-            process.take_value(piece) if letter == frames.VALUE else process.take_relayed(piece)
+            if letter == frames.VALUE:
+                process.take_value(piece, self._most_value_bytes)
+            else:
+                process.take_relayed(piece)
             return
         fields = parse_object(content)
         if letter in (frames.HELLO, frames.READY):

@@ -18,7 +18,7 @@ import pytest
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
-from spark_estimator.launch.agent.worker_handle import RemoteWorkerHandle
+from spark_estimator.launch.agent.worker_handle import TRANSITIONS, RemoteEvent, RemoteState, RemoteWorkerHandle
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.monitor import Begun, EventRelay, Failed, Lines, Message, RecordReceived
@@ -46,7 +46,7 @@ class Case:
         self.ours, theirs = socket.socketpair()
         self.closing = False
         relay = EventRelay(self.events)
-        self.handle = RemoteWorkerHandle("alpha", self.link, 5, 3, relay, theirs, lambda: self.closing, 1000)
+        self.handle = RemoteWorkerHandle("alpha", self.link, 5, 3, relay, theirs, lambda: self.closing)
 
     def shown(self) -> list[Any]:
         return [self.events.get_nowait() for _ in range(self.events.qsize())]
@@ -81,8 +81,8 @@ def test_a_worker_that_ends_well(case: Case) -> None:
     case.handle.take(frames.LINE, {"rank": 3, "stream": "stdout", "text": "a\x1b[2J"})
     case.handle.take(frames.MESSAGE, {"rank": 3, "text": "b\x1b[31m"})
     case.handle.take(frames.RECORD, {"rank": 3, "record": {"epoch": 1}})
-    case.handle.take_value(b"val")
-    case.handle.take_value(b"ue")
+    case.handle.take_value(b"val", 1000)
+    case.handle.take_value(b"ue", 1000)
     case.handle.take(frames.OUTCOME, {**ENDED, "bytes": 5, "sha256": hashlib.sha256(b"value").hexdigest()})
     rendezvous = membership(3, 4)
     outcome = case.handle.run(rendezvous)
@@ -98,7 +98,7 @@ def test_a_worker_that_ends_well(case: Case) -> None:
 
 def test_a_value_that_is_not_whole_is_none(case: Case) -> None:
     case.start()
-    case.handle.take_value(b"val")
+    case.handle.take_value(b"val", 1000)
     case.handle.take(frames.OUTCOME, {**ENDED, "bytes": 5})
     assert case.handle.run(membership()).value is None
 
@@ -107,9 +107,9 @@ def test_an_agent_cannot_fill_the_launcher_s_memory(case: Case) -> None:
     case.start()
     with pytest.raises(ValueError, match="has started twice"):
         case.handle.take(frames.STARTED, {"facts": asdict(FACTS)})
-    case.handle.take_value(bytes(1000))
+    case.handle.take_value(bytes(1000), 1000)
     with pytest.raises(ValueError, match="a value of more than 1000 bytes"):
-        case.handle.take_value(b"x")
+        case.handle.take_value(b"x", 1000)
 
 
 def test_a_host_out_of_contact_is_a_failure_of_its_rank(case: Case) -> None:
@@ -161,3 +161,25 @@ def test_an_elastic_worker_s_bytes_are_passed_on(case: Case) -> None:
     received = case.sent.frames()
     assert next(received)[0] == frames.START
     assert next(received) == (frames.RELAYED, (5).to_bytes(4, "big") + b"up")
+
+
+@pytest.mark.parametrize(
+    ("state", "start", "end"),
+    [
+        (RemoteState.NEW, RemoteState.STARTED, RemoteState.ENDED),
+        (RemoteState.STARTED, None, RemoteState.ENDED),
+        (RemoteState.ENDED, None, RemoteState.ENDED),
+    ],
+)
+def test_each_event_in_each_state(state: RemoteState, start: RemoteState | None, end: RemoteState) -> None:
+    assert [TRANSITIONS.get((state, event)) for event in RemoteEvent] == [start, end]
+
+
+def test_a_worker_ends_once(case: Case) -> None:
+    case.start()
+    case.handle.take(frames.OUTCOME, ENDED)
+    case.handle.take(frames.OUTCOME, {**ENDED, "exit_code": 1})
+    assert case.handle.run(membership()).exit_code == 0
+    assert case.handle._events.empty()
+    with pytest.raises(ValueError, match="has started twice"):
+        case.handle.take(frames.STARTED, {"facts": asdict(FACTS)})
