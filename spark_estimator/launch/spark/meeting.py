@@ -89,7 +89,6 @@ class BarrierMeeting:
         self._connecting.join(_CONNECTS_WITHIN.total_seconds())
 
     def everyone(self, own_facts: TaskFacts) -> list[TaskFacts]:
-        """As in `RankMeeting`."""
         try:
             everyone = self._relay.everyones_facts(own_facts)
         except ConnectionError as error:
@@ -99,7 +98,6 @@ class BarrierMeeting:
         return [TaskFacts.from_json(text) for text in self._context.allGather(own_facts.to_json())]
 
     def close(self) -> None:
-        """As in `RankMeeting`."""
         self._connecting.join()
 
 

@@ -271,17 +271,14 @@ class PendingWorkerHandle:
         return self._place.start()
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """As in `WorkerHandle`."""
         assert self._place is not None
         return self._place.run(rendezvous)
 
     def become(self, rank: int) -> None:
-        """As in `WorkerHandle`."""
         assert self._place is not None
         self._place.become(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """As in `WorkerHandle`."""
         with self._lock:
             if self._place is None:
                 if not self._stopped.done():
@@ -290,7 +287,6 @@ class PendingWorkerHandle:
         self._place.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
-        """As in `WorkerHandle`."""
         if self._place is not None:
             self._place.discard()
 

@@ -122,19 +122,15 @@ class SparkPlacement(Placement):
 
     @property
     def room(self) -> int:
-        """As in `Placement`."""
         return min(self.limit, super().room)
 
     def lose(self, host: str, now: float) -> str:
-        """As in `Placement`."""
         return ""
 
     def unreachable(self, host: str, now: float) -> str:
-        """As in `Placement`."""
         return ""
 
     def failed(self, host: str, now: float) -> str:
-        """As in `Placement`."""
         return ""
 
 

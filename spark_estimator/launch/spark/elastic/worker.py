@@ -211,7 +211,6 @@ class SparkWorkerHandle:
 
     @property
     def pid(self) -> int:
-        """As in `WorkerHandle`."""
         return 0 if self._there is None else self._there.pid
 
     def start(self) -> PeerFacts | Outcome:
@@ -261,13 +260,11 @@ class SparkWorkerHandle:
         return self._ended(self._there.run(rendezvous))
 
     def become(self, rank: int) -> None:
-        """As in `WorkerHandle`."""
         self._rank = rank
         if self._there is not None:
             self._there.become(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """As in `WorkerHandle`."""
         with self._lock:
             self._stopped = self._stopped or reason
             self._task.wake()
@@ -276,7 +273,6 @@ class SparkWorkerHandle:
             there.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
-        """As in `WorkerHandle`."""
         if self._there is not None:
             self._there.discard()
         self._task.give_up()
