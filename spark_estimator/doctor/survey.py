@@ -42,8 +42,8 @@ from spark_estimator.launch.spark.slots import (
 from spark_estimator.launch.spark.stage_job import run_on_spark
 from spark_estimator.launch.spark.start import TaskReports
 from spark_estimator.observe import frames
-from spark_estimator.observe.channel import DriverServer
 from spark_estimator.observe.driver_address import driver_address
+from spark_estimator.observe.driver_server import DriverServer
 from spark_estimator.peer_json import parse_object
 from spark_estimator.security.authentication import KEY_BYTES
 

@@ -1,4 +1,4 @@
-"""The driver channel: one authenticated connection from each supervisor to the driver, for text.
+"""The driver channel: one authenticated connection from each supervisor to the driver, for text. A supervisor's end.
 
 A supervisor sends its facts, lines, messages and failure reports; it receives all supervisors' facts and the order to
 stop (see ``frames``). A peer that breaks the protocol is disconnected. If the driver's end closes, the driver has
@@ -10,40 +10,30 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import secrets
-import selectors
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.log import logger
 from spark_estimator.observe.frames import (
     ALIVE,
     BYE,
-    GONE,
-    HEARD,
     LINE,
     LOG,
     MAX_FRAME_BYTES,
     PROGRESS,
     RECORD,
-    SILENT,
     STOP,
     encode,
     take_frames,
 )
-from spark_estimator.observe.inbound import Inbound
-from spark_estimator.observe.silence import Hearing, Silence
 from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security import authentication
 from spark_estimator.security.encrypted_stream import opening, sealing
 from spark_estimator.security.encryption import Session
-from spark_estimator.security.handshake_server import HandshakeServer
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
 # A supervisor sends at least that often; the driver looks as often whether it does.
@@ -53,7 +43,6 @@ _CONTEXT = struct.Struct(">16sI")  # job id, partition
 # Lines and messages that the network is too slow for are dropped and counted above this: printing must never hold up
 # training.
 _MAX_WAITING_BYTES = 4 << 20
-_log = logger(__name__)
 
 
 def context_of(job_id: str, partition: int) -> bytes:
@@ -71,212 +60,6 @@ def read_context(context: bytes) -> tuple[bytes, int]:
         raise AuthenticationError("unexpected handshake from supervisor")
     job_id, partition = _CONTEXT.unpack(context)
     return job_id.rstrip(b"\0"), partition
-
-
-class DriverServer:
-    """The driver's end: listens at one address of this host, and passes frames to `receive`.
-
-    Args:
-        address: of this host.
-        job_id: of the job, at most 16 characters; supervisors of others are refused.
-        size: number of supervisors; their partitions are 0 to size - 1, each has one connection at a time.
-        receive: called with (partition, frame) in the server's thread. Frames are as `valid` lets them through.
-        lost_after: seconds without a heartbeat after which a supervisor is lost; zero: it never is.
-        encrypted: whether connections are encrypted.
-        approve: called with the partition of each supervisor that connects, until `stop` is called; raises
-            AuthenticationError to refuse it. None: each may connect.
-
-    Attributes:
-        token: what supervisors must hold.
-        address, port: where it listens.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        job_id: str,
-        size: int,
-        receive: Callable[[int, dict[str, Any]], None],
-        lost_after: float = 0.0,
-        *,
-        encrypted: bool = False,
-        approve: Callable[[int], None] | None = None,
-    ) -> None:
-        self.token = secrets.token_bytes(authentication.KEY_BYTES)
-        self._job_id = job_id.encode()
-        self._size = size
-        self._receive = receive
-        self._lost_after = lost_after
-        self._approve_partition = approve
-        self._lock = threading.Lock()
-        self._connections: dict[int, Inbound] = {}
-        self._stop_reason: str | None = None
-        self._closed = False
-        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-        self.address, self.port = listener.getsockname()[:2]
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._arrived: collections.deque[Inbound] = collections.deque()
-        self._handshake_server = HandshakeServer(
-            [listener],
-            self.token,
-            self._admit,
-            approve=self._approve,
-            name="driver channel",
-            encrypted=encrypted,
-        )
-        self._thread = ReaderThread(self._serve, self._end, name="driver channel")
-        self._thread.start()
-
-    @property
-    def connected(self) -> int:
-        """How many supervisors are connected now."""
-        with self._lock:
-            return len(self._connections)
-
-    def stop(self, reason: str) -> None:
-        """Has every supervisor end its worker, also those that connect later. Idempotent."""
-        with self._lock:
-            if self._stop_reason is not None:
-                return
-            self._stop_reason = reason
-            connections = list(self._connections.values())
-        for connection in connections:
-            connection.send(STOP, {"text": reason})
-        self._wake()
-
-    def send(self, partition: int, kind: str, fields: dict[str, Any]) -> None:
-        """Sends a frame to a supervisor, if it is connected. Does not block."""
-        with self._lock:
-            connection = self._connections.get(partition)
-        if connection is not None:
-            connection.send(kind, fields)
-            self._wake()
-
-    def close(self) -> None:
-        """Disconnects everybody and stops listening; supervisors that still run then end their workers."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._handshake_server.close()
-        self._wake()
-        self._thread.join()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake_write.send(b"\0")
-
-    def _approve(self, context: bytes) -> None:
-        job_id, partition = read_context(context)
-        with self._lock:
-            taken = partition in self._connections
-            stopping = self._stop_reason is not None
-        if job_id != self._job_id or not 0 <= partition < self._size or taken:
-            raise AuthenticationError(f"no supervisor of that job and partition is expected: {job_id!r}, {partition}")
-        if self._approve_partition is not None and not stopping:
-            self._approve_partition(partition)
-
-    def _admit(self, sock: socket.socket, context: bytes, origin: str, session: Session | None) -> None:
-        inbound = Inbound(sock, read_context(context)[1], origin, Silence(self._lost_after), session)
-        with self._lock:
-            if self._closed or inbound.partition in self._connections:
-                raise AuthenticationError("the channel is closed, or this partition is connected already")
-            self._connections[inbound.partition] = inbound
-            reason = self._stop_reason
-            self._arrived.append(inbound)
-        if reason is not None:
-            inbound.send(STOP, {"text": reason})
-        self._wake()
-
-    def _serve(self) -> None:
-        looked = time.monotonic()
-        while not self._closed:
-            for key, ready in self._selector.select(HEARTBEAT_SECONDS if self._lost_after else None):
-                if key.fileobj is self._wake_read:
-                    self._wake_read.recv(4096)
-                    while self._arrived:
-                        inbound = self._arrived.popleft()
-                        self._selector.register(inbound.sock, selectors.EVENT_READ, inbound)
-                    self._watch_those_that_wait()
-                    continue
-                if ready & selectors.EVENT_WRITE:
-                    key.data.send_more()
-                    self._watch_those_that_wait()
-                if ready & selectors.EVENT_READ and not self._take(key.data):
-                    self._selector.unregister(key.fileobj)
-                    self._drop(key.data)
-            now = time.monotonic()
-            if now - looked >= HEARTBEAT_SECONDS:
-                self._look_for_silence(now - looked)
-                looked = now
-        with self._lock:
-            remaining = list(self._connections.values())
-        for inbound in remaining:
-            while self._take(inbound):  # what had arrived before the end
-                pass
-
-    def _end(self, _error: BaseException | None) -> None:
-        """Drops all supervisors; where an error has ended the thread, they are reported as gone."""
-        self._handshake_server.close()
-        with self._lock:
-            remaining = list(self._connections.values())
-        for inbound in remaining:
-            self._drop(inbound)
-        self._selector.close()
-        self._wake_read.close()
-        self._wake_write.close()
-
-    def _watch_those_that_wait(self) -> None:
-        """Has the selector report when a connection accepts more of its queued data."""
-        for key in list(self._selector.get_map().values()):
-            if key.data is not None:
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if key.data.has_more else 0)
-                if events != key.events:
-                    self._selector.modify(key.fileobj, events, key.data)
-
-    def _look_for_silence(self, seconds: float) -> None:
-        """Reports supervisors that have sent nothing for too long, `seconds` after the last check."""
-        for key in list(self._selector.get_map().values()):
-            inbound = key.data
-            if inbound is None or inbound.said_bye or not inbound.silence.look(seconds):
-                continue
-            if inbound.silence.state is Hearing.LOST:
-                self._selector.unregister(key.fileobj)
-                self._drop(inbound, silent_seconds=round(inbound.silence.seconds))
-            else:
-                report = {"kind": SILENT, "seconds": round(inbound.silence.seconds), "limit": round(self._lost_after)}
-                self._receive(inbound.partition, report)
-
-    def _take(self, inbound: Inbound) -> bool:
-        """Reads the available data; False if the connection is closed, or there is no data."""
-        try:
-            for frame in inbound.receive():
-                if inbound.silence.heard():
-                    self._receive(inbound.partition, {"kind": HEARD})
-                if frame["kind"] == BYE:
-                    inbound.said_bye = True
-                elif frame["kind"] != ALIVE:
-                    self._receive(inbound.partition, frame)
-        except BlockingIOError:
-            return not self._closed
-        except EOFError:
-            return False
-        except (OSError, ValueError, AuthenticationError) as error:
-            _log.info("driver channel: partition %d at %s: %s", inbound.partition, inbound.origin, error)
-            return False
-        except Exception:  # of this one connection: the other supervisors are still heard
-            _log.exception("driver channel: partition %d at %s", inbound.partition, inbound.origin)
-            return False
-        return True
-
-    def _drop(self, inbound: Inbound, **why: int) -> None:
-        with self._lock:
-            self._connections.pop(inbound.partition, None)
-        inbound.sock.close()
-        if not inbound.said_bye and not self._closed:
-            self._receive(inbound.partition, {"kind": GONE, **why})
 
 
 class SupervisorChannel:

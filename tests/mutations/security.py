@@ -336,7 +336,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "S12",
         "any supervisor may connect",
-        "spark_estimator/observe/channel.py",
+        "spark_estimator/observe/driver_server.py",
         "if job_id != self._job_id or not 0 <= partition < self._size or taken:",
         "if taken:",
         (

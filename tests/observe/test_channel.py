@@ -21,7 +21,8 @@ import pytest
 
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.observe import channel, frames
-from spark_estimator.observe.channel import DriverServer, SupervisorChannel
+from spark_estimator.observe.channel import SupervisorChannel
+from spark_estimator.observe.driver_server import DriverServer
 from spark_estimator.security import authentication
 
 JOB = "0123456789abcdef"

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError
-from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.monitor import Event
+from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.configuration import Configuration
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.launch.spark.rank_registration import DriverRegistration, RankRegistration
 from spark_estimator.log import logger
-from spark_estimator.observe import channel, frames
+from spark_estimator.observe import frames
 from spark_estimator.observe.driver_address import driver_address
+from spark_estimator.observe.driver_server import DriverServer
 from spark_estimator.observe.silence import lost_after
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ class DriverChannel:
         self.ranks = RankEvents()
         self._put = put
         self._is_running = is_running
-        self._server: channel.DriverServer | None = None
+        self._server: DriverServer | None = None
         address = address_for_executors(spark, "" if barrier else "a job without a barrier stage")
         if address is None:
             return
         try:
-            self._server = channel.DriverServer(
+            self._server = DriverServer(
                 address,
                 job.job_id,
                 job.size,

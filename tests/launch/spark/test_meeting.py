@@ -23,7 +23,7 @@ from spark_estimator.launch.spark.meeting import DriverMeeting, NotNeededError, 
 from spark_estimator.launch.spark.rank_registration import DriverRegistration
 from spark_estimator.launch.spark.task_relay import TaskRelay
 from spark_estimator.observe import frames
-from spark_estimator.observe.channel import DriverServer
+from spark_estimator.observe.driver_server import DriverServer
 
 JOB_ID = "0123456789abcdef"
 
@@ -69,7 +69,7 @@ class Driver:
         return attempt, self._threads.submit(attempt.meet)
 
     def registered(self, count: int) -> None:
-        wait_for(lambda: self.registration.count == count)
+        wait_for(lambda: len(self.registration._facts) == count)
 
     def close(self) -> None:
         self.server.close()

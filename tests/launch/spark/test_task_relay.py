@@ -17,7 +17,7 @@ from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec, TaskFacts
 from spark_estimator.launch.spark.task_relay import TaskRelay
 from spark_estimator.observe import frames
-from spark_estimator.observe.channel import DriverServer
+from spark_estimator.observe.driver_server import DriverServer
 
 JOB_ID = "0123456789abcdef"
 FACTS = TaskFacts("host", "id", "127.0.0.1", 1, "", os.getpid())

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spark_estimator.errors import AuthenticationError
+from spark_estimator.observe.driver_server import Inbound
 from spark_estimator.observe.frames import ALIVE, LOG, MAX_FRAME_BYTES, STOP, encode, take_frames
-from spark_estimator.observe.inbound import Inbound
 from spark_estimator.observe.silence import Silence
 from spark_estimator.security.encrypted_stream import Sealer
 from spark_estimator.security.encryption import SECRET_BYTES, Cipher, Session
