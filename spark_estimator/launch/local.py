@@ -15,9 +15,10 @@ from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
 from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.launch.job.events import EventRelay
 from spark_estimator.launch.job.failures import first_failure, job_error
 from spark_estimator.launch.job.interruption import remembered_interruption
-from spark_estimator.launch.job.monitor import EventRelay, JobMonitor, say_when_done
+from spark_estimator.launch.job.monitor import EventDisplay, JobMonitor, say_when_done
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.pickling import load_values
@@ -128,11 +129,11 @@ def _run_job(
         for worker in workers:
             worker.stop(reason)
 
-    watch = JobMonitor(stop=stop, cancel=cancel, show_line=show_line, take_record=take_record, size=job.size)
-    if job.progress:
-        watch.status = StatusLine.on_screen(job.size)
-    watch.clock = lambda: attempt.enforce_timeout(job.function, job.size, watch.begun)
-    relay = EventRelay(watch.events)
+    status = StatusLine.on_screen(job.size) if job.progress else None
+    display = EventDisplay(show_line, take_record=take_record, status=status)
+    watch = JobMonitor(stop=stop, cancel=cancel, display=display, size=job.size)
+    watch.clock = lambda: attempt.enforce_timeout(job.function, job.size, display.begun)
+    relay = EventRelay(display.events)
     started = [threading.Event() for _ in range(job.size)]
     all_started = threading.Event()
     errors: list[BaseException] = []
@@ -171,7 +172,7 @@ def _run_job(
     ]
     for thread in threads:
         thread.start()
-    say_when_done(threads, watch.events)
+    say_when_done(threads, display.events)
     try:
         for event in started:
             event.wait()

@@ -25,10 +25,11 @@ from spark_estimator.elastic.rounds import LATE, RoundPlanner
 from spark_estimator.errors import JobFailedError, PreflightError
 from spark_estimator.launch.elastic.placement import FAILURES, Placement
 from spark_estimator.launch.elastic.process import MakeWorker, Processes
+from spark_estimator.launch.job.events import Begun, Ended, FrameReceived, Offered
 from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, error_of, first_failure
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.interruption import raise_lost_interruption, remembered_interruption
-from spark_estimator.launch.job.monitor import Begun, Ended, FrameReceived, JobMonitor, Offered
+from spark_estimator.launch.job.monitor import EventDisplay
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.observe.status_line import StatusLine
 from spark_estimator.observe.training_records import TakeRecord
@@ -148,10 +149,8 @@ class ElasticJob:
         self._print = report
         self._gentle = gentle
         self._planner = RoundPlanner(terms, room=placement.room)
-        self._watch = JobMonitor(
-            stop=lambda _: None, show_line=show_line, take_record=following.take_record, status=following.status
-        )
-        self._processes = Processes(placement, make, self._watch, encrypted=encrypted)
+        self._display = EventDisplay(show_line, take_record=following.take_record, status=following.status)
+        self._processes = Processes(placement, make, self._display.events, encrypted=encrypted)
         self._ends = ProcessEnds()
         self._over = False
         self._late_in = 0  # the round whose late members have been reported
@@ -167,7 +166,7 @@ class ElasticJob:
         try:
             self._processes.start_first(self._terms.size, self._look)
             if self._discovery is not None:
-                self._discovery.start(lambda hosts: self._watch.events.put(Offered(tuple(hosts))), self._report)
+                self._discovery.start(lambda hosts: self._display.events.put(Offered(tuple(hosts))), self._report)
             while not self._over:
                 self._take_one_event()
                 raise_lost_interruption()
@@ -193,7 +192,7 @@ class ElasticJob:
     # --- events --------------------------------------------------------------------------------------------------
 
     def _take_one_event(self) -> None:
-        event = next(self._watch.shown())
+        event = next(self._display.take_events())
         now = time.monotonic()
         if isinstance(event, FrameReceived):
             process = self._processes.get(event.process)
@@ -352,7 +351,7 @@ class ElasticJob:
         self._over = True
         deadline = time.monotonic() + (_CLEAN_UP + self._gentle).total_seconds()
         while self._processes and time.monotonic() < deadline:
-            event = next(self._watch.shown())
+            event = next(self._display.take_events())
             if isinstance(event, Ended):
                 self._note_end(event, time.monotonic())
         return not self._processes

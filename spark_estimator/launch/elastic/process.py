@@ -11,8 +11,8 @@ from typing import Any
 from spark_estimator.collectives.launcher_link import ROUND, FrameSocket, Ready
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
 from spark_estimator.launch.elastic.placement import Placement
+from spark_estimator.launch.job.events import Ended, EventQueue, EventRelay, FrameReceived
 from spark_estimator.launch.job.interruption import raise_lost_interruption
-from spark_estimator.launch.job.monitor import Ended, EventRelay, FrameReceived, JobMonitor
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.reader_thread import ReaderThread
@@ -31,7 +31,7 @@ class Process:
         rank: which it will be; -1 for a newcomer.
         host: on which it runs.
         make: makes its worker.
-        watch: receives its events.
+        events: receives its events.
 
     Attributes:
         facts: where it listens, once `started` is set; None when it could not be started.
@@ -40,7 +40,7 @@ class Process:
         is_released: whether it was asked to end, since its slot was removed.
     """
 
-    def __init__(self, number: int, rank: int, host: str, make: MakeWorker, watch: JobMonitor) -> None:
+    def __init__(self, number: int, rank: int, host: str, make: MakeWorker, events: EventQueue) -> None:
         self.number = number
         self.rank = rank
         self.host = host
@@ -49,12 +49,12 @@ class Process:
         self.pid = 0
         self.is_released = False
         self.started = threading.Event()
-        self._events = watch.events
+        self._events = events
         self._rendezvous_set = threading.Event()
         self._rendezvous: Rendezvous | None = None
         ours, theirs = socket.socketpair()
         self.link = FrameSocket(ours)
-        self.worker = make(host, number, rank, EventRelay(watch.events), theirs)
+        self.worker = make(host, number, rank, EventRelay(events), theirs)
         # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
         self.thread = threading.Thread(target=self._supervise, name=f"spark_estimator process {number}", daemon=True)
         self.thread.start()
@@ -112,14 +112,14 @@ class Processes(dict[int, Process]):
     Args:
         placement: where they go.
         make: makes their workers.
-        watch: receives their events.
+        events: receives their events.
         encrypted: whether the ranks' connections are.
     """
 
-    def __init__(self, placement: Placement, make: MakeWorker, watch: JobMonitor, *, encrypted: bool) -> None:
+    def __init__(self, placement: Placement, make: MakeWorker, events: EventQueue, *, encrypted: bool) -> None:
         self._placement = placement
         self._make = make
-        self._watch = watch
+        self._events = events
         self._encrypted = encrypted
         self._started = 0
 
@@ -184,7 +184,7 @@ class Processes(dict[int, Process]):
 
     def _start(self, rank: int) -> Process:
         number, self._started = self._started, self._started + 1
-        self[number] = Process(number, rank, self._placement.take(number), self._make, self._watch)
+        self[number] = Process(number, rank, self._placement.take(number), self._make, self._events)
         return self[number]
 
     def _send_waiting(self, process: Process) -> None:

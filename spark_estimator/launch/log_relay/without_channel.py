@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_estimator.errors import ResultError
-from spark_estimator.launch.job.monitor import Event, LauncherMessage, Lines, Message
+from spark_estimator.launch.job.events import Event, LauncherMessage, Lines, Message
 from spark_estimator.launch.job.results import RankManifest, ResultRow, manifests_of
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.log_files import INTERVAL_SECONDS, LogReader, LogWriter

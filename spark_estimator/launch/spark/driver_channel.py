@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError
-from spark_estimator.launch.job.monitor import Event
+from spark_estimator.launch.job.events import Event
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.configuration import Configuration

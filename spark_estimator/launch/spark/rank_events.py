@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from spark_estimator.launch.job import failures
-from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.job.monitor import (
+from spark_estimator.launch.job.events import (
     Begun,
     Event,
     Failed,
@@ -19,6 +18,7 @@ from spark_estimator.launch.job.monitor import (
     ProgressReported,
     RecordReceived,
 )
+from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
 from spark_estimator.observe import frames
 from spark_estimator.observe.driver_log import coloured, printable

@@ -26,8 +26,9 @@ from spark_estimator.errors import JobFailedError, error_of_task
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
 from spark_estimator.launch.job.environment import OMP, forwarded_environment, undecided
+from spark_estimator.launch.job.events import Event, Failed, Finished
 from spark_estimator.launch.job.failures import find_marked, first_failure, job_error
-from spark_estimator.launch.job.monitor import Event, Failed, Finished, JobMonitor
+from spark_estimator.launch.job.monitor import EventDisplay, JobMonitor
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.job.results import SCHEMA, ResultRow, manifests_of, verified_values
@@ -136,12 +137,15 @@ class _Run:
         self._tag = JobTag(spark, f"spark_estimator-{job.job_id}")
         self._outcome: list[ResultRow] | BaseException | None = None  # of the Spark job; None until it has ended
         self._state = StateMachine(RunState.RUNNING, TRANSITIONS)
-        self._monitor = JobMonitor(
-            stop=self._stop,
-            cancel=self._tag.cancel,
+        self._display = EventDisplay(
             show_line=options.show_line or print_line,
             show_begun=self._say_begun if options.verbose >= 2 else None,
             take_record=options.take_record,
+        )
+        self._monitor = JobMonitor(
+            stop=self._stop,
+            cancel=self._tag.cancel,
+            display=self._display,
             size=job.size,
             waiting=self._follow_start,
             clock=lambda: self._enforce_limits(attempt),
@@ -151,7 +155,7 @@ class _Run:
         self._channel = DriverChannel(spark, job, barrier=self._barrier, put=self._put, is_running=self._is_running)
         self._late = LateLines(job, self._put, connected=self._channel.address is not None)
         if job.progress and self._channel.address is not None:
-            self._monitor.status = StatusLine.on_screen(job.size, options.progress_display)
+            self._display.status = StatusLine.on_screen(job.size, options.progress_display)
         self._turn = StartTurn(spark, job.function)
         reports = TaskReports(
             spark,
@@ -168,10 +172,10 @@ class _Run:
             timeout=options.start_timeout,
             reports=reports,
             placed=self._channel.ranks.placed,
-            begun=self._monitor.begun,
+            begun=self._display.begun,
             connected=self._channel.count_connected,
             barrier=self._barrier,
-            report=self._monitor.report,
+            report=self._display.report,
         )
 
     def run(self) -> list[ResultRow]:
@@ -236,7 +240,7 @@ class _Run:
         """Hands an event to the main thread. While that is slow to print, the supervisors are slowed down in turn."""
         while self._state.state not in _CLOSED:
             with contextlib.suppress(queue.Full):
-                self._monitor.events.put(event, timeout=0.2)
+                self._display.events.put(event, timeout=0.2)
                 return
 
     def _cancel_late(self, collecting: threading.Thread) -> None:
@@ -263,20 +267,15 @@ class _Run:
             self._state.fire(RunEvent.SPARK_ERROR)
         finally:
             self._turn.end()
-            self._let_supervisors_finish()
+            has_failed = isinstance(self._outcome, BaseException)
+            if has_failed:
+                self._channel.stop("because Spark ended the job")
+            self._channel.wait_for_disconnection(_LAST_REPORTS if has_failed else _LAST_LINES)
             self._late.finish(rows)
-            self._monitor.events.put(Finished())
+            self._display.events.put(Finished())
 
     def _is_running(self) -> bool:
         return self._state.state is RunState.RUNNING
-
-    def _let_supervisors_finish(self) -> None:
-        """Wait for the last lines and reports. Supervisors of tasks that Spark has to end take longer."""
-        patience = _LAST_LINES
-        if isinstance(self._outcome, BaseException):
-            self._channel.stop("because Spark ended the job")
-            patience = _LAST_REPORTS
-        self._channel.wait_for_disconnection(patience)
 
     def _stop(self, reason: str) -> None:
         self._state.fire(RunEvent.STOP)
@@ -288,10 +287,10 @@ class _Run:
         """End a job that takes too long, or whose results Spark has lost."""
         if self._start.all_started():
             self._turn.end()
-        attempt.enforce_timeout(self._job.function, self._job.size, self._monitor.begun, self._start.hindrance)
+        attempt.enforce_timeout(self._job.function, self._job.size, self._display.begun, self._start.hindrance)
         for report in self._channel.find_repeated():
             with contextlib.suppress(queue.Full):  # it is found again; this thread empties the queue
-                self._monitor.events.put_nowait(Failed(report))
+                self._display.events.put_nowait(Failed(report))
 
     def _awaits_reason(self) -> bool:
         """Whether Spark may yet give the reason for the loss of a rank.

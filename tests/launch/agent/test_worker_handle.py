@@ -20,8 +20,8 @@ from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.agent.worker_handle import TRANSITIONS, RemoteEvent, RemoteState, RemoteWorkerHandle
 from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.events import Begun, EventRelay, Failed, Lines, Message, RecordReceived
 from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.job.monitor import Begun, EventRelay, Failed, Lines, Message, RecordReceived
 from spark_estimator.launch.job.outcome import Outcome
 
 FACTS = PeerFacts(0, "machine", "id", "192.0.2.2", 5000, pid=10)

@@ -13,7 +13,7 @@ from spark_estimator.collectives.launcher_link import UPDATED, pack
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
 from spark_estimator.launch.elastic.process import Process
 from spark_estimator.launch.job.environment import host_share, worker_environment
-from spark_estimator.launch.job.monitor import Begun, Ended, FrameReceived, JobMonitor
+from spark_estimator.launch.job.events import Begun, Ended, EventQueue, FrameReceived
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.worker.worker_host import LocalWorkerHandle
 
@@ -31,11 +31,11 @@ class Case:
             self.links.append(link.dup())
             return LocalWorkerHandle(job, relay, host=host, link=link)
 
-        self.watch = JobMonitor(stop=lambda reason: None)
-        self.process = Process(7, 0, "alpha", make, self.watch)
+        self.events = EventQueue()
+        self.process = Process(7, 0, "alpha", make, self.events)
 
     def event(self) -> Any:
-        return self.watch.events.get(timeout=60)
+        return self.events.get(timeout=60)
 
     def close(self) -> None:
         self.links[0].close()

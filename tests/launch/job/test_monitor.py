@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from dataclasses import replace
@@ -13,16 +12,9 @@ import pytest
 
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job import monitor as launcher
+from spark_estimator.launch.job.events import Failed, Finished, Lines
 from spark_estimator.launch.job.failures import FailureReport, first_failure
-from spark_estimator.launch.job.monitor import (
-    Begun,
-    Failed,
-    Finished,
-    FrameReceived,
-    JobMonitor,
-    Lines,
-    Message,
-)
+from spark_estimator.launch.job.monitor import EventDisplay, JobMonitor
 
 
 def report(rank: int, kind: str = failures.RAISED, **more: Any) -> Failed:
@@ -37,24 +29,23 @@ class Job:
         self.cancelled = 0
         self.lines: list[str] = []
         self.obeys = obeys
-        self.watch = JobMonitor(
-            stop=self.stop, cancel=self.cancel, show_line=lambda rank, stream, text: self.lines.append(text)
-        )
+        self.display = EventDisplay(show_line=lambda rank, stream, text: self.lines.append(text))
+        self.watch = JobMonitor(stop=self.stop, cancel=self.cancel, display=self.display)
         for seconds, event in script:
-            timer = threading.Timer(seconds, self.watch.events.put, [event])
+            timer = threading.Timer(seconds, self.display.events.put, [event])
             timer.daemon = True
             timer.start()
 
     def stop(self, reason: str) -> None:
         self.stopped.append(reason)
         if self.obeys:
-            self.watch.events.put(report(0, failures.STOPPED))
-            self.watch.events.put(Lines(0, "stdout", ["the last line"]))
-            self.watch.events.put(Finished())
+            self.display.events.put(report(0, failures.STOPPED))
+            self.display.events.put(Lines(0, "stdout", ["the last line"]))
+            self.display.events.put(Finished())
 
     def cancel(self) -> None:
         self.cancelled += 1
-        self.watch.events.put(Finished())
+        self.display.events.put(Finished())
 
 
 def test_a_job_that_ends_well_is_left_alone() -> None:
@@ -116,48 +107,10 @@ def test_an_interruption_ends_the_job_first() -> None:
         if text == "interrupt me":
             raise KeyboardInterrupt
 
-    job.watch.show_line = show
+    job.display.show_line = show
     with pytest.raises(KeyboardInterrupt):
         job.watch.follow()
     assert job.stopped == ["because the launcher was interrupted"] and job.lines[-1] == "the last line"
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        Lines(0, "stdout", ["x" * (1 << 14)] * 64),
-        Message(0, "x" * (1 << 20)),
-        FrameReceived(0, {"kind": "ready", "why": "x" * (1 << 20)}),
-        report(0, traceback="x" * (1 << 20)),
-    ],
-    ids=lambda event: type(event).__name__,
-)
-def test_events_take_a_bounded_part_of_memory(event: Any) -> None:
-    """A thread that adds more waits until some are taken."""
-    events = JobMonitor(stop=lambda reason: None).events
-    count = 0
-    with pytest.raises(queue.Full):
-        while count < 1000:
-            events.put(event, timeout=0.01)
-            count += 1
-    assert 8 <= count <= 65, "of 1 MiB each"
-    assert [events.get_nowait() for _ in range(count)] == [event] * count and events.empty()
-    with pytest.raises(queue.Full):
-        for _ in range(2000):
-            events.put(Begun(0, 1), timeout=0.01)
-    assert events.full()
-
-
-def test_a_thread_that_waits_for_room_gets_it() -> None:
-    events = JobMonitor(stop=lambda reason: None).events
-    large = Message(0, "x" * (8 << 20))
-    threads = [threading.Thread(target=lambda: [events.put(large) for _ in range(10)], daemon=True) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    assert [events.get(timeout=60) for _ in range(40)] == [large] * 40
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
 
 
 def test_while_nothing_begins_somebody_is_told() -> None:

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.events import Begun, EventRelay, Failed, LauncherMessage, Lines, Message
 from spark_estimator.launch.job.failures import FailureReport, first_failure
-from spark_estimator.launch.job.monitor import Begun, EventRelay, Failed, LauncherMessage, Lines, Message
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.spark.rank_events import RankEvents

@@ -17,7 +17,7 @@ import pytest
 from spark_estimator import __version__
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError, PythonEnvironmentError
-from spark_estimator.launch.job.monitor import EventRelay, Failed
+from spark_estimator.launch.job.events import EventRelay, Failed
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions

@@ -16,7 +16,7 @@ import pytest
 
 from spark_estimator.env import Settings
 from spark_estimator.errors import PreflightError, without_links
-from spark_estimator.launch.job.monitor import EventRelay
+from spark_estimator.launch.job.events import EventRelay
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.hosts import Hosts, PendingWorkerHandle, side_by_side

@@ -14,7 +14,7 @@ import pytest
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, new_job_id, new_key
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import host_share, worker_environment
-from spark_estimator.launch.job.monitor import Begun, EventRelay, Lines
+from spark_estimator.launch.job.events import Begun, EventRelay, Lines
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec, worker_spec
 from spark_estimator.launch.worker.supervisor import Supervisor

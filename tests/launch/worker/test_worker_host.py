@@ -13,7 +13,7 @@ import pytest
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import host_share, worker_environment
-from spark_estimator.launch.job.monitor import EventRelay
+from spark_estimator.launch.job.events import EventRelay
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.worker.worker_host import LocalWorkerHandle, named

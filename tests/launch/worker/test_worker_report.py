@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.events import Begun, EventRelay, Failed, Lines, Message
 from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.job.monitor import Begun, EventRelay, Failed, Lines, Message
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.worker.child_process import MemoryBaseline

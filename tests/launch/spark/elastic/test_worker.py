@@ -12,8 +12,8 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.collectives.rendezvous import PeerFacts
 from spark_estimator.launch.job import failures
+from spark_estimator.launch.job.events import EventRelay
 from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.job.monitor import EventRelay
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import manifests_of
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
