@@ -27,7 +27,6 @@ MANY_ATTRIBUTES = {
     "estimators/tracking/run.py:TrackedRun": 16,
     "extensions/checkpoint/checkpointer.py:Checkpointer": 27,
     "keras/exchange.py:KerasExchange": 17,
-    "security/handshake_server.py:HandshakeServer": 17,
 }
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

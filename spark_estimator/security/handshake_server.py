@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from spark_estimator.errors import AuthenticationError
@@ -70,6 +71,103 @@ class _Handshake:
         return True
 
 
+@dataclass
+class _Handshakes:
+    """The handshakes in progress. All but these attributes are the arguments of `HandshakeServer`.
+
+    Attributes:
+        poll: reports the connections that have data.
+        in_progress: by descriptor; the oldest first.
+    """
+
+    key: bytes
+    admit: Callable[[socket.socket, bytes, str, Session | None], None]
+    approve: Callable[[bytes], None] | None
+    timeout: float
+    capacity: int
+    name: str
+    encrypted: bool
+    poll: select.poll
+    in_progress: dict[int, _Handshake] = field(default_factory=dict)
+    has_evicted: bool = False
+
+    def add(self, sock: socket.socket, address: object) -> None:
+        """Begin the handshake of a new connection."""
+        if len(self.in_progress) >= self.capacity:
+            self.evict()
+        sock.setblocking(False)
+        acceptor = Acceptor(self.key, self.approve, encrypted=self.encrypted and sock.family != socket.AF_UNIX)
+        handshake = _Handshake(sock, _origin(sock, address), acceptor, time.monotonic() + self.timeout)
+        self.in_progress[handshake.descriptor] = handshake
+        self.poll.register(sock, select.POLLIN)
+        if sock.family == socket.AF_UNIX:
+            try:
+                require_same_user(sock)
+            except AuthenticationError as error:
+                self._drop(handshake, str(error))
+
+    def advance(self, handshake: _Handshake) -> None:
+        """Take what has arrived, and pass the connection on once it is authenticated."""
+        try:
+            if not handshake.advance():
+                return
+            self.poll.unregister(handshake.descriptor)
+            handshake.sock.setblocking(True)
+            acceptor = handshake.acceptor
+            self.admit(handshake.sock, acceptor.context, handshake.origin, acceptor.session)
+        except (AuthenticationError, OSError) as error:
+            self._drop(handshake, str(error))
+        except Exception:
+            _log.exception("%s failed to take a connection from %s", self.name, handshake.origin)
+            self._drop(handshake, "it could not be taken")
+        else:
+            del self.in_progress[handshake.descriptor]
+
+    def close_overdue(self, now: float) -> None:
+        """Close handshakes that took too long."""
+        for handshake in list(self.in_progress.values()):
+            if handshake.deadline > now:
+                return
+            # This process may be the one that got no processor time: what has arrived by now counts.
+            state = handshake.acceptor.state
+            self.advance(handshake)
+            if self.in_progress.get(handshake.descriptor) is not handshake:
+                continue
+            if handshake.acceptor.state is not state:
+                handshake.deadline = now + self.timeout
+                self.in_progress[handshake.descriptor] = self.in_progress.pop(handshake.descriptor)
+                continue
+            self._turn_away(handshake, f"the other end did not complete the handshake within {self.timeout:g} seconds")
+
+    def evict(self) -> None:
+        """Close the oldest handshake."""
+        handshake = next(iter(self.in_progress.values()))
+        if not self.has_evicted:
+            _log.warning(
+                "%s has %d connections that have not proved that they hold the job's key (the oldest from %s): it "
+                "closes the oldest for each that comes.",
+                self.name,
+                len(self.in_progress),
+                handshake.origin,
+            )
+        self.has_evicted = True
+        self._turn_away(handshake, "others came after it")
+
+    def _turn_away(self, handshake: _Handshake, reason: str) -> None:
+        """Close a handshake that may be valid. If the other end holds the key, it tries again."""
+        if handshake.acceptor.state is AcceptState.PROOF:
+            with suppress(OSError):
+                handshake.sock.send(BUSY)
+        self._drop(handshake, reason)
+
+    def _drop(self, handshake: _Handshake, reason: str) -> None:
+        _log.info("%s refused a connection from %s: %s", self.name, handshake.origin, reason)
+        del self.in_progress[handshake.descriptor]
+        with suppress(KeyError):
+            self.poll.unregister(handshake.descriptor)
+        handshake.sock.close()
+
+
 class HandshakeServer:
     """A thread that accepts connections from listening sockets and passes on those whose peer holds the key.
 
@@ -104,23 +202,19 @@ class HandshakeServer:
         encrypted: bool = False,
     ) -> None:
         self._listeners = {listener.fileno(): listener for listener in listeners}
-        self._key = key
-        self._admit = admit
-        self._approve = approve
-        self._timeout = timeout.total_seconds()
-        self._capacity = _default_capacity() if capacity is None else capacity
         self._name = name
-        self._encrypted = encrypted
         # Held while sockets are accepted, passed on or closed: a fork waits for that.
         self._lock = threading.Lock()
-        self._handshakes: dict[int, _Handshake] = {}  # by descriptor; the oldest first
-        self._evicted = 0
         self._closed = False
         self._accept_error: OSError | None = None  # of the last accept(); None if it succeeded
         self._wake_read, self._wake_write = socket.socketpair()
         # poll, not epoll: an epoll descriptor is shared with forked children, and so is what they do to it.
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
+        capacity = _default_capacity() if capacity is None else capacity
+        self._handshakes = _Handshakes(
+            key, admit, approve, timeout.total_seconds(), capacity, name, encrypted, self._poll
+        )
         for listener in listeners:
             listener.setblocking(False)
             listener.listen(_BACKLOG)
@@ -159,11 +253,11 @@ class HandshakeServer:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        in_handshake = [handshake.sock for handshake in self._handshakes.values()]
+        in_handshake = [handshake.sock for handshake in self._handshakes.in_progress.values()]
         for sock in [*self._listeners.values(), *in_handshake, self._wake_read, self._wake_write]:
             with suppress(OSError):
                 sock.close()
-        self._handshakes.clear()
+        self._handshakes.in_progress.clear()
 
     def _serve(self) -> None:
         resume_at = None  # when the listeners are polled again, after accept() has failed
@@ -177,14 +271,14 @@ class HandshakeServer:
                         if not self._accept_from(self._listeners[descriptor]):
                             resume_at = time.monotonic() + _PAUSE_SECONDS
                             self._watch_listeners(0)
-                    elif descriptor in self._handshakes:
-                        self._advance(self._handshakes[descriptor])
+                    elif descriptor in self._handshakes.in_progress:
+                        self._handshakes.advance(self._handshakes.in_progress[descriptor])
             with self._lock:
                 now = time.monotonic()
                 if resume_at is not None and now >= resume_at:
                     resume_at = None
                     self._watch_listeners(select.POLLIN)
-                self._close_overdue(now)
+                self._handshakes.close_overdue(now)
 
     def _end(self, error: BaseException | None) -> None:
         if error is not None:  # peers are refused from now on, and do not wait for an answer
@@ -195,8 +289,8 @@ class HandshakeServer:
     def _next_deadline(self, resume_at: float | None) -> float | None:
         """Milliseconds until the oldest handshake's deadline or `resume_at`; None if there is neither."""
         deadlines = [] if resume_at is None else [resume_at]
-        if self._handshakes:
-            deadlines.append(next(iter(self._handshakes.values())).deadline)
+        if self._handshakes.in_progress:
+            deadlines.append(next(iter(self._handshakes.in_progress.values())).deadline)
         return max(0.0, min(deadlines) - time.monotonic()) * 1000 + 1 if deadlines else None
 
     def _watch_listeners(self, events: int) -> None:
@@ -211,90 +305,17 @@ class HandshakeServer:
             except (BlockingIOError, ConnectionError):
                 break  # none is left, or the peer disconnected meanwhile
             except OSError as error:
-                if self._handshakes and error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._evict()
+                if self._handshakes.in_progress and error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._handshakes.evict()
                     continue
                 # Most likely out of descriptors. The connection stays in the queue; without a pause this would spin.
                 if self._accept_error is None:
                     _log.warning("%s can't accept a connection, and will retry: %s", self._name, error)
                 self._accept_error = error
                 return False
-            self._add(sock, address)
+            self._handshakes.add(sock, address)
         self._accept_error = None
         return True
-
-    def _add(self, sock: socket.socket, address: object) -> None:
-        if len(self._handshakes) >= self._capacity:
-            self._evict()
-        sock.setblocking(False)
-        acceptor = Acceptor(self._key, self._approve, encrypted=self._encrypted and sock.family != socket.AF_UNIX)
-        handshake = _Handshake(sock, _origin(sock, address), acceptor, time.monotonic() + self._timeout)
-        self._handshakes[handshake.descriptor] = handshake
-        self._poll.register(sock, select.POLLIN)
-        if sock.family == socket.AF_UNIX:
-            try:
-                require_same_user(sock)
-            except AuthenticationError as error:
-                self._drop(handshake, str(error))
-
-    def _advance(self, handshake: _Handshake) -> None:
-        try:
-            if not handshake.advance():
-                return
-            self._poll.unregister(handshake.descriptor)
-            handshake.sock.setblocking(True)
-            acceptor = handshake.acceptor
-            self._admit(handshake.sock, acceptor.context, handshake.origin, acceptor.session)
-        except (AuthenticationError, OSError) as error:
-            self._drop(handshake, str(error))
-        except Exception:
-            _log.exception("%s failed to take a connection from %s", self._name, handshake.origin)
-            self._drop(handshake, "it could not be taken")
-        else:
-            del self._handshakes[handshake.descriptor]
-
-    def _close_overdue(self, now: float) -> None:
-        for handshake in list(self._handshakes.values()):
-            if handshake.deadline > now:
-                return
-            # This process may be the one that got no processor time: what has arrived by now counts.
-            state = handshake.acceptor.state
-            self._advance(handshake)
-            if self._handshakes.get(handshake.descriptor) is not handshake:
-                continue
-            if handshake.acceptor.state is not state:
-                handshake.deadline = now + self._timeout
-                self._handshakes[handshake.descriptor] = self._handshakes.pop(handshake.descriptor)
-                continue
-            self._turn_away(handshake, f"the other end did not complete the handshake within {self._timeout:g} seconds")
-
-    def _evict(self) -> None:
-        """Closes the oldest handshake."""
-        handshake = next(iter(self._handshakes.values()))
-        if not self._evicted:
-            _log.warning(
-                "%s has %d connections that have not proved that they hold the job's key (the oldest from %s): it "
-                "closes the oldest for each that comes.",
-                self._name,
-                len(self._handshakes),
-                handshake.origin,
-            )
-        self._evicted += 1
-        self._turn_away(handshake, "others came after it")
-
-    def _turn_away(self, handshake: _Handshake, reason: str) -> None:
-        """Closes a handshake that may be valid. If the other end holds the key, it tries again."""
-        if handshake.acceptor.state is AcceptState.PROOF:
-            with suppress(OSError):
-                handshake.sock.send(BUSY)
-        self._drop(handshake, reason)
-
-    def _drop(self, handshake: _Handshake, reason: str) -> None:
-        _log.info("%s refused a connection from %s: %s", self._name, handshake.origin, reason)
-        del self._handshakes[handshake.descriptor]
-        with suppress(KeyError):
-            self._poll.unregister(handshake.descriptor)
-        handshake.sock.close()
 
 
 def _default_capacity() -> int:

@@ -413,7 +413,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "22",
         "connections without a proof are not limited in number",
         HANDSHAKES,
-        "if len(self._handshakes) >= self._capacity:",
+        "if len(self.in_progress) >= self.capacity:",
         "if False:",
         ("tests/security/test_handshake_server.py::test_ten_thousand_strangers_keep_no_friend_out",),
     ),

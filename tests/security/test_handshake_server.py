@@ -247,7 +247,7 @@ def test_ten_thousand_strangers_keep_no_friend_out(door: Door, begins: bool, add
                 inner, _, _, _ = door.admitted.get(timeout=60)
                 for sock in (inner, outer):
                     sock.close()
-        assert len(door.server._handshakes) <= door.server._capacity
+        assert len(door.server._handshakes.in_progress) <= door.server._handshakes.capacity
 
 
 def test_a_failing_callback_ends_one_connection_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -285,7 +285,7 @@ def test_a_callback_that_refuses_closes() -> None:
 def test_close_ends_everything(door: Door) -> None:
     with door.knock() as silent:
         deadline = time.monotonic() + 60
-        while not door.server._handshakes and time.monotonic() < deadline:
+        while not door.server._handshakes.in_progress and time.monotonic() < deadline:
             time.sleep(0.01)
         door.server.close()
         door.server.close()
