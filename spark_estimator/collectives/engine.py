@@ -6,15 +6,15 @@ import ctypes
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 
 from spark_estimator import _native
-from spark_estimator._native import Config, Op, Peer, Request, Result, Status
-from spark_estimator.errors import DuplicateNameError, HorovodInternalError, MismatchError
+from spark_estimator._native import Config, Peer, Request, Result, Status
+from spark_estimator.collectives.gpu_use import GpuUse
+from spark_estimator.collectives.pending import DetachedRequests, Pending
+from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import logger
 from spark_estimator.observe import last_ops
 
@@ -27,8 +27,6 @@ LONGEST_WAIT_SLICE_SECONDS = 0.5
 
 # What a failure interrupted, in the log of each rank that survives; more for who asks for more.
 _REPORTED_LINES, _REPORTED_LINES_AT_INFO = 3, 40
-
-_MOST_HELD = 1000
 
 
 def wait_slice(waited: float) -> float:
@@ -76,22 +74,6 @@ class NativeEngine:
             self.library.se_engine_destroy(pointer)
 
 
-@dataclass
-class Pending:
-    """A request whose result has not been fetched.
-
-    Attributes:
-        op, name: of the collective.
-        since: on the monotonic clock, in seconds.
-        waiters: how many threads wait for it now.
-    """
-
-    op: Op
-    name: str
-    since: float
-    waiters: int = 0
-
-
 class Engine:
     """A running native engine. Created by ``context`` and ``process_set``, used by ``requests`` and ``handle``.
 
@@ -108,8 +90,7 @@ class Engine:
         plans: by name, or by call and forms, the plans of repeated requests, kept by ``requests.run``.
         pending: by its number, each request for which a handle was made and that is not known to be done: its kind, its
             name (or kind of those without one), and when the handle was made, on the monotonic clock.
-        gpu_device: index, in this process, of the GPU that holds this rank's tensors of the group; None: no GPU tensor
-            has been seen. See `claim_gpu`.
+        gpu: this rank's GPU in the group.
         at_end: each called once after `shutdown`, then forgotten.
 
     Args:
@@ -124,7 +105,6 @@ class Engine:
     def __init__(self, config: Config, peers: Sequence[Peer]) -> None:
         self.native = NativeEngine(config, peers)
         self._library = self.native.library
-        self._usable = self.native.usable
         self.rank: int = config.rank
         self.size: int = config.size
         self.global_rank: int = config.global_rank
@@ -136,14 +116,8 @@ class Engine:
         self.pending: dict[int, Pending] = {}
         self.loss_is_expected = False  # of a peer, in an elastic job
         self.at_end: list[Callable[[], object]] = []
-        self.gpu_device: int | None = None
-        self._gpu_path_logged = False
-        self._chooses_gpu_way = config.gpu_operations == _native.GpuOperations.AUTO
-        self._detached: deque[tuple[int, object, int | None]] = deque()
-        # Tensors that were in use when the engine broke. Limited, so that repeated requests to a broken engine hold no
-        # more memory.
-        self._failed_on_gpu: deque[object] = deque(maxlen=_MOST_HELD)
-        self._sweeping = threading.Lock()
+        self.gpu = GpuUse(chooses_path=config.gpu_operations == _native.GpuOperations.AUTO)
+        self._detached = DetachedRequests()
         self._unreported = threading.Lock()  # acquired by the first failure, never released
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -151,10 +125,9 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Submits a request and returns its number. The request itself may be dropped; its tensors may not."""
         number = c_int64()
-        status = self._library.se_submit(self._usable(), ctypes.byref(request), ctypes.byref(number))
+        status = self._library.se_submit(self.native.usable(), ctypes.byref(request), ctypes.byref(number))
         _native.check(status, self.global_rank)
-        if self._detached:
-            self._sweep()
+        self._detached.release_done(self)
         return number.value
 
     def run(self, request: Request, number: c_int64) -> None:
@@ -165,10 +138,11 @@ class Engine:
             number: 0; stays so when all is done, else becomes the number of the request, which has a result, or has to
                 be waited for.
         """
-        status = self._library.se_run(self._usable(), ctypes.byref(request), WAIT_SLICE_SECONDS, ctypes.byref(number))
+        status = self._library.se_run(
+            self.native.usable(), ctypes.byref(request), WAIT_SLICE_SECONDS, ctypes.byref(number)
+        )
         self.check_run(status, number)
-        if self._detached:
-            self._sweep()
+        self._detached.release_done(self)
 
     def check_run(self, status: int, number: c_int64) -> None:
         """Raises the exception for the status of a run, unless it is OK or IN_PROGRESS; forgets the request then."""
@@ -182,11 +156,11 @@ class Engine:
 
     def poll(self, number: int) -> Status:
         """The present status of a request; the error's text is then ``_native.last_error()``."""
-        return Status(self._library.se_poll(self._usable(), number))
+        return Status(self._library.se_poll(self.native.usable(), number))
 
     def wait(self, number: int, seconds: float) -> Status:
         """As `poll`, but blocks up to `seconds`."""
-        return Status(self._library.se_wait(self._usable(), number, seconds))
+        return Status(self._library.se_wait(self.native.usable(), number, seconds))
 
     def take_result(self, number: int, tensor: int) -> tuple[int, int, tuple[int, ...]]:
         """Takes what an allgather or alltoall made of one of its tensors out of its handle.
@@ -199,7 +173,7 @@ class Engine:
             (address, bytes, rows): memory to be freed by ``se_free`` (address 0 when there is none), and the first
             dimension that each rank gave.
         """
-        pointer = self._usable()
+        pointer = self.native.usable()
         result = Result()
         _native.check(self._library.se_get_result(pointer, number, tensor, ctypes.byref(result)))
         rows = tuple(result.rows[: self.size])
@@ -210,21 +184,23 @@ class Engine:
     def result_rows(self, number: int, tensor: int) -> tuple[int, ...]:
         """[size] the first dimension that each rank gave to an allgather or alltoall that is done well."""
         result = Result()
-        _native.check(self._library.se_get_result(self._usable(), number, tensor, ctypes.byref(result)))
+        _native.check(self._library.se_get_result(self.native.usable(), number, tensor, ctypes.byref(result)))
         return tuple(result.rows[: self.size])
 
     def await_on_stream(self, number: int, stream: int) -> None:
         """Has a CUDA stream wait for the outputs of a GPU request that is done well. Raises HorovodInternalError."""
-        _native.check(self._library.se_await_on_stream(self._usable(), number, stream), self.global_rank)
+        _native.check(self._library.se_await_on_stream(self.native.usable(), number, stream), self.global_rank)
 
     def copy_result(self, number: int, tensor: int, output: int, stream: int) -> None:
         """The same; then, on that stream, copies what an allgather or alltoall made of one of its tensors."""
-        _native.check(self._library.se_copy_result(self._usable(), number, tensor, output, stream), self.global_rank)
+        _native.check(
+            self._library.se_copy_result(self.native.usable(), number, tensor, output, stream), self.global_rank
+        )
 
     def last_joined(self, number: int) -> int:
         """The rank, in this group, that joined last; of a join that is done well."""
         result = Result()
-        _native.check(self._library.se_get_result(self._usable(), number, 0, ctypes.byref(result)))
+        _native.check(self._library.se_get_result(self.native.usable(), number, 0, ctypes.byref(result)))
         return int(result.last_joined)
 
     def release(self, number: int) -> None:
@@ -234,76 +210,16 @@ class Engine:
             self._library.se_release(self.native.pointer, number)
 
     def detach(self, number: int, keep: object, stream: int | None = None) -> None:
-        """Takes over a request that no caller waits for any more, and keeps `keep` alive until it is done.
-
-        Args:
-            number: of the request.
-            keep: owners of its memory.
-            stream: of a GPU request, where its tensors were written: it waits for what the GPU does with them before
-                they are released.
-        """
+        """Take over a request that no caller waits for any more; the arguments are as in ``DetachedRequests.add``."""
         if self.native.pointer is not None:
-            self._detached.append((number, keep, stream))
-
-    def _sweep(self) -> None:
-        """Forgets the detached requests that are done."""
-        if not self._sweeping.acquire(blocking=False):
-            return
-        try:
-            for _ in range(len(self._detached)):
-                number, keep, stream = self._detached.popleft()
-                status = Status.OK if self.native.pointer is None else self.poll(number)
-                if status is Status.IN_PROGRESS:
-                    self._detached.append((number, keep, stream))
-                    continue
-                if stream is not None and self.native.pointer is not None:
-                    try:
-                        if status is not Status.OK:
-                            raise _native.error_of(status, "")
-                        self.await_on_stream(number, stream)
-                    except Exception as error:  # no caller is left that would see it
-                        self.hold_for_gpu(keep, error)
-                self.release(number)
-        finally:
-            self._sweeping.release()
-
-    # --- GPUs --------------------------------------------------------------------------------------------------------
-
-    def hold_for_gpu(self, keep: object, error: BaseException) -> None:
-        """Keeps the tensors of a failed GPU request as long as this engine: the GPU may still use them.
-
-        Args:
-            keep: owners of their memory.
-            error: how it failed. A request that was refused, or that the ranks did not agree on, has not reached the
-                GPU.
-        """
-        failed = isinstance(error, (HorovodInternalError, MemoryError))
-        if failed and not isinstance(error, (MismatchError, DuplicateNameError)):
-            self._failed_on_gpu.append(keep)
-
-    def claim_gpu(self, device: int) -> bool:
-        """Whether a GPU is the one that this rank uses in the group: the first one that is passed here."""
-        if self.gpu_device is None:
-            self.gpu_device = device
-        return self.gpu_device == device
-
-    def log_gpu_path(self) -> None:
-        """Logs, once, how GPU tensors are sent and why; as a warning where the user did not ask for this."""
-        if self._gpu_path_logged:
-            return
-        self._gpu_path_logged = True
-        with suppress(HorovodInternalError, ValueError):
-            way = self.describe("gpu").rstrip()
-            level = logging.WARNING if "host memory" in way and self._chooses_gpu_way else logging.INFO
-            where = f"process set {self.process_set}: " if self.process_set else ""
-            _log.log(level if self.rank == 0 else logging.DEBUG, "%s%s", where, way)
+            self._detached.add(number, keep, stream)
 
     # --- shared memory -----------------------------------------------------------------------------------------------
 
     def shared_allocate(self, count: int) -> int:
         """The address of `count` zeroed bytes that all ranks of this host see. Raises HorovodInternalError."""
         data = c_void_p()
-        _native.check(self._library.se_shared_allocate(self._usable(), count, ctypes.byref(data)))
+        _native.check(self._library.se_shared_allocate(self.native.usable(), count, ctypes.byref(data)))
         return data.value or 0
 
     def shared_free(self, address: int) -> None:
@@ -315,7 +231,7 @@ class Engine:
 
     def counter(self, name: str) -> int:
         """A counter of the engine by name (`counters` lists them); -1 for an unknown name."""
-        return int(self._library.se_counter(self._usable(), name.encode()))
+        return int(self._library.se_counter(self.native.usable(), name.encode()))
 
     def counters(self) -> dict[str, int]:
         """All counters, since the engine was created."""
@@ -334,7 +250,7 @@ class Engine:
             text = ctypes.create_string_buffer(capacity)
             needed = c_int64()
             _native.check(
-                self._library.se_describe(self._usable(), what.encode(), text, capacity, ctypes.byref(needed))
+                self._library.se_describe(self.native.usable(), what.encode(), text, capacity, ctypes.byref(needed))
             )
             if needed.value < capacity:
                 return text.value.decode("utf-8", "replace")
@@ -355,11 +271,11 @@ class Engine:
 
     def timeline_start(self, path: str, mark_cycles: bool) -> None:
         """Starts writing a Chrome trace of this rank's ops. Raises ValueError when one is being written."""
-        _native.check(self._library.se_timeline_start(self._usable(), os.fsencode(path), mark_cycles))
+        _native.check(self._library.se_timeline_start(self.native.usable(), os.fsencode(path), mark_cycles))
 
     def timeline_stop(self) -> None:
         """Ends it. Idempotent."""
-        _native.check(self._library.se_timeline_stop(self._usable()))
+        _native.check(self._library.se_timeline_stop(self.native.usable()))
 
     def await_question(self, seconds: float) -> int | None:
         """Blocks up to `seconds` for another rank's question what this process is doing.
@@ -371,14 +287,14 @@ class Engine:
             ShutDownError: there will be no more questions.
         """
         question = c_int64()
-        status = self._library.se_await_question(self._usable(), seconds, ctypes.byref(question))
+        status = self._library.se_await_question(self.native.usable(), seconds, ctypes.byref(question))
         _native.check(status)
         return question.value if status == Status.OK else None
 
     def answer(self, question: int, text: str) -> None:
         """Answers a question. A NUL would end the text."""
         encoded = text.replace("\x00", "\\x00").encode("utf-8", "replace")
-        _native.check(self._library.se_answer(self._usable(), question, encoded))
+        _native.check(self._library.se_answer(self.native.usable(), question, encoded))
 
     # --- data connections on first use -------------------------------------------------------------------------------
 
@@ -392,18 +308,18 @@ class Engine:
             ShutDownError: there will be no more.
         """
         rank = c_int32()
-        status = self._library.se_await_wanted_peer(self._usable(), seconds, ctypes.byref(rank))
+        status = self._library.se_await_wanted_peer(self.native.usable(), seconds, ctypes.byref(rank))
         _native.check(status)
         return rank.value if status == Status.OK else None
 
     def connect_peer(self, peer: Peer) -> None:
         """Adds the data connections with a rank. Their descriptors belong to the engine, also when this fails."""
-        _native.check(self._library.se_connect_peer(self._usable(), ctypes.byref(peer)))
+        _native.check(self._library.se_connect_peer(self.native.usable(), ctypes.byref(peer)))
 
     def refuse_peer(self, rank: int, why: str) -> None:
         """The operation that needs connections with a rank of the group fails, and all further ones."""
         encoded = why.replace("\x00", "\\x00").encode("utf-8", "replace")
-        _native.check(self._library.se_refuse_peer(self._usable(), rank, encoded))
+        _native.check(self._library.se_refuse_peer(self.native.usable(), rank, encoded))
 
     # --- rings -------------------------------------------------------------------------------------------------------
 
@@ -419,7 +335,7 @@ class Engine:
         """
         if len(ranks) != self.size:
             raise ValueError(f"the order of a ring of {self.size} ranks has each of them once, not {len(ranks)} ranks")
-        _native.check(self._library.se_order_ring(self._usable(), (c_int32 * self.size)(*ranks), halves))
+        _native.check(self._library.se_order_ring(self.native.usable(), (c_int32 * self.size)(*ranks), halves))
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -431,7 +347,7 @@ class Engine:
         """
         if self.native.pointer is not None:
             _native.check(self._library.se_engine_shutdown(self.native.pointer))
-            self._sweep()
+            self._detached.release_done(self)
             at_end, self.at_end = self.at_end, []
             for end in at_end:
                 end()

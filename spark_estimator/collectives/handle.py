@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 from spark_estimator import _native
 from spark_estimator._native import Op, Status
-from spark_estimator.collectives.engine import Engine, Pending, wait_slice
+from spark_estimator.collectives.engine import Engine, wait_slice
+from spark_estimator.collectives.pending import Pending
 from spark_estimator.errors import HorovodInternalError
 
 #: The ops that make their result themselves, in the engine's memory.
@@ -203,7 +204,7 @@ class Handle:
         keep, self._keep = self._keep, None
         self._engine.release(self._number)
         if failure is not None:
-            self._engine.hold_for_gpu(keep, failure)
+            self._engine.gpu.hold(keep, failure)
             raise failure
         del keep  # and with it, perhaps, the plan, which must not be freed before the request
 
@@ -241,14 +242,14 @@ class Handle:
                 # The GPU may be at work yet: the tensors stay, and so does the native handle, for `await_on`.
                 self._status = status
                 self._engine.pending.pop(self._number, None)
-                self._engine.log_gpu_path()
+                self._engine.gpu.log_path(self._engine)
                 return
             keep, self._keep = self._keep, None
             self._status = status
             # Last: an interrupt before this line costs a little memory, not the outcome.
             self._engine.release(self._number)
             if self._stream is not None:
-                self._engine.hold_for_gpu(keep, _native.error_of(status, message))
+                self._engine.gpu.hold(keep, _native.error_of(status, message))
             del keep  # and with it, perhaps, the plan, which must not be freed before the request
         self._engine.report_failure(status)
 

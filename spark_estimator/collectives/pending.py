@@ -1,19 +1,87 @@
-"""Reports, to ranks that wait for this one, the collectives that it waits in and those that it has only submitted."""
+"""A rank's requests that are not done: what it reports of them to ranks that wait, and those that nobody waits for."""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from spark_estimator._native import Status
-from spark_estimator.collectives.engine import Engine
+from spark_estimator import _native
+from spark_estimator._native import Op, Status
 from spark_estimator.errors import HorovodInternalError
+
+if TYPE_CHECKING:
+    from spark_estimator.collectives.engine import Engine
 
 # Enough to see which call is another on this rank than on the rest; a thousand gradients must not fill a log.
 _SHOWN = 10
 
 # Optimizers number their requests by how many of them the rank had made before.
 _COUNTED = re.compile(r"DistributedOptimizer\.\d+\b")
+
+
+@dataclass
+class Pending:
+    """A request whose result has not been fetched.
+
+    Attributes:
+        op, name: of the collective.
+        since: on the monotonic clock, in seconds.
+        waiters: how many threads wait for it now.
+    """
+
+    op: Op
+    name: str
+    since: float
+    waiters: int = 0
+
+
+class DetachedRequests:
+    """Requests that no caller waits for any more, and owners of their memory, which live until they are done."""
+
+    def __init__(self) -> None:
+        self._requests: deque[tuple[int, object, int | None]] = deque()
+        self._releasing = threading.Lock()
+
+    def add(self, number: int, keep: object, stream: int | None) -> None:
+        """Add a request.
+
+        Args:
+            number: of the request.
+            keep: owners of its memory.
+            stream: of a GPU request, where its tensors were written: it waits for what the GPU does with them before
+                they are released.
+        """
+        self._requests.append((number, keep, stream))
+
+    def release_done(self, engine: Engine) -> None:
+        """Forget the requests that are done."""
+        if not self._requests or not self._releasing.acquire(blocking=False):
+            return
+        try:
+            for _ in range(len(self._requests)):
+                number, keep, stream = self._requests.popleft()
+                status = Status.OK if engine.native.pointer is None else engine.poll(number)
+                if status is Status.IN_PROGRESS:
+                    self._requests.append((number, keep, stream))
+                    continue
+                if stream is not None and engine.native.pointer is not None:
+                    try:
+                        if status is not Status.OK:
+                            raise _native.error_of(status, "")
+                        engine.await_on_stream(number, stream)
+                    except Exception as error:  # no caller is left that would see it
+                        engine.gpu.hold(keep, error)
+                engine.release(number)
+        finally:
+            self._releasing.release()
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._requests.clear()
 
 
 def description(engines: Iterable[Engine], now: float) -> str:

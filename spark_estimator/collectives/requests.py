@@ -114,7 +114,7 @@ def run(
         if call.device is not None and call.op not in GATHERING:
             handle.await_on(stream)
     elif call.device is not None:
-        engine.log_gpu_path()
+        engine.gpu.log_path(engine)
     if repeats:
         _remember(engine, call, forms, key, known)
     return handle
@@ -278,7 +278,7 @@ def _abandon(engine: Engine, number: c_int64, call: Call, keep: object, stream: 
     if number.value:  # interrupted between two lines
         engine.detach(number.value, keep, None if call.device is None else stream)
     elif call.device is not None:
-        engine.hold_for_gpu(keep, error)
+        engine.gpu.hold(keep, error)
 
 
 def _addresses(tensors: Sequence[Tensor]) -> tuple[Addresses, Addresses]:

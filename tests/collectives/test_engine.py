@@ -72,7 +72,7 @@ def test_a_forgotten_request_keeps_its_memory_until_it_is_done(two_engines: list
     assert alive() is not None
     submit(second, Call(Op.BARRIER, "meet"), [], None).wait()
     assert first.wait(number, 60) is Status.OK
-    first._sweep()
+    first._detached.release_done(first)
     gc.collect()
     assert alive() is None
 
@@ -112,15 +112,15 @@ def test_one_timeline_at_a_time(single_engine: Engine, tmp_path: Path) -> None:
 
 
 def test_one_gpu_in_a_group(single_engine: Engine) -> None:
-    assert single_engine.claim_gpu(3) and single_engine.claim_gpu(3)
-    assert not single_engine.claim_gpu(0)
+    assert single_engine.gpu.claim(3) and single_engine.gpu.claim(3)
+    assert not single_engine.gpu.claim(0)
 
 
 def test_failed_gpu_requests_keep_their_memory(single_engine: Engine) -> None:
     owners = [Owner(), Owner()]
     alive = [weakref.ref(owner) for owner in owners]
-    single_engine.hold_for_gpu(owners.pop(0), HorovodInternalError("a kernel failed"))
-    single_engine.hold_for_gpu(owners.pop(0), ValueError("it never came to the GPU"))
+    single_engine.gpu.hold(owners.pop(0), HorovodInternalError("a kernel failed"))
+    single_engine.gpu.hold(owners.pop(0), ValueError("it never came to the GPU"))
     gc.collect()
     assert [reference() is not None for reference in alive] == [True, False]
 

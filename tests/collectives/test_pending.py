@@ -7,8 +7,8 @@ import time
 
 from spark_estimator._native import Op
 from spark_estimator.collectives.call import Call
-from spark_estimator.collectives.engine import Engine, Pending
-from spark_estimator.collectives.pending import description, longest_wait
+from spark_estimator.collectives.engine import Engine
+from spark_estimator.collectives.pending import Pending, description, longest_wait
 from spark_estimator.collectives.requests import submit
 
 

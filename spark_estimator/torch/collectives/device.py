@@ -224,15 +224,15 @@ def _note_use(tensors: Iterable[torch.Tensor], gpu: Gpu, stream: int) -> None:
 
 def _is_used(engine: Engine, number: int) -> bool:
     """Whether a CUDA device is the one from which this rank sends tensors in the engine's group."""
-    if engine.claim_gpu(number):
+    if engine.gpu.claim(number):
         return True
-    if (engine.gpu_device, number) not in _warned_of:
-        _warned_of.add((engine.gpu_device, number))
+    if (engine.gpu.device, number) not in _warned_of:
+        _warned_of.add((engine.gpu.device, number))
         _log.warning(
             "tensors on cuda:%d are copied through host memory: this rank already sends from cuda:%d, and a rank "
             "sends from one GPU only. To send from cuda:%d, call torch.cuda.set_device(hvd.local_rank() %% "
             "torch.cuda.device_count()) before the first collective.",
-            number, engine.gpu_device, number,
+            number, engine.gpu.device, number,
         )  # fmt: skip
     return False
 
