@@ -111,7 +111,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "2",
         "a supervisor does not see that its worker is stopped",
-        "spark_estimator/launch/worker/frozen.py",
+        "spark_estimator/launch/worker/child_process.py",
         'return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"',
         "return False",
         (

@@ -6,6 +6,7 @@ A *report* is what one rank's supervisor has seen of its end. Reports are plain 
 from __future__ import annotations
 
 import json
+import linecache
 import re
 import time
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from spark_estimator.errors import (
     WorkerFailedError,
     class_named,
 )
-from spark_estimator.launch.job.source_lines import with_source
 from spark_estimator.observe.driver_log import printable
 from spark_estimator.peer_json import parse_json
 
@@ -57,6 +57,7 @@ _OWN_ERROR = re.compile(r"\bspark_estimator\.errors\.(\w+)")
 _SILENT_RANK = re.compile(r"\brank (\d+)\b[^:]{0,300} is lost: it has sent no heartbeat")
 # A longer message that another rank has, too, is not printed again.
 _REPEATED_CHARACTERS = 100
+_FRAME = re.compile(r'(?P<indent>[ |]*)File "(?P<file>[^"\n]+)", line (?P<number>\d{1,9}), in .+')
 _OF_HOROVOD = "The job was terminated, as one or more processes exited with non-zero status."
 _OPENING, _CLOSING = "<<<spark_estimator failure ", " spark_estimator>>>"
 
@@ -258,3 +259,29 @@ def find_marked(text: str) -> list[FailureReport]:
         if report not in reports:
             reports.append(report)
     return reports
+
+
+def with_source(traceback: str) -> str:
+    """Return `traceback`, with the source below each frame that has none, where only this process has it: a notebook's.
+
+    No file is read: the rank names the file, and must not choose which file's lines are shown.
+
+    Args:
+        traceback: as Python prints it, of a rank; lines that are not a frame's stay as they are.
+    """
+    lines = traceback.split("\n")
+    annotated = []
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        annotated.append(line)
+        frame = _FRAME.fullmatch(line)
+        if frame and not after.startswith(f"{frame['indent']}  "):
+            source = _line(frame["file"], int(frame["number"]))
+            annotated += [f"{frame['indent']}  {source}"] if source else []
+    return "\n".join(annotated)
+
+
+def _line(file: str, number: int) -> str:
+    entry = linecache.cache.get(file)
+    if entry is None or len(entry) != 4 or not 0 < number <= len(entry[2]):  # shorter ones are not loaded
+        return ""
+    return printable(entry[2][number - 1].strip())

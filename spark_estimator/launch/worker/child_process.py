@@ -1,4 +1,4 @@
-"""Reads the operating system's facts on a child process: its end, its exit status, and its peak of memory."""
+"""Reads the operating system's facts on a child process: a stop, its end, its exit status, and its peak of memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 #: The exit status of a child that other code in this program has reaped; no real status has this value.
 UNKNOWN = 1 << 16
+#: How often a `FrozenWatch` looks.
+FROZEN_INTERVAL = timedelta(seconds=1)
 
 
 def keep_standard_descriptors() -> None:
@@ -52,6 +56,43 @@ def thread_names(pid: int) -> list[str]:
         with contextlib.suppress(OSError):  # the thread has ended
             names.add(path.read_text(encoding="utf-8", errors="replace").strip())
     return sorted(names)
+
+
+class FrozenWatch:
+    """Detects a process that stays stopped by a signal: after its last collective no rank waits for it.
+
+    Args:
+        limit: a process that is stopped for longer is frozen; zero: no process is.
+    """
+
+    def __init__(self, limit: timedelta) -> None:
+        self.limit = limit
+        self._looked = 0.0
+        self._stopped_since: float | None = None
+
+    def is_frozen(self, pid: int) -> bool:
+        """Whether the process has been stopped each time for the limit. Call it every `FROZEN_INTERVAL`."""
+        return bool(self.limit) and self.stopped_for(pid) >= self.limit
+
+    def stopped_for(self, pid: int) -> timedelta:
+        """How long the process has been found stopped, each time; zero if it runs, or has not been found so before."""
+        now = time.monotonic()
+        # If this process has not checked for long, it was stopped, too: then the time does not count.
+        paused = now - self._looked > 3 * FROZEN_INTERVAL.total_seconds()
+        self._looked = now
+        if not _is_stopped(pid):
+            self._stopped_since = None
+        elif self._stopped_since is None or paused:
+            self._stopped_since = now
+        return timedelta(seconds=0 if self._stopped_since is None else now - self._stopped_since)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped it. A debugger (state t) or a container that is paused is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):  # it has ended, or there is no /proc
+        return False
 
 
 def signal_group(child: subprocess.Popen[bytes], number: int) -> None:

@@ -22,8 +22,7 @@ from spark_estimator.launch.job.spec import JobSpec, WorkerSpec
 from spark_estimator.launch.log_relay.worker_output import STREAMS, WorkerIdentity, WorkerOutput
 from spark_estimator.launch.worker import child_process
 from spark_estimator.launch.worker.batching_selector import RestingSelector
-from spark_estimator.launch.worker.child_process import MemoryBaseline
-from spark_estimator.launch.worker.frozen import INTERVAL, FrozenWatch
+from spark_estimator.launch.worker.child_process import FROZEN_INTERVAL, FrozenWatch, MemoryBaseline
 from spark_estimator.launch.worker.requests import SupervisorRequests
 from spark_estimator.launch.worker.state import TRANSITIONS, WorkerEvent, WorkerState
 from spark_estimator.launch.worker.worker import input_of
@@ -215,7 +214,7 @@ class Supervisor:
 
     def _timeout(self, exit_descriptor: int) -> float | None:
         """How long to wait for something to happen, in seconds; None: for ever."""
-        watched = INTERVAL.total_seconds() if self._frozen.limit else None
+        watched = FROZEN_INTERVAL.total_seconds() if self._frozen.limit else None
         timeout = watched if exit_descriptor >= 0 else 0.05
         due = min((instant for instant in (self._kill_at, self._slow_at) if instant is not None), default=None)
         if due is None:

@@ -17,7 +17,14 @@ from spark_estimator.errors import (
     without_links,
 )
 from spark_estimator.launch.job import failures
-from spark_estimator.launch.job.failures import FailureReport, find_marked, first_failure, job_error, to_marked_text
+from spark_estimator.launch.job.failures import (
+    FailureReport,
+    find_marked,
+    first_failure,
+    job_error,
+    to_marked_text,
+    with_source,
+)
 from spark_estimator.observe import frames
 from spark_estimator.observe.driver_log import printable
 
@@ -174,3 +181,36 @@ def test_horovods_sentence_is_added_once_and_last() -> None:
         "rank 1 raised ValueError",
         "The job was terminated, as one or more processes exited with non-zero status.",
     ]
+
+
+CELL = "/tmp/ipykernel_7/1.py"
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's cell, of which this process has the source in memory."""
+    lines = ["def bad():\n", "    return 1 // 0  # \x1b[2J\n"]
+    monkeypatch.setitem(linecache.cache, CELL, (60, None, lines, CELL))
+
+
+@pytest.mark.usefixtures("cell")
+def test_a_frame_without_source_gets_its_line_once() -> None:
+    traceback = f'Traceback (most recent call last):\n  File "{CELL}", line 2, in bad\nZeroDivisionError: no'
+    added = with_source(traceback)
+    assert added == traceback.replace("in bad\n", "in bad\n    return 1 // 0  # \\x1b[2J\n")
+    assert with_source(added) == added
+
+
+@pytest.mark.usefixtures("cell")
+def test_frames_of_an_exception_group_keep_their_indent() -> None:
+    group = f'  | Traceback (most recent call last):\n  |   File "{CELL}", line 2, in bad\n  | E'
+    assert "in bad\n  |     return 1 // 0" in with_source(group)
+
+
+@pytest.mark.usefixtures("cell")
+def test_other_text_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing line, a file that is not in memory, an entry that is not loaded, invalid text."""
+    monkeypatch.setitem(linecache.cache, "lazy.py", (list,))
+    frames = [f'  File "{file}", line {number}, in x' for file, number in ((CELL, 3), (CELL, 0), ("lazy.py", 1))]
+    for other in (*frames, f'  File "{__file__}x", line 1, in x', '  File "", line 1, in', "", "\n\n", "x" * 99):
+        assert with_source(other) == other
