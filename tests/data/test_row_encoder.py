@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy
 import pyarrow
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from spark_estimator.data.categories import Vocabulary
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.data.row_encoder import RowEncoder, dtypes_of
@@ -154,3 +158,81 @@ def test_a_share_of_rows_is_drawn_by_their_values() -> None:
     assert sorted({value / 10 for value in train} | set(held)) == numbers
     backwards = rows.take(pyarrow.array(range(3999, -1, -1)))
     assert sorted(divided(encoder, backwards, 7)[1]) == held
+
+
+NUMBERS = st.none() | st.floats(-1e6, 1e6, width=32) | st.just(float("nan"))
+WHOLE = st.none() | st.integers(-(1 << 40), 1 << 40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(NUMBERS, NUMBERS, WHOLE, WHOLE), min_size=1, max_size=8), st.sampled_from(["drop", 3, "error"])
+)
+def test_columns_that_spark_has_packed_become_the_same_matrices(rows: list[Any], policy: Any) -> None:
+    """Scalars of one type side by side in an array, also with nulls, which each column's own policy decides about."""
+    kinds = [pyarrow.float32(), pyarrow.float32(), pyarrow.int64(), pyarrow.int64()]
+    columns = [
+        pyarrow.array([row[number] for row in rows], kind, from_pandas=False) for number, kind in enumerate(kinds)
+    ]
+    x = Field(("a", "b"), ("c0", "c2"), (1, 1), "float32", (2,))
+    y = Field(("n", "m"), ("c1", "c3"), (1, 1), "int64", (2,))
+    order = [0, 2, 1, 3]
+    encoder = RowEncoder(("a", "n", "b", "m"), (x, y), nulls={"a": policy, "n": policy, "b": "drop", "m": 7})
+    plain = pyarrow.RecordBatch.from_arrays([columns[number] for number in order], names=list("anbm"))
+    arrays = []
+    for first, second in ((columns[0], columns[1]), (columns[2], columns[3])):
+        pairs = list(zip(first.to_pylist(), second.to_pylist(), strict=True))
+        arrays.append(pyarrow.array(pairs, pyarrow.list_(first.type)))
+    packed = encoder.by_position(packed=((0, 2), (1, 3)))
+    unpacked = pyarrow.RecordBatch.from_arrays(packed.unpacked(arrays), names=list(packed.columns))
+    assert_alike(lambda: encoder.encode(plain), lambda: packed.encode(unpacked))
+
+
+def assert_alike(first: Callable[[], list[Any]], second: Callable[[], list[Any]]) -> None:
+    """The same bits, or the same error."""
+    results: list[Any] = []
+    for call in (first, second):
+        try:
+            results.append([matrix.tobytes() for matrix in call()])
+        except DataError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
+
+
+def test_a_number_for_nulls_leaves_arrays_and_is_of_the_tensor_s_type() -> None:
+    """Also in a batch that has nothing but nulls, which do not show whether a column has arrays."""
+    x = Field(("a",), ("c0",), (1,), "int64")
+    v = Field(("v",), ("c1",), (2,), "float32", (2,))
+    encoder = RowEncoder(("a", "v"), (x, v), nulls=0.5)
+    made = encoder.numbers(batch(a=[None, 4], v=[[1.0, 2.0], None]))
+    assert made.to_pydict() == {"c0": [0, 4], "c1": [[1.0, 2.0], None]}
+    made = encoder.numbers(batch(a=pyarrow.nulls(2), v=pyarrow.nulls(2)))
+    assert made.to_pydict() == {"c0": [0, 0], "c1": [None, None]}
+
+
+def test_a_dropped_row_takes_all_of_its_columns_along() -> None:
+    x, y = Field(("a",), ("c0",), (1,), "float32"), Field(("b",), ("c1",), (1,), "int64")
+    encoder = RowEncoder(("a", "b"), (x, y), nulls={"a": "drop"})
+    first, second = encoder.encode(batch(a=[1.0, None, float("nan"), 4.0], b=[1, 2, 3, 4]))
+    assert first.tolist() == [[1.0], [4.0]] and second.tolist() == [[1], [4]]
+
+
+def test_categories_are_looked_up_before_nulls_drop_rows() -> None:
+    """Null is a category, with id 0; so it drops no row."""
+    encoder = RowEncoder(
+        ("tree", "a"),
+        (Field(("tree",), ("c0",), (1,), "int64"), Field(("a",), ("c1",), (1,), "float32")),
+        nulls="drop",
+        categories={"tree": Vocabulary("tree", ("ash", "oak"))},
+    )
+    ids, _ = encoder.encode(batch(tree=["oak", None, "elm", "ash"], a=[1.0, 2.0, 3.0, None]))
+    assert ids.tolist() == [[2], [0], [0]]
+
+
+def test_arrays_that_are_decoded_already_pass_by() -> None:
+    decoder = Decoder("v", lambda content: numpy.frombuffer(content, numpy.uint8), shape=(2,), dtype="uint8")
+    field = Field(("v",), ("c0",), (2,), "float32", (2,), stored="uint8")
+    encoder = RowEncoder(("v",), (field,), decoders={"v": decoder})
+    for rows in (batch(v=[b"\x01\x02"]), batch(v=[[1, 2]])):
+        (matrix,) = encoder.encode(rows)
+        assert matrix.tolist() == [[1, 2]] and matrix.dtype == numpy.uint8
