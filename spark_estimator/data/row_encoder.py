@@ -271,7 +271,7 @@ class RowEncoder:
 
 
 def split_columns(values: pyarrow.Array, count: int) -> list[pyarrow.Array]:
-    """Return [count] columns, of numbers that lie row by row.
+    """Return [count] columns of numbers that are stored row by row.
 
     Args:
         values: [rows * count] of a type that numpy has.

@@ -90,7 +90,7 @@ def test_types_and_sizes_of_fields() -> None:
 
 
 def test_columns_that_were_sent_side_by_side_are_taken_apart() -> None:
-    """By the numbers of the columns in each array, also of a slice, which has offsets of its own."""
+    """By the numbers of the columns in each array, also of a slice, which has other offsets."""
     whole, text = pyarrow.array([1, None, 3]), pyarrow.array(["a", "b", None])
     floats = pyarrow.array([[0.5, None], [1.5, 2.5], [3.5, 4.5]], pyarrow.list_(pyarrow.float32()))
     arrays = [whole.slice(1), floats.slice(1), text.slice(1)]

@@ -127,7 +127,7 @@ class Same(nn.Module):
 
 
 def test_rows_of_an_input_of_several_columns() -> None:
-    """None is lost: as many rows come back as there were, or an error names what is wrong."""
+    """None is lost: there are as many predictions as rows, or an error names what is wrong."""
     field = Field(("a", "b"), ("c0", "c1"), (1, 1), "float32", (2,))
     params = {"feature_columns": ["a", "b"], "label_columns": ["y"]}
     model = TorchModel(model=nn.Identity(), inputs=[field], outputs=[2], label_types=["array<double>"], **params)

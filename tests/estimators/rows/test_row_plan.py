@@ -35,7 +35,7 @@ def test_a_plan_has_columns_tensors_and_source(tmp_path: Path) -> None:
     assert [column.name for column in plan.columns.fed] == ["a", "b", "y"]
     assert plan.fields.outputs == (1,) and plan.source.rows is None
     assert plan.source.source is not None
-    spool, _ = plan.source.source.read(plan.fields.all, 0, 1)
+    spool, _ = plan.source.source.read(0, 1)
     assert spool.matrices[0].tolist() == [[1.0, 3.0], [2.0, 4.0]]
     spec = TrainSpec.of(estimator._value, run_id="run", large=1, framework=None, **plan.spec_fields())
     assert (spec.fields, spec.source, spec.held_source) == (plan.fields.all, plan.source.source, None)
