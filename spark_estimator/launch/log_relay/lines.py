@@ -1,4 +1,4 @@
-"""A worker's output as lines: cutting bytes into lines, and keeping the last ones for the report of a failure."""
+"""A worker's output as lines: cut from bytes, without TensorFlow's first ones, and the last ones for a report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from spark_estimator.observe import last_ops
 MAX_LINE_BYTES = 16 << 10
 # Progress bars end what they print with a carriage return only.
 _END = re.compile(rb"\r?\n|\r(?!\n)")
+# What TensorFlow prints in every process before it reads TF_CPP_MIN_LOG_LEVEL. Unknown lines may explain a failure. Of
+# errors there are those of a build that links CUDA's libraries twice.
+_START_UP = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    r"|To enable the following instructions: .*, rebuild TensorFlow with the appropriate compiler flags\."
+    r"|(?:[IW]\d{4}|[\d-]+ [\d:.]+: [IW]) [^\]]*\] (?:oneDNN custom operations are on\.|Could not find cuda drivers on"
+    r"|This TensorFlow binary is optimized to use|TF-TRT Warning: Could not find TensorRT$"
+    r"|computation placer already registered\.|XLA service 0x| *StreamExecutor device \(\d+\): ).*"
+    r"|(?:[WE]\d{4}|[\d-]+ [\d:.]+: [WE]) [^\]]*\] Unable to register cu(?:FFT|DNN|BLAS) factory: .* been registered"
+)
 
 
 class LineSplitter:
@@ -36,6 +46,27 @@ class LineSplitter:
         """The remaining bytes without an end of line, as a line; none if there are none."""
         rest, self._pending = self._pending.removesuffix(b"\r"), b""
         return [rest.decode("utf-8", "replace")] if rest else []
+
+
+class StartUpLines:
+    """Leaves out the lines that TensorFlow prints on stderr at its start, and counts them."""
+
+    _count = 0
+
+    def without(self, lines: list[str]) -> list[str]:
+        """Return the other lines; where some were left out, a line with their number is before the next one."""
+        others: list[str] = []
+        for line in lines:
+            if _START_UP.fullmatch(line):
+                self._count += 1
+            else:
+                others += [*self.flush(), line]
+        return others
+
+    def flush(self) -> list[str]:
+        """Return how many were left out, as a line; none if there were none."""
+        count, self._count = self._count, 0
+        return [f"[{count} start-up lines of TensorFlow left out; TF_CPP_MIN_LOG_LEVEL=0 shows them]"] if count else []
 
 
 class LastLines:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO
 
 from spark_estimator.errors import without_links
 from spark_estimator.launch.job.outcome import Relay
-from spark_estimator.launch.log_relay.lines import LastLines, LineSplitter
+from spark_estimator.launch.log_relay.lines import LastLines, LineSplitter, StartUpLines
 from spark_estimator.observe.driver_log import printable
 
 STREAMS = ("stdout", "stderr")
@@ -44,18 +45,22 @@ class WorkerOutput:
         stdout, stderr: this end of its pipes, not blocking.
         identity: whose lines they are.
         relay: takes the lines.
+        environ: the worker's environment, as far as it is set before it starts.
 
     Attributes:
         has_two_llvms: LLVM has refused to be loaded a second time into the worker. Stacks of the end follow that line.
     """
 
-    def __init__(self, stdout: IO[bytes], stderr: IO[bytes], identity: WorkerIdentity, relay: Relay) -> None:
+    def __init__(
+        self, stdout: IO[bytes], stderr: IO[bytes], identity: WorkerIdentity, relay: Relay, environ: Mapping[str, str]
+    ) -> None:
         self._streams = dict(zip(STREAMS, (stdout, stderr), strict=True))
         self._identity = identity
         self._relay = relay
         self._splitters = {name: LineSplitter() for name in STREAMS}
         self._tail = LastLines(_TAIL_LINES)
         self._stderr_tail = LastLines(_TAIL_LINES)
+        self._start_up = None if environ.get("TF_CPP_MIN_LOG_LEVEL") == "0" else StartUpLines()
         self.has_two_llvms = False
 
     def read(self, name: str) -> int:
@@ -83,6 +88,8 @@ class WorkerOutput:
         """Passes on what was printed without a line end."""
         for name, splitter in self._splitters.items():
             self._pass_on(name, splitter.flush())
+        if self._start_up and (left_out := self._start_up.flush()):
+            self._relay.lines(self._identity.rank, "stderr", left_out)
 
     @property
     def tail(self) -> str:
@@ -115,5 +122,7 @@ class WorkerOutput:
             if stream == "stderr":
                 self._stderr_tail.add(stream, line)
                 self.has_two_llvms |= _TWO_LLVMS.search(line) is not None
+        if stream == "stderr" and self._start_up:
+            lines = self._start_up.without(lines)
         if lines:
             self._relay.lines(self._identity.rank, stream, lines)

@@ -124,7 +124,8 @@ class Supervisor:
         memory_before = MemoryBaseline.take()
         process = WorkerProcess(self._job, descriptors)
         self._identity.pid = process.pid
-        output = WorkerOutput(process.stdout, process.stderr, self._identity, self._relay)
+        environ = {**self._job.environment_if_unset, **os.environ, **self._job.environment}
+        output = WorkerOutput(process.stdout, process.stderr, self._identity, self._relay, environ)
         report = WorkerReport(self._job, self._identity, self._state, output, self._relay, memory_before)
         self._worker = _Worker(process, output, report)
         self._state.fire(WorkerEvent.START)

@@ -30,7 +30,7 @@ def worker() -> Iterator[tuple[WorkerOutput, WorkerIdentity, Shown, Any, Any]]:
     identity, shown = WorkerIdentity(0, "here"), Shown()
     with open(out, "rb") as stdout, open(err, "rb") as stderr:
         with open(print_out, "wb", 0) as prints, open(print_err, "wb", 0) as complains:
-            yield WorkerOutput(stdout, stderr, identity, shown), identity, shown, prints, complains  # type: ignore[arg-type]
+            yield WorkerOutput(stdout, stderr, identity, shown, {}), identity, shown, prints, complains  # type: ignore[arg-type]
 
 
 def test_lines_go_out_under_the_present_rank(worker: tuple[Any, ...]) -> None:

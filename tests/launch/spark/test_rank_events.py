@@ -78,7 +78,7 @@ def reported(rank: int, clocks: float) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch, open(os.devnull, "rb") as nothing:
         for name, clock in (("time", time.time), ("monotonic", time.monotonic)):
             patch.setattr(time, name, lambda clock=clock: clock() + clocks)
-        output = WorkerOutput(nothing, nothing, identity, relay)
+        output = WorkerOutput(nothing, nothing, identity, relay, {})
         report = WorkerReport(JobSpec("job", 3, "train()"), identity, state, output, relay, MemoryBaseline.take())
         report.outcome(1, 0)
         failed = next(event for event in iter(events.get_nowait, None) if isinstance(event, Failed))

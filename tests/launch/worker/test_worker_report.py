@@ -36,7 +36,7 @@ class Case:
         identity = WorkerIdentity(2, "host", 10)
         self.state = StateMachine(WorkerState.NEW, TRANSITIONS)
         self.state.fire(WorkerEvent.START)
-        output = WorkerOutput(NOTHING, NOTHING, identity, relay)
+        output = WorkerOutput(NOTHING, NOTHING, identity, relay, {})
         spec = JobSpec("job", 3, "train()", **job)
         self.report = WorkerReport(spec, identity, self.state, output, relay, MemoryBaseline.take())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,39 @@ def test_fit_transform_and_folders(tmp_path: Path, backend: str, kind: str) -> N
         "model": "TypeError: model must be a model of Keras 3 or Keras 2 (keras.Model); got the class Dense; pass",
     }.items():
         assert words in results["refusals"][name], results["refusals"][name]
+
+
+FIT = """
+import sys
+import keras
+from pyspark.sql import SparkSession
+from spark_estimator.keras import KerasEstimator
+
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+rows = spark.createDataFrame([(n / 50, n / 25) for n in range(50)], "x float, y float")
+model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+KerasEstimator(
+    model=model, optimizer="sgd", loss="mse", feature_cols=["x"], label_cols=["y"], num_proc=2, epochs=1
+).fit(rows)
+spark.stop()
+print("RESULT {}", flush=True)
+"""
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("level", [None, "0"])
+def test_the_ranks_print_what_matters_of_tensorflow_s_start(tmp_path: Path, level: str | None) -> None:
+    pytest.importorskip("tensorflow")
+    program = tmp_path / "fit.py"
+    program.write_text(FIT)
+    environ = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": level}
+    with clusters.driver(program, folder=tmp_path, env=environ) as driver:
+        driver.wait(200)
+        lines = [line for line in driver.output().splitlines() if re.match(r"\[[01]\]<stderr>:", line)]
+    left_out = [line for line in lines if "start-up lines of TensorFlow left out; TF_CPP_MIN_LOG_LEVEL=0" in line]
+    if level is None:
+        assert len(left_out) == 2, "one of each rank"
+        assert len(lines) <= 4, lines  # without a GPU also CUDA's error, which may explain a failure
+    else:
+        assert not left_out
+        assert sum("absl::InitializeLog()" in line for line in lines) >= 2, lines
