@@ -5,7 +5,7 @@ files have no names: the kernel frees them when the last process that has them o
 is sent to each Spark task. Its `SpoolWriter` takes the task's rows there, in the supervisor, and hands the files to the
 worker through the socket that the two share.
 
-In order: the supervisor writes all rows, then sends one message with the files' descriptors, or with the text of the
+In order: the supervisor writes all rows, then sends messages with the files' descriptors, or one with the text of the
 error, which `receive` raises in the worker. When the supervisor dies, so does the worker.
 """
 
@@ -38,7 +38,8 @@ _MESSAGE_BYTES = 1 << 16
 _FAILURE_CHARACTERS = 4000
 # What rows in memory leave to the programs of the host, or of the control group.
 _SPARED_BYTES = 512 << 20
-_MOST_FILES = 200  # a message of a Unix socket carries 253 descriptors
+_MOST_SENT = 200  # a message of a Unix socket carries 253 descriptors
+_MORE = b"\0"  # of a message with descriptors that others follow
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,6 @@ class SpoolWriter:
 
     def __init__(self, encoder: RowEncoder, configured: str | None = None) -> None:
         fields = encoder.fields
-        if not 0 < len(fields) <= _MOST_FILES // 2:
-            raise DataError(f"a model of {len(fields)} inputs, labels and weights: at most {_MOST_FILES // 2} fit.")
         self.rows = 0
         self._encoder = encoder
         self._folder = spool_folder(configured)
@@ -203,8 +202,11 @@ def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, 
     Raises:
         DataError: there was something wrong with them.
     """
-    text, descriptors, _, _ = socket.recv_fds(supervisor, _MESSAGE_BYTES, 2 * len(fields))
+    text, descriptors = _MORE, list[int]()
     try:
+        while text == _MORE:
+            text, received, _, _ = socket.recv_fds(supervisor, _MESSAGE_BYTES, _MOST_SENT)
+            descriptors += received
         if not text:
             raise DataError("the supervisor ended before it had all rows.")
         message = parse_object(text)
@@ -303,9 +305,11 @@ def write_all(descriptor: int, matrix: Array, offset: int) -> None:
 
 
 def _send(worker: socket.socket, message: dict[str, object], descriptors: Sequence[int] = ()) -> None:
-    text = json.dumps(message).encode()
+    *first, last = [descriptors[n : n + _MOST_SENT] for n in range(0, len(descriptors), _MOST_SENT)] or [()]
     try:
-        socket.send_fds(worker, [text], descriptors)
+        for some in first:
+            socket.send_fds(worker, [_MORE], some)
+        socket.send_fds(worker, [json.dumps(message).encode()], last)
     except OSError:
         return  # the worker has ended; its exit status has the reason
 

@@ -60,6 +60,15 @@ def test_rows_reach_the_worker(tmp_path: Path) -> None:
         train.matrices[0][0, 0] = 1
 
 
+@pytest.mark.parametrize("count", [100, 101, 300])
+def test_many_labels_reach_the_worker(count: int) -> None:
+    """A message of a socket carries 253 descriptors."""
+    labels = tuple(Field((f"y{number}",), (f"c{number}",), (1,), "int64") for number in range(count))
+    train, held = through(SpoolFeed(labels), iter([batch(**{f"c{number}": [number] for number in range(count)})]))
+    assert [int(matrix[0, 0]) for matrix in train.matrices] == list(range(count))
+    assert len(held.matrices) == count and held.rows == 0
+
+
 def test_rows_in_memory_touch_no_disk() -> None:
     writer = SpoolWriter(LABELS, IN_MEMORY)
     writer.append(batch(c0=[1, 2]))
