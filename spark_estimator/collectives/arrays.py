@@ -358,7 +358,8 @@ def _reduced(
         code = Op.REDUCESCATTER
         sources = [_source(array, kind) for array in arrays]
         engine = context.engine(process_set)
-        shares = [_share(source.shape[0], engine.rank, engine.size) for source in sources]
+        rows = [divmod(source.shape[0], engine.size) for source in sources]
+        shares = [even + (engine.rank < rest) for even, rest in rows]  # as ``se_rows_of`` has it
         outputs = [
             _empty((share, *source.shape[1:]), source.dtype) for share, source in zip(shares, sources, strict=True)
         ]
@@ -429,11 +430,6 @@ def _whole(splits: Sequence[int]) -> tuple[int, ...]:
         return tuple(operator.index(split) for split in splits)
     except TypeError:
         raise TypeError(f"alltoall: splits must be whole numbers, one for each rank, not {splits!r}.") from None
-
-
-def _share(rows: int, rank: int, size: int) -> int:
-    """Rows that a rank gets of a reducescatter; as ``se_rows_of`` has it."""
-    return rows // size + (rank < rows % size)
 
 
 def _tensor(source: Array, output: Array | None) -> Tensor:

@@ -318,15 +318,11 @@ def _seconds(value: Column) -> Column:
     return value.cast("timestamp").cast("double")
 
 
-def _zero_or_one(value: Column) -> Column:
-    return value.cast("int")
-
-
 _NUMBERS_OF: dict[str, Callable[[Column], Column]] = {
     "date": _days,
     "timestamp": _seconds,
     "timestamp_ntz": _seconds,
-    "boolean": _zero_or_one,
+    "boolean": lambda value: value.cast("int"),
 }
 
 

@@ -3,8 +3,7 @@
 A Delta table's folder also holds files that a later version has removed: its log lists the present ones. The log is
 ``_delta_log``: a JSON file for each version, and now and then a checkpoint, a Parquet file with the state so far.
 Values of partition columns are in the log, not in the files; a column that was added after a file was written is null
-in it.
-Deletion vectors and column mapping are refused, as are reader features that this module does not know.
+in it. Deletion vectors and column mapping are refused, as are reader features that this module does not know.
 """
 
 from __future__ import annotations

@@ -121,9 +121,9 @@ def lengths_of(batch: pyarrow.RecordBatch) -> int:
     for array in batch.columns:
         array = _numbers(array)
         if is_list(array.type):
-            sizes = pyarrow.compute.multiply(
-                pyarrow.compute.list_value_length(array).cast(pyarrow.int64()), _item_bytes(array.type)
-            )
+            item_bytes = numpy.dtype(array.type.value_type.to_pandas_dtype()).itemsize
+            lengths = pyarrow.compute.list_value_length(array).cast(pyarrow.int64())
+            sizes = pyarrow.compute.multiply(lengths, item_bytes)
         elif _is_text(array.type):
             sizes = pyarrow.compute.binary_length(array).cast(pyarrow.int64())
         else:
@@ -191,7 +191,3 @@ def _is_text(kind: pyarrow.DataType) -> bool:
     return bool(
         types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
     )
-
-
-def _item_bytes(kind: pyarrow.DataType) -> int:
-    return int(numpy.dtype(kind.value_type.to_pandas_dtype()).itemsize)

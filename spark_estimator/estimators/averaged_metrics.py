@@ -14,8 +14,7 @@ _NO_MEANS = re.compile(
     r"_(roc_?auc|pr_?auc|log_?auc|auc\d*|auroc|auprc|aupr|precision|recall|sensitivity|specificity|predictive_value|eer"
     r"|f1|f2|f1_?score|f2_?score|f_?beta|f_?score|dice|jaccard|io_?u|balanced_accuracy|calibration_error"
     r"|r2|r2_?score|r_?squared|d2|relative_squared|explained_variance|rmse|rmsle|root_mean_squared|max_error|median"
-    r"|mcc|matthews|kappa|corr|corrcoef|correlation|pearsonr?|spearmanr?|kendalltau|kendall|concordance"
-    r"|gini|perplexity)_"
+    r"|mcc|matthews|kappa|corr|corrcoef|correlation|pearsonr?|spearmanr?|kendalltau|kendall|concordance|gini|perplexity)_"
 )
 
 

@@ -43,8 +43,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: i
         if overlaps_itself(tensor):
             raise ValueError(
                 f"{where('broadcast_parameters')}: elements of {reprlib.repr(name)} share memory (shape "
-                f"{tuple(tensor.shape)}, strides {tensor.stride()}), so it cannot be written to; use "
-                "tensor.contiguous()."
+                f"{tuple(tensor.shape)}, strides {tensor.stride()}) and can't be written to; use tensor.contiguous()."
             )
     lines = [f"{name}: shape {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors]
     check_identical(lines, name="broadcast_parameters", subject="the parameters to broadcast")

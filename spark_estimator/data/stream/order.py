@@ -4,8 +4,7 @@
 epoch a rank takes the ranges of its part in a random order, several of them at the same time: a *bundle*. A bundle is
 cut into windows, each with as many rows of each range, so that a window has rows from `Mixing.streams` row groups (the
 last bundle may have fewer). Within a window all rows are in random order. So rows of distant files are in one batch,
-which is drawn from `Mixing.window_rows` rows. An epoch's first windows have fewer, so that the
-first one is soon read.
+which is drawn from `Mixing.window_rows` rows. An epoch's first windows have fewer, so that the first is soon read.
 
 A *leg* is a part of an epoch that the same ranks have read. The legs determine which rows are left, for any number of
 ranks.

@@ -122,7 +122,7 @@ def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
         state=state,
         loss=loss,
         loss_weights=weights[0] if isinstance(weights, list) and labels == 1 else weights,
-        metrics=metrics[0] if labels > 1 and isinstance(metrics, list) and _is_dict(metrics) else metrics,
+        metrics=metrics[0] if labels > 1 and isinstance(metrics, list) and [*map(type, metrics)] == [dict] else metrics,
         weighted_metrics=of_model and of_model.weighted_metrics,
         run_eagerly=bool(of_model and model.run_eagerly),
         compiles=not (of_model and model.jit_compile is False and backend(model) != "tensorflow"),
@@ -141,10 +141,6 @@ def _functions(metrics: Any) -> Iterator[Callable[..., Any]]:
     of_keras = (type, *(keras.metrics.Metric for keras in imported()))
     if callable(function) and not isinstance(function, of_keras):
         yield function
-
-
-def _is_dict(metrics: list[Any]) -> bool:
-    return len(metrics) == 1 and isinstance(metrics[0], dict)
 
 
 def _with_rate(optimizer: Any, rate: float) -> Any:

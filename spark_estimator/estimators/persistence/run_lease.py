@@ -270,8 +270,7 @@ class Fence:
     def _superseded(self, by: str) -> SupersededError:
         return SupersededError(
             f"run_id={self.run_id!r}: attempt {self.attempt} on rank 0 (host {self.process['host']}, pid "
-            f"{self.process['pid']}) may not write to {os.path.dirname(self._path)} any more: {by} has taken the "
-            "run over."
+            f"{self.process['pid']}) may not write to {os.path.dirname(self._path)} any more: {by} has the run now."
         )
 
 

@@ -1,8 +1,7 @@
 """Spark ML's writer and reader, for the folders of saved estimators and models: replaced in one step.
 
 Spark ML looks for ``metadata/part-00000``, so that a saved Pipeline finds its stages; ``spark_estimator.json`` has the
-rest as plain text (`manifest`). Apart from ``folders``, since pyspark.ml imports pandas, which ranks need not
-load.
+rest as plain text (`manifest`). Apart from ``folders``, since pyspark.ml imports pandas, which ranks need not load.
 """
 
 from __future__ import annotations

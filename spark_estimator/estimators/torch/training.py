@@ -40,8 +40,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
     checkpoint exists resumes from it. PyTorch's, Python's and NumPy's random numbers are seeded for each epoch from
     seed, epoch and rank, and their state is in checkpoints within an epoch, so that such a run ends with the same
-    numbers as one without interruption.
-    In an elastic job it recovers within a step (`recovery`).
+    numbers as one without interruption. In an elastic job it recovers within a step (`recovery`).
     """
     hvd.init()
     with Saver(spec, TorchForm()) as saver, epoch_log(spec, hvd.rank) as log:

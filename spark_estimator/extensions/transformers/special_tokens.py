@@ -20,7 +20,7 @@ def settle_padding(net: Any, tokenizer: Any) -> int:
     """
     of_text = net.config.get_text_config()
     configured = _first(of_text.pad_token_id, net.config.pad_token_id)
-    if configured is not None and _counts_positions_from_padding(net):
+    if configured is not None and _position_of_padding(net) is not None:
         chosen = configured
     else:
         end = of_text.eos_token_id
@@ -67,10 +67,6 @@ def most_tokens(net: Any) -> int | None:
     """How many tokens of a text a model takes; None: any number."""
     positions, padding = positions_of(net.config), _position_of_padding(net)
     return positions if positions is None or padding is None else positions - padding - 1
-
-
-def _counts_positions_from_padding(net: nn.Module) -> bool:
-    return _position_of_padding(net) is not None
 
 
 def _position_of_padding(net: nn.Module) -> int | None:

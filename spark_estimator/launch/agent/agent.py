@@ -73,8 +73,7 @@ def address_of(interfaces: Sequence[str], otherwise: str) -> str:
     """The address at which ranks of this host listen.
 
     Args:
-        interfaces: names; the first that this host has decides. Empty: `otherwise`, or the address
-            of the host's name.
+        interfaces: names; the first that this host has decides. Empty: `otherwise`, or the address of the host's name.
 
     Raises:
         OSError: there is none; the text names the interfaces that the host has.

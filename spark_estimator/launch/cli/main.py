@@ -117,7 +117,8 @@ def run_command(
     size = size if terms is None else terms.size
     verbose = bool(options and options.verbose)
     output = Path(options.output_filename) if options and options.output_filename else None
-    variables = environment if hosts else _with_own_python(environment)
+    path = path_with_own_python(os.environ.get("PATH", os.defpath))
+    variables = environment if hosts else {"PATH": path, **environment}
     try:
         # With several hosts, each host computes its own share of cores.
         for_workers = variables if hosts else worker_environment(os.environ, variables, host_share(size))
@@ -228,10 +229,6 @@ def _where(options: argparse.Namespace) -> Where:
             if value is not None:
                 _report(f"{flag} has no effect: all ranks run on this host.")
     return where
-
-
-def _with_own_python(environment: dict[str, str]) -> dict[str, str]:
-    return {"PATH": path_with_own_python(os.environ.get("PATH", os.defpath)), **environment}
 
 
 def _report(text: str) -> None:

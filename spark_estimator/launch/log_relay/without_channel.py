@@ -177,10 +177,8 @@ class LateLines:
             where = f"the ranks' {what} are sent through files in {self._folder}"
         else:
             where = (
-                f"the last {MOST_LINES} {what} of each rank are shown after the job succeeds; all are in the "
-                "executors' "
-                "logs. To see them while it runs, set SPARK_ESTIMATOR_LOG_DIR to a folder that executors and driver "
-                "share"
+                f"the last {MOST_LINES} {what} of each rank are shown after the job succeeds; the executors' logs have "
+                "all. To see them earlier, set SPARK_ESTIMATOR_LOG_DIR to a folder that executors and driver share"
             )
         self._put(LauncherMessage(f"the executors can't connect to the driver: {where}."))
 

@@ -86,7 +86,8 @@ def _run(
 ) -> list[Any]:
     """As `run_in_session`, in its session."""
     replaces = recovers and rows is None and options.limits.max_restarts
-    if replaces and _can_replace_ranks(Configuration(spark)):
+    # Single ranks can be replaced where the tasks have the driver channel, and get no GPUs from Spark.
+    if replaces and Settings.read().driver_channel and not wanted_gpus(Configuration(spark)):
         from spark_estimator.launch.spark.elastic.replacing import run_replacing
 
         try:
@@ -98,11 +99,6 @@ def _run(
     from spark_estimator.launch.spark.stage_job import run_on_spark
 
     return run_on_spark(spark, function, number, options, rows=rows)
-
-
-def _can_replace_ranks(conf: Configuration) -> bool:
-    """Whether single ranks can be replaced: the tasks need the driver channel, and get no GPUs from Spark."""
-    return Settings.read().driver_channel and not wanted_gpus(conf)
 
 
 def with_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOptions:
@@ -202,8 +198,7 @@ def _session(size: int, caller: str) -> SparkSession:
         from spark_estimator.launch.spark.session import session_for
     except ModuleNotFoundError as error:
         raise PythonEnvironmentError(
-            f"{caller} runs in Spark, but this Python has no module {error.name!r}: pip install "
-            "pyspark pyarrow pandas, or run on this machine without Spark (HorovodRunner with a negative np, "
-            "spark_estimator.run)."
+            f"{caller} runs in Spark, but this Python has no module {error.name!r}: pip install pyspark pyarrow "
+            "pandas, or run on this machine without Spark (HorovodRunner with a negative np, spark_estimator.run)."
         ) from error
     return session_for(size)

@@ -287,10 +287,8 @@ def _not_loaded(function: str, error: BaseException) -> str:
         top = error.name.partition(".")[0]
         return (
             f"{text} The driver has the module {top!r}, but this host doesn't. If it is your own, send it to the "
-            "workers: "
-            "sc.addPyFile(...) or spark.addArtifact(..., pyfile=True) for a file or zip, or "
-            f"cloudpickle.register_pickle_by_value({top}) before run(). If it is a package, install it on the "
-            "workers too."
+            "workers: sc.addPyFile(...) or spark.addArtifact(..., pyfile=True) for a file or zip, or "
+            f"cloudpickle.register_pickle_by_value({top}) before run(). If it is a package, install it there, too."
         )
     if isinstance(error, (AttributeError, ImportError)):
         return (

@@ -19,8 +19,7 @@ class Listener(Protocol):
     def gradient_complete(self, key: int) -> None:
         """The gradient of the parameter whose id is `key` has got all that this pass adds to it.
 
-        While ``ParameterHooks.counting``, only called for the last that was missing of those that are counted
-        together.
+        While ``ParameterHooks.counting``, only called for the last missing one of those that are counted together.
         """
         ...
 
