@@ -1,4 +1,4 @@
-"""A rank's requests that are not done: what it reports of them to ranks that wait, and those that nobody waits for."""
+"""A rank's requests that are not done: its report of them to waiting ranks, and those that no caller waits for."""
 
 from __future__ import annotations
 
