@@ -19,13 +19,7 @@ RANKS = 2
 EPOCHS = 15
 EXPECTED_ACCURACY = 0.97
 # Required modules, and the requirement that installs each.
-REQUIRED = {
-    "torch": "torch",
-    "sklearn": "scikit-learn",
-    "pyspark": "pyspark",
-    "pyarrow": "pyarrow",
-    "pandas": "pandas",
-}
+REQUIRED = {"torch": "torch", "sklearn": "scikit-learn", "pyspark": "pyspark", "pyarrow": "pyarrow", "pandas": "pandas"}
 NEXT_STEPS = """
 Next steps:{activate}
   read the source of this demo         {path}

@@ -224,11 +224,7 @@ def broadcast(
 
 
 def alltoall(
-    array: Array,
-    splits: Sequence[int] | None = None,
-    name: str | None = None,
-    *,
-    process_set: ProcessSet | None = None,
+    array: Array, splits: Sequence[int] | None = None, name: str | None = None, *, process_set: ProcessSet | None = None
 ) -> tuple[Array, tuple[int, ...]]:
     """Sends some rows of the array to each rank, and joins what all ranks sent to this one, in rank order.
 

@@ -71,13 +71,7 @@ def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) 
     address = ctypes.addressof(numbers)
     place = collectives.Tensor(address, address, DType.INT64, (len(numbers),))
     collectives.run(
-        Op.ALLREDUCE,
-        name,
-        [place],
-        reduce_op=ReduceOp.SUM,
-        process_set=process_set,
-        keep=numbers,
-        repeats=False,
+        Op.ALLREDUCE, name, [place], reduce_op=ReduceOp.SUM, process_set=process_set, keep=numbers, repeats=False
     )
     ranks, sums, squares = numbers[0], numbers[1 : 1 + len(digest)], numbers[1 + len(digest) :]
     return all(total * total == ranks * square for total, square in zip(sums, squares, strict=True))

@@ -43,10 +43,7 @@ class EngineStarter:
     """
 
     def __init__(
-        self,
-        connector: Connector | None,
-        settings: Settings,
-        connecting: contextlib.AbstractContextManager[object],
+        self, connector: Connector | None, settings: Settings, connecting: contextlib.AbstractContextManager[object]
     ) -> None:
         self._connector = connector
         self._round = 0 if connector is None else connector.next_round()

@@ -68,10 +68,7 @@ PACKAGES: dict[str, dict[str, str]] = {
         "AsyncDataLoaderMixin": "spark_estimator.data.batch_loader:AsyncDataLoaderMixin",
         "BaseDataLoader": "spark_estimator.data.batch_loader:BaseDataLoader",
     },
-    "horovod.runner": {
-        "HorovodRunner": "spark_estimator.runner:HorovodRunner",
-        "run": "spark_estimator.runner:run",
-    },
+    "horovod.runner": {"HorovodRunner": "spark_estimator.runner:HorovodRunner", "run": "spark_estimator.runner:run"},
     "horovod.runner.common": {},
     "horovod.runner.common.util": {},
     "horovod.runner.common.util.codec": {

@@ -100,7 +100,7 @@ _MODULES: dict[str, dict[str, tuple[str, ...]]] = {
             "spark_scalar_to_python_type",
             "to_list",
             "to_petastorm_fn",
-        ),
+        )
     },
     _SETS: {"horovod.common.process_sets": ("process_set_by_id", "process_sets", "setup", "update_process_sets")},
     _DATA_SERVICE: {

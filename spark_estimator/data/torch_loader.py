@@ -114,10 +114,7 @@ def make_torch_dataloader(
 
 
 def check_request(
-    batch_size: int,
-    columns: Sequence[str] | None,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
+    batch_size: int, columns: Sequence[str] | None, feature_cols: Sequence[str] | None, label_cols: Sequence[str] | None
 ) -> None:
     """Refuses arguments of `make_torch_dataloader` that contradict each other.
 
@@ -180,12 +177,7 @@ class TorchLoader:
     def state_dict(self) -> dict[str, Any]:
         """The position: returned batches count as done. After the last one the next epoch begins."""
         leg = self._rows.leg(self._batch_size, self._steps)
-        return {
-            "epoch": self._epoch,
-            "seed": self._seed,
-            "rows": self._rows.total,
-            "legs": [*self._earlier, leg],
-        }
+        return {"epoch": self._epoch, "seed": self._seed, "rows": self._rows.total, "legs": [*self._earlier, leg]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next iteration continues where another loader of the same rows was, with as many ranks or others.
@@ -270,14 +262,7 @@ def loader_of(
 ) -> TorchLoader:
     """The loader of rows that this rank has already, `selected` and `labels` of their columns `names`."""
     return _Selection(
-        rows,
-        joined,
-        names,
-        batch_size,
-        seed,
-        selected=selected,
-        features=feature_cols is not None,
-        labels=labels or (),
+        rows, joined, names, batch_size, seed, selected=selected, features=feature_cols is not None, labels=labels or ()
     )
 
 

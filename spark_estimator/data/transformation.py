@@ -244,9 +244,7 @@ def _annotated(function: Callable[[Any], Any]) -> Takes:
     return Takes.ROW if name.lower() in ("dict", "mapping", "mutablemapping") else Takes.UNKNOWN
 
 
-def _copied(
-    columns: Mapping[str, pyarrow.Array | list[Array | None]],
-) -> dict[str, pyarrow.Array | list[Array | None]]:
+def _copied(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> dict[str, pyarrow.Array | list[Array | None]]:
     """Columns for a trial: the function may write to the arrays that a decoder has made."""
     return {
         name: [None if array is None else array.copy() for array in column] if isinstance(column, list) else column

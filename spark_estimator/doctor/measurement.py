@@ -200,12 +200,7 @@ def _sample_bytes(rate: float, process_set: ProcessSet | None = None) -> int:
 
 
 def _seconds_of(
-    count: int,
-    process_set: ProcessSet | None = None,
-    *,
-    dtype: Any = numpy.float32,
-    int8: bool = False,
-    calls: int = 5,
+    count: int, process_set: ProcessSet | None = None, *, dtype: Any = numpy.float32, int8: bool = False, calls: int = 5
 ) -> float:
     """The median seconds of an allreduce of `count` bytes. A collective of the set."""
     values: NDArray[Any] = numpy.ones(max(count // numpy.dtype(dtype).itemsize, 1), dtype)

@@ -33,12 +33,7 @@ from spark_estimator.launch.spark.encryption_policy import encryption_of
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.rank_stage import rank_stage
 from spark_estimator.launch.spark.session import session_thread
-from spark_estimator.launch.spark.slots import (
-    all_slots,
-    check_session,
-    count_slots,
-    default_size,
-)
+from spark_estimator.launch.spark.slots import all_slots, check_session, count_slots, default_size
 from spark_estimator.launch.spark.stage_job import run_on_spark
 from spark_estimator.launch.spark.start import TaskReports
 from spark_estimator.observe import frames

@@ -99,12 +99,7 @@ class TrainingMetadata(ModelMetadata):
     """
 
     def __init__(
-        self,
-        training: FrameworkTraining,
-        size: Any,
-        plan: RowPlan,
-        features: Features | None = None,
-        zone: str = "UTC",
+        self, training: FrameworkTraining, size: Any, plan: RowPlan, features: Features | None = None, zone: str = "UTC"
     ) -> None:
         columns, fields = plan.columns, plan.fields
         widths = {name: width for field in fields.all for name, width in zip(field.names, field.widths, strict=True)}

@@ -33,11 +33,7 @@ _DEFAULTS, _ONLY_ATTEMPT = JobOptions(), Attempt()
 
 
 @remembered_interruption()
-def run_local(
-    function: Callable[..., Any],
-    size: int,
-    options: JobOptions = _DEFAULTS,
-) -> list[Any]:
+def run_local(function: Callable[..., Any], size: int, options: JobOptions = _DEFAULTS) -> list[Any]:
     """Calls `function` in `size` processes of this host that can use collectives.
 
     Args:

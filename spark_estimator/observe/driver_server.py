@@ -188,12 +188,7 @@ class DriverServer:
         self.address, self.port = listener.getsockname()[:2]
         self._selector = InboundSelector()
         self._handshake_server = HandshakeServer(
-            [listener],
-            self.token,
-            self._admit,
-            approve=self._approve,
-            name="driver channel",
-            encrypted=encrypted,
+            [listener], self.token, self._admit, approve=self._approve, name="driver channel", encrypted=encrypted
         )
         self._thread = ReaderThread(self._serve, self._end, name="driver channel")
         self._thread.start()

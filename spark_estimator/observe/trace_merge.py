@@ -289,10 +289,7 @@ def _write(file: IO[str], traces: Sequence[_Trace], clocks: dict[int, _Clock]) -
     for trace in traces:
         if trace.rank not in named:
             named.add(trace.rank)
-            about = {
-                "name": f"rank {trace.rank}, {trace.process}",
-                "start_time_since_epoch_in_micros": trace.started,
-            }
+            about = {"name": f"rank {trace.rank}, {trace.process}", "start_time_since_epoch_in_micros": trace.started}
             head = [("process_name", about), ("process_sort_index", {"sort_index": trace.rank})]
             for name, arguments in head:
                 event = {"ph": "M", "name": name, "pid": trace.rank, "args": arguments}

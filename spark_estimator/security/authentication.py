@@ -72,12 +72,7 @@ class RefusedError(AuthenticationError):
 
 
 def connect(
-    sock: socket.socket,
-    key: bytes,
-    context: bytes,
-    *,
-    timeout: timedelta = HANDSHAKE_TIMEOUT,
-    encrypted: bool = False,
+    sock: socket.socket, key: bytes, context: bytes, *, timeout: timedelta = HANDSHAKE_TIMEOUT, encrypted: bool = False
 ) -> Session | None:
     """Authenticates both ends of `sock`, on the side that connected.
 

@@ -123,11 +123,7 @@ class SparkBackend(Backend):
         return int(self._kwargs.get("max_restarts", 0))
 
     def _options(
-        self,
-        env: Mapping[str, str] | None,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None,
-        **overrides: Any,
+        self, env: Mapping[str, str] | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None, **overrides: Any
     ) -> JobOptions:
         """This backend's options for one call."""
         requested = {**(self._env or {}), **(env or {})}

@@ -23,12 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from spark_estimator._native import Status
-from spark_estimator.errors import (
-    DuplicateNameError,
-    HorovodInternalError,
-    MismatchError,
-    NotInitializedError,
-)
+from spark_estimator.errors import DuplicateNameError, HorovodInternalError, MismatchError, NotInitializedError
 
 #: The most specific first -> TensorFlow's class, and what a failed node returns.
 _KINDS: tuple[tuple[type[Exception], Any, Status], ...] = (

@@ -22,10 +22,7 @@ from spark_estimator.tensorflow.works import GraphCollective
 
 
 def allgather(
-    tensor: Any,
-    name: str | None = None,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Joins all ranks' tensors along their first dimension, in rank order, into a new tensor on every rank.
 
@@ -122,11 +119,7 @@ def alltoall(
 
 
 def allgather_of(
-    tensors: Sequence[Any],
-    kind: str,
-    name: str | None,
-    process_set: ProcessSet | None,
-    ignore_name_scope: bool = False,
+    tensors: Sequence[Any], kind: str, name: str | None, process_set: ProcessSet | None, ignore_name_scope: bool = False
 ) -> list[Any]:
     """Tensors whose rows are joined, in one request; see `allgather`."""
     gather = GraphCollective(works.ALLGATHER, process_set or global_process_set)

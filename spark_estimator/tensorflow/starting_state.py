@@ -22,10 +22,7 @@ _KIND = "broadcast_variables"
 
 
 def broadcast_variables(
-    variables: Iterable[Any],
-    root_rank: int,
-    process_set: ProcessSet = global_process_set,
-    inplace: bool = False,
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
     """Copies the root's variables into those of every other rank. Collective.
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError(
-        "spark_estimator.torch (horovod.torch) needs PyTorch, which is not installed: pip install torch",
-        name="torch",
+        "spark_estimator.torch (horovod.torch) needs PyTorch, which is not installed: pip install torch", name="torch"
     )
 
 from spark_estimator.collectives.context import (
@@ -167,10 +166,7 @@ __all__ = [
 #: Submodules that Horovod binds as it is imported. They load at their first use.
 _SUBMODULES = ("functions", "mpi_ops")
 
-_HOME = {
-    "DiLoCo": "spark_estimator.extensions.local_steps",
-    "LocalSGD": "spark_estimator.extensions.local_steps",
-}
+_HOME = {"DiLoCo": "spark_estimator.extensions.local_steps", "LocalSGD": "spark_estimator.extensions.local_steps"}
 
 
 def __getattr__(name: str) -> Any:

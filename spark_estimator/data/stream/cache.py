@@ -122,9 +122,7 @@ class DiskCache:
                 write_all(file.fileno(), matrix, first * each.row_bytes)
         except (OSError, DataError) as error:
             _log.warning(
-                "rows cannot be kept in %s (%s): they are read from their files in each epoch",
-                self.folder,
-                error,
+                "rows cannot be kept in %s (%s): they are read from their files in each epoch", self.folder, error
             )
             self.places.clear()
 

@@ -75,6 +75,4 @@ MODEL = (
 )
 
 #: As `params.WITHOUT_EFFECT`.
-WITHOUT_EFFECT = {
-    "tensorflow_dataset_prefetch_buffer_size": "a thread prepares the next batches anyway",
-}
+WITHOUT_EFFECT = {"tensorflow_dataset_prefetch_buffer_size": "a thread prepares the next batches anyway"}

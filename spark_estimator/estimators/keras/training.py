@@ -12,12 +12,7 @@ from spark_estimator.estimators.keras.history import averages_of, flattened, lin
 from spark_estimator.estimators.keras.loop import Loop
 from spark_estimator.estimators.keras.objects import assign, dumped, values_of
 from spark_estimator.estimators.keras.spec import KerasParts
-from spark_estimator.estimators.persistence.checkpoint import (
-    Checkpoint,
-    Cursor,
-    Saver,
-    TrainingProgress,
-)
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, TrainingProgress
 from spark_estimator.estimators.persistence.resumed_run import line_of_loss, line_of_return
 from spark_estimator.estimators.persistence.run_identity import Identity, of_rows_and_parameters
 from spark_estimator.estimators.rank_run import RankRun, begin, check_loss, record_epoch

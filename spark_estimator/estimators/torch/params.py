@@ -26,10 +26,7 @@ def typed(rows: Sequence[Row], types: Mapping[str, tuple[str, str]]) -> tuple[Ro
     """The rows with a framework's types: (of the setter, of the getter) by name; and losses that are checked."""
     return tuple(
         replace(
-            row,
-            type=types[row.name][0],
-            returns=types[row.name][1],
-            check=_losses if row.name == "loss" else row.check,
+            row, type=types[row.name][0], returns=types[row.name][1], check=_losses if row.name == "loss" else row.check
         )
         if row.name in types
         else row

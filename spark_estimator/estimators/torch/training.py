@@ -13,13 +13,7 @@ from spark_estimator.collectives import arrays, launcher_link
 from spark_estimator.data.fields import Array
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.persistence.checkpoint import (
-    Checkpoint,
-    Cursor,
-    Saver,
-    TrainingProgress,
-    line_of,
-)
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, TrainingProgress, line_of
 from spark_estimator.estimators.persistence.resumed_run import line_of_return
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, averages_of, begin, record_epoch
 from spark_estimator.estimators.rows.row_source import rank_rows

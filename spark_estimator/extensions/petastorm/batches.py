@@ -214,12 +214,7 @@ class RowGroupBatches:
     """
 
     def __init__(
-        self,
-        plan: ReadPlan,
-        batch_size: int,
-        capacity: int,
-        by_row: bool = False,
-        without_null: Collection[str] = (),
+        self, plan: ReadPlan, batch_size: int, capacity: int, by_row: bool = False, without_null: Collection[str] = ()
     ) -> None:
         self._plan = plan
         self._by_row = by_row

@@ -57,10 +57,7 @@ def make_spark_converter(
         raise ValueError(f"dtype must be 'float32', 'float64' or None; got {dtype!r}.")
     if compression_codec is not None and compression_codec.lower() not in _COMPRESSIONS:
         raise ValueError(f"compression_codec must be one of {', '.join(_COMPRESSIONS)}; got {compression_codec!r}.")
-    ignored = {
-        "parquet_row_group_size_bytes": parquet_row_group_size_bytes,
-        "compression_codec": compression_codec,
-    }
+    ignored = {"parquet_row_group_size_bytes": parquet_row_group_size_bytes, "compression_codec": compression_codec}
     without_effect(name for name, value in ignored.items() if value is not None)
     if isinstance(df, str):
         return SparkDatasetConverter(dataset_at(df))

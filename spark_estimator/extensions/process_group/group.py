@@ -291,13 +291,7 @@ class EngineGroup(IssuingGroup):
             return self._engine.ranks.index(transfer.source)
 
         return self._noted(
-            GroupWork(
-                self._label("recv"),
-                transfer,
-                lambda: [put(wire, tensor)],
-                self._timeout,
-                source=sender,
-            )
+            GroupWork(self._label("recv"), transfer, lambda: [put(wire, tensor)], self._timeout, source=sender)
         )
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:

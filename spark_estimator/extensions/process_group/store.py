@@ -117,11 +117,7 @@ class JobStore(Store):
     timeout: timedelta  # torch's own property
 
     def __init__(
-        self,
-        links: Links,
-        values: KeyValues | None,
-        timeout: timedelta,
-        at_first_use: Callable[[], None] | None = None,
+        self, links: Links, values: KeyValues | None, timeout: timedelta, at_first_use: Callable[[], None] | None = None
     ) -> None:
         super().__init__()
         self.at_first_use = at_first_use

@@ -204,14 +204,7 @@ def _add_elastic(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="smallest number of ranks to continue with",
     )
-    add(
-        "--max-np",
-        "--max-num-proc",
-        dest="max_np",
-        type=_positive,
-        metavar="N",
-        help="use all slots, up to N",
-    )
+    add("--max-np", "--max-num-proc", dest="max_np", type=_positive, metavar="N", help="use all slots, up to N")
     add("--host-discovery-script", metavar="COMMAND", help="command that prints host:slots lines; run every second")
     add(
         "--slots-per-host",

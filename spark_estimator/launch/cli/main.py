@@ -25,11 +25,7 @@ from spark_estimator.collectives.context import nccl_built
 from spark_estimator.collectives.rendezvous import host_id, new_job_id
 from spark_estimator.console import discard_unread, ends_with_its_reader
 from spark_estimator.env import Settings
-from spark_estimator.errors import (
-    EncryptionUnavailableError,
-    PreflightError,
-    SparkEstimatorError,
-)
+from spark_estimator.errors import EncryptionUnavailableError, PreflightError, SparkEstimatorError
 from spark_estimator.launch.cli.flags import cooldown_of, environment_of, parse, terms_of
 from spark_estimator.launch.cli.on_spark import check_spark, reported, run_script
 from spark_estimator.launch.elastic.job_entry import run_elastic

@@ -30,11 +30,7 @@ _DEFAULTS = JobOptions()
 _PLAIN = Following()
 
 
-def run_elastic_local(
-    function: Callable[..., Any],
-    terms: Terms,
-    options: JobOptions = _DEFAULTS,
-) -> list[Any]:
+def run_elastic_local(function: Callable[..., Any], terms: Terms, options: JobOptions = _DEFAULTS) -> list[Any]:
     """As ``local.run_local``, in a job that continues when it loses ranks; `function` uses ``elastic.run``.
 
     Args:

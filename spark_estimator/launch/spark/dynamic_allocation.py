@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.spark_settings import BARRIER
-from spark_estimator.launch.spark.configuration import (
-    GPUS_PER_EXECUTOR,
-    Configuration,
-    executor_cores,
-    wanted_gpus,
-)
+from spark_estimator.launch.spark.configuration import GPUS_PER_EXECUTOR, Configuration, executor_cores, wanted_gpus
 
 ENABLED = "spark.dynamicAllocation.enabled"
 _MOST = "spark.dynamicAllocation.maxExecutors"

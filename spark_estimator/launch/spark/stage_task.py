@@ -24,13 +24,7 @@ from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.results import ResultRow, rows_of
 from spark_estimator.launch.job.spec import JobSpec, TaskFacts, pinning_of, rendezvous_of, worker_spec
 from spark_estimator.launch.job.versions import differences, own_versions, refusal
-from spark_estimator.launch.spark.meeting import (
-    BarrierMeeting,
-    DriverMeeting,
-    NotNeededError,
-    RankMeeting,
-    SetupError,
-)
+from spark_estimator.launch.spark.meeting import BarrierMeeting, DriverMeeting, NotNeededError, RankMeeting, SetupError
 from spark_estimator.launch.spark.row_writer import Feeding
 from spark_estimator.launch.spark.task_relay import TaskRelay
 from spark_estimator.launch.spark.task_secrecy import Parcels

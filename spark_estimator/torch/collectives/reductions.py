@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from spark_estimator.collectives.reductions import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    check_adasum,
-    reduce_op,
-)
+from spark_estimator.collectives.reductions import Adasum, Average, Max, Min, Product, Sum, check_adasum, reduce_op
 
 __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum", "check_adasum", "reduce_op"]

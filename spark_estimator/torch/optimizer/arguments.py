@@ -120,8 +120,7 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any])
 
 
 def checked_groups(
-    optimizer: torch.optim.Optimizer,
-    groups: int | Sequence[Sequence[torch.Tensor]] | None,
+    optimizer: torch.optim.Optimizer, groups: int | Sequence[Sequence[torch.Tensor]] | None
 ) -> int | Sequence[Sequence[torch.Tensor]] | None:
     if groups is None or (isinstance(groups, int) and groups > 0):
         return groups

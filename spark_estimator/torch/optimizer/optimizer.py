@@ -133,12 +133,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     size = ranks_of(over)  # raises before init(), while nothing has been changed
     compression = choose_compression(compression, operation)
     options = Options(
-        compression,
-        operation,
-        gradient_predivide_factor,
-        checked_groups(optimizer, groups),
-        sparse_as_dense,
-        over,
+        compression, operation, gradient_predivide_factor, checked_groups(optimizer, groups), sparse_as_dense, over
     )
     check_adasum(operation, size, "DistributedOptimizer")
 

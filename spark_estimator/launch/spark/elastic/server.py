@@ -200,12 +200,7 @@ class TaskServer:
         self.job = replace(job, channel=ChannelAddress(host, port, token))
         self._tasks: dict[int, SparkTask] = {}
         self._handshake_server = HandshakeServer(
-            [listener],
-            token,
-            self._admit,
-            approve=self._approve,
-            name="elastic driver",
-            encrypted=job.encrypted,
+            [listener], token, self._admit, approve=self._approve, name="elastic driver", encrypted=job.encrypted
         )
 
     def expect(self, task: SparkTask) -> None:
