@@ -64,7 +64,8 @@ def test_rows_reach_the_worker(tmp_path: Path) -> None:
 def test_many_labels_reach_the_worker(count: int) -> None:
     """A message of a socket carries 253 descriptors."""
     labels = tuple(Field((f"y{number}",), (f"c{number}",), (1,), "int64") for number in range(count))
-    train, held = through(SpoolFeed(labels), iter([batch(**{f"c{number}": [number] for number in range(count)})]))
+    rows = batch(**{f"c{number}": [number] for number in range(count)})
+    train, held = through(SpoolFeed(RowEncoder(tuple(rows.schema.names), labels)), iter([rows]))
     assert [int(matrix[0, 0]) for matrix in train.matrices] == list(range(count))
     assert len(held.matrices) == count and held.rows == 0
 
