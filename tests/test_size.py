@@ -24,7 +24,6 @@ MANY_ATTRIBUTES = {
     "estimators/lightning/callbacks.py:EpochSums": 17,
     "estimators/lightning/training.py:_Training": 24,
     "estimators/tracking/run.py:TrackedRun": 16,
-    "extensions/checkpoint/checkpointer.py:Checkpointer": 27,
     "keras/exchange.py:KerasExchange": 17,
 }
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -39,16 +39,11 @@ class SlotState(enum.IntEnum):
 
 @dataclass(frozen=True)
 class CopySlot:
-    """One slot.
-
-    Attributes:
-        ticket: the number of the copy; later ones have larger numbers, the same on all ranks.
-        job: where its description is in the slot's memory: first byte, and number of bytes.
-    """
+    """One slot."""
 
     state: SlotState
-    ticket: int = 0
-    job: tuple[int, int] = (0, 0)
+    ticket: int = 0  # the number of the copy; later ones have larger numbers, the same on all ranks
+    job: tuple[int, int] = (0, 0)  # where its description is in the slot's memory: first byte, and number of bytes
 
 
 class SharedControl:
@@ -107,13 +102,10 @@ class SharedControl:
         """The copy that another rank has failed to write; -1: none."""
         return self._outcome()[2] - 1
 
-    def set_outcome(self, *, completed: int | None = None, failed: int | None = None, given_up: int = -1) -> None:
-        """Notes copies. Under the lock."""
-        values = list(self._outcome())
-        for place, ticket in enumerate((completed, failed, given_up if given_up >= 0 else None)):
-            if ticket is not None:
-                values[place] = ticket + 1
-        _OUTCOME.pack_into(self._page, _OUTCOME_OFFSET, *values)
+    def set_outcome(self, *, completed: int = -1, failed: int = -1, given_up: int = -1) -> None:
+        """Notes copies; none makes a later one forgotten. Under the lock."""
+        tickets = zip(self._outcome(), (completed, failed, given_up), strict=True)
+        _OUTCOME.pack_into(self._page, _OUTCOME_OFFSET, *(max(before, ticket + 1) for before, ticket in tickets))
 
     def _outcome(self) -> tuple[int, int, int]:
         completed, failed, given_up = _OUTCOME.unpack_from(self._page, _OUTCOME_OFFSET)

@@ -34,17 +34,11 @@ class GivenUpError(Exception):
 
 @dataclass(frozen=True)
 class PendingCopy:
-    """One copy that is to be written.
+    """One copy that is to be written."""
 
-    Attributes:
-        ticket: of the copy.
-        job: what the rank has written on it: at least ``path``, and ``end``, the number of its bytes.
-        view: of the slot's memory.
-    """
-
-    ticket: int
-    job: dict[str, Any]
-    view: memoryview
+    ticket: int  # of the copy
+    job: dict[str, Any]  # what the rank has written on it: at least `path`, and `end`, the number of its bytes
+    view: memoryview  # of the slot's memory
 
 
 #: Writes a copy and returns the number of bytes; it is sent to the writer by pickle.
@@ -53,13 +47,9 @@ WriteCopy = Callable[["Writer", PendingCopy], int]
 
 @dataclass(frozen=True)
 class WriteFile:
-    """Replaces one file, sealed with its digest.
+    """Replaces one file, sealed with its digest."""
 
-    Attributes:
-        write: ``write(path, content)`` puts a file in place.
-    """
-
-    write: Callable[[str, bytes], None]
+    write: Callable[[str, bytes], None]  # (path, content); puts a file in place
 
     def __call__(self, writer: Writer, copy: PendingCopy) -> int:
         content = bytes(copy.view[: copy.job["end"]])
@@ -69,19 +59,13 @@ class WriteFile:
 
 @dataclass(frozen=True)
 class WriterStart:
-    """The input of a writer at its start.
+    """The input of a writer at its start."""
 
-    Attributes:
-        act: writes one copy.
-        control, wake, report: descriptors: the shared page, the pipe that ends with the rank, and that of the reports.
-        slots: [slots] descriptors of their memory.
-    """
-
-    act: WriteCopy
-    control: int
-    wake: int
-    report: int
-    slots: tuple[int, ...]
+    act: WriteCopy  # writes one copy
+    control: int  # descriptor of the shared page
+    wake: int  # descriptor of the pipe that ends with the rank
+    report: int  # descriptor of the pipe of the reports
+    slots: tuple[int, ...]  # [slots] descriptors of their memory
 
 
 class Writer:

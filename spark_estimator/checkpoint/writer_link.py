@@ -26,24 +26,14 @@ _NOT_INHERITED = (PROCESS_VARIABLE, RENDEZVOUS_FD_VARIABLE, FEED_FD_VARIABLE, PR
 
 @dataclass(frozen=True)
 class Report:
-    """The result of one copy.
+    """The result of one copy."""
 
-    Attributes:
-        ticket: of the copy.
-        path: of what was to be written.
-        error: why it was not; empty: it was.
-        raised: the class of that error, where one was raised.
-        again: why it is tried again; empty otherwise, and then the copy's fate is not known yet.
-        note: another line for the log.
-        seconds, bytes: that it took.
-    """
-
-    ticket: int
-    path: str = ""
-    error: str = ""
-    raised: str = ""
-    again: str = ""
-    note: str = ""
+    ticket: int  # of the copy
+    path: str = ""  # of what was to be written
+    error: str = ""  # why it was not; empty: it was
+    raised: str = ""  # the class of that error, where one was raised
+    again: str = ""  # why it is tried again: its result is not known yet; empty: it is
+    note: str = ""  # another line for the log
     seconds: float = 0.0
     bytes: int = 0
 
@@ -114,7 +104,7 @@ class WriterLink:
     def note_failure(self, ticket: int) -> None:
         """Counts a copy as failed that the writer never got."""
         with self.control.locked():
-            self.control.set_outcome(failed=max(ticket, self.control.failed))
+            self.control.set_outcome(failed=ticket)
 
     def reports(self, timeout: timedelta = timedelta(0)) -> list[Report]:
         """The reports since the last call; waits this time for the first. Starts a new writer if it has died."""

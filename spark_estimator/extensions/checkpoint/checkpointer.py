@@ -1,4 +1,16 @@
-"""`Checkpointer`: a rank's side of checkpoints that training does not wait for."""
+"""`Checkpointer`: a rank's side of checkpoints that training does not wait for.
+
+All ranks make the same decisions, and a checkpoint is the whole state of one step. A copy is made in this order:
+
+1. `StepClock` counts the step; the rest follows if a checkpoint is due.
+2. `StateCopier` finds the state and has room for it. What cannot be saved is an error after 3, on all ranks.
+3. `exchange_states` exchanges what each rank knows; `check_states` raises where a state differs or, if asked to, a
+   rank could not write.
+   Else a copy that failed on one rank is given up by all, and logged by that one; no later copy is lost by it.
+4. `Standby` decides: it is written at once, waits, or is not made. `wait` has a copy that waits written.
+5. The state is copied into a slot, with ``overlap`` partly in a thread, and then submitted. A parameter that changes
+   meanwhile costs that copy.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +18,90 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-import numpy
 import torch
 from typing_extensions import Self
 
 import spark_estimator.torch as hvd
-from spark_estimator.checkpoint import schedule
-from spark_estimator.checkpoint.file_saver import is_in_memory
-from spark_estimator.checkpoint.random_state import random_state
 from spark_estimator.checkpoint.shared_control import SlotState
-from spark_estimator.checkpoint.writer_link import Report, WriterLink
-from spark_estimator.collectives import arrays
+from spark_estimator.checkpoint.writer_link import WriterLink
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import restoring
-from spark_estimator.extensions.checkpoint.copying import Copying, Pair
-from spark_estimator.extensions.checkpoint.folders import Folder
-from spark_estimator.extensions.checkpoint.job import Objects, part_job
-from spark_estimator.extensions.checkpoint.layout import Staging, layout_of, part_of, structure_of
+from spark_estimator.extensions.checkpoint.agreement import RankState, check_states, exchange_states
+from spark_estimator.extensions.checkpoint.copying import StateCopier
+from spark_estimator.extensions.checkpoint.job import Packed, part_job
 from spark_estimator.extensions.checkpoint.part_writer import WritePart
 from spark_estimator.extensions.checkpoint.reading import store_of
-from spark_estimator.extensions.checkpoint.round_counts import RoundCounts
-from spark_estimator.extensions.checkpoint.state import (
-    StateEntry,
-    check_names,
-    entries_of,
-    own_buffers,
-    parameters_of,
-)
+from spark_estimator.extensions.checkpoint.standby import OWED, WAITS, Standby, StandbyEvent, StandbyState
+from spark_estimator.extensions.checkpoint.state import StateEntry, check_names
+from spark_estimator.extensions.checkpoint.step_clock import StepClock
 from spark_estimator.store import Store
-from spark_estimator.torch import allgather_object
 
 _log = logging.getLogger(__name__)
 _ASKED_EVERY = timedelta(seconds=0.05)
 _ENDS_WITHIN = timedelta(seconds=10)
-# Of the time of training: copies that wait for a slow store take no more, but for the first.
-_STANDBY_SHARE = 0.01
 
 
-@dataclass
-class _Standby:
-    """The copies since the checkpoint that is being written.
+class _CopyLog:
+    """Which copy is of which step, and lines of the log on what became of them.
 
     Attributes:
-        since: when that began, by rank 0's clock, in milliseconds.
-        spent: milliseconds that training has waited for copies since.
-        is_last: the last copy is on standby.
-        is_left_out: the last one that was due was not made.
+        last_error: why a copy was not written; empty: all were.
     """
 
-    since: int
-    spent: float = 0.0
-    is_last: bool = False
-    is_left_out: bool = False
+    def __init__(self, link: WriterLink, root: str, rank: int) -> None:
+        self.last_error = ""
+        self._link = link
+        self._root = root
+        self._who = f"rank {rank} (host {socket.gethostname()})"
+        self._steps: list[int] = []  # [tickets]
+        self._level = logging.DEBUG if rank else logging.WARNING
+
+    def add(self, step: int) -> int:
+        """Return the ticket of a new copy."""
+        self._steps.append(step)
+        return len(self._steps) - 1
+
+    def get_step(self, ticket: int) -> int | None:
+        """Return the step of a copy; None: there is none of this ticket."""
+        return self._steps[ticket] if 0 <= ticket < len(self._steps) else None
+
+    def read(self, timeout: timedelta = timedelta(0)) -> None:
+        """Log what became of earlier copies. Wait this time for the first report."""
+        for report in self._link.reports(timeout):
+            step = self.get_step(report.ticket)
+            what = f"the checkpoint of step {'?' if step is None else step}"
+            if report.error:
+                self.last_error = f"{what} was not written: {report.path or self._root} on {self._who}: {report.error}"
+                _log.error("%s", self.last_error)
+            elif report.again:
+                _log.warning("%s is tried again on %s: %s", what, self._who, report.again)
+            elif report.note:
+                _log.warning("%s: %s", self._who, report.note)
+            else:
+                _log.info(
+                    "%s: %s wrote %d bytes of %s in %.1f s", what, self._who, report.bytes, report.path, report.seconds
+                )
+
+    def note_change(self, step: int) -> None:
+        """Log that a copy is no whole state."""
+        _log.error(
+            "the checkpoint of step %d is given up on %s: parameters were changed while they were copied, and not by "
+            "an optimizer's step. Use overlap=False.", step, self._who,
+        )  # fmt: skip
+
+    def note_replaced(self, step: int | None, by: str) -> None:
+        """Log that the state of a step is not written, as another step's is."""
+        _log.log(
+            self._level,
+            "the state of step %s is not written, as an earlier checkpoint is still being written: that of %s replaces "
+            "it (others that are replaced are logged at level debug)", step, by,
+        )  # fmt: skip
+        self._level = logging.DEBUG
 
 
 class Checkpointer:
@@ -114,47 +152,27 @@ class Checkpointer:
         check_names(list(state), list(state.values()), "state")
         check_names(list(self._local), list(self._local.values()), "local state")
         store = store_of(folder)
-        if is_in_memory(store):
+        if store.prefix_path.startswith("memory:"):
             raise ValueError(f"{store.prefix_path} is in this process's memory, where no writer can write.")
         self._store = store
-        self._root = store.prefix_path
         self._state = state
         self._keep = keep, keep_every
-        self._stop_on_error = stop_on_error
-        self._is_rank = hvd.is_initialized()
-        self._rank, self._ranks = (hvd.rank(), hvd.size()) if self._is_rank else (0, 1)
+        self._rank, self._ranks = (hvd.rank(), hvd.size()) if hvd.is_initialized() else (0, 1)
         commits = [getattr(value, "committed_steps", None) for value in state.values()]
-        self._counts = RoundCounts(store, next(filter(None, commits), None))
-        begun = self._counts.begin()
-        self._group, self._steps = begun.group, begun.steps
-        #: Whether this is a later round of an elastic job: its state is newer than every checkpoint.
-        self._continues = begun.steps > 0
-        self._schedule = schedule.Schedule(
-            every_steps, None if every_seconds is None else timedelta(seconds=every_seconds), self._first_clock
-        )
-        if self._continues:
-            self._schedule.resume(begun.since, begun.passed)
-        self._staging: Staging | None = None
-        self._next_ticket = 0
-        self._steps_of: dict[int, int] = {}
-        self._last = Folder(begun.generation, -1, self._group, 0)
-        self._last_error = ""
-        self._objects = Objects()
-        self._copying = Copying()
-        self._standby = _Standby(0)
-        self._has_told = False
-        self._hooks: list[Any] = []
-        self._optimizers = [value for value in state.values() if isinstance(value, torch.optim.Optimizer)]
-        self._overlaps = overlap
-        if overlap:
-            hook = self._before_optimizer_step
-            self._hooks = [optimizer.register_step_pre_hook(hook) for optimizer in self._optimizers]
+        every = None if every_seconds is None else timedelta(seconds=every_seconds)
+        self._clock = StepClock(store, next(filter(None, commits), None), every_steps, every)
+        self._stop_on_error = stop_on_error
+        self._standby = Standby()
+        optimizers = [value for value in state.values() if overlap and isinstance(value, torch.optim.Optimizer)]
+        self._copier = StateCopier(state, self._local, self._rank, self._ranks, optimizers)
+        self._hooks = [optimizer.register_step_pre_hook(self._before_optimizer_step) for optimizer in optimizers]
         self._link: WriterLink | None = WriterLink(WritePart(store))
+        self._copies = _CopyLog(self._link, store.prefix_path, self._rank)
 
     @property
     def steps(self) -> int:
         """Steps so far: calls of `step`, and those before the checkpoint that was restored."""
-        return self._steps
+        return self._clock.steps
 
     @property
     def writer_pid(self) -> int:
@@ -163,13 +181,11 @@ class Checkpointer:
 
     def step(self) -> bool:
         """Counts a step of the training, and makes a checkpoint when one is due. Returns whether it did."""
-        self._steps += 1
-        self._counts.stepped(self._steps)
-        if self._schedule.is_due():
+        if self._clock.count():
             return self._save(may_be_left_out=True)
-        if self._staging is None:  # from the first step on optimizers have a state
+        if self._copier.layout is None:  # from the first step on optimizers have a state
             with contextlib.suppress(DataError):  # save() raises it, on all ranks
-                self._stage(self._entries())
+                self._copier.make_room(self.steps, self._open())
         return False
 
     def save(self) -> None:
@@ -182,88 +198,74 @@ class Checkpointer:
         self._save(may_be_left_out=False)
 
     def _save(self, *, may_be_left_out: bool) -> bool:
-        """Copies the state; returns whether it did.
-
-        Args:
-            may_be_left_out: a copy that would only be on standby is not made if such copies have taken more than
-                `_STANDBY_SHARE` of the time since the checkpoint that is being written; `close` makes up for it.
-        """
+        """Copies the state, unless it may be left out: `close` makes up for that. Returns whether it did."""
         link = self._open()
-        self._copying.wait()
+        self._copier.wait()
         began = time.perf_counter()
-        self._made()
-        self._log_reports(link.reports())
+        self._clock.begin_interval()
+        self._copies.read()
         # Errors in the state are found before the collective, and all ranks get them.
-        problem, entries, objects = "", [], []
+        problem = ""
+        entries: list[StateEntry] = []
+        objects: list[Packed] = []
         try:
-            entries = self._entries()
-            self._stage(entries)
-            objects = self._objects.packed(entries, self._own(), self._rank)
+            entries, objects = self._copier.prepare(self.steps, link)
         except DataError as error:
             problem = str(error)
-        all_free, milliseconds, spent, moment = self._agree(link, problem)
-        if all_free:
-            self._standby = _Standby(milliseconds)
-        elif may_be_left_out and spent > _STANDBY_SHARE * (milliseconds - self._standby.since):
-            self._log_replaced(self._steps, 0)
-            self._standby.is_left_out = True
+        states = self._exchange(link, stops=bool(problem) or (self._stop_on_error and link.control.failed >= 0))
+        check_states(states, self._copier.layout, problem or self._copies.last_error)
+        decision = self._standby.decide(
+            is_free=not any(state.is_busy for state in states),
+            now=states[0].clock,
+            spent=max(state.spent for state in states),
+            may_be_left_out=may_be_left_out,
+        )
+        if decision in OWED:
+            self._copies.note_replaced(self.steps, "a later step")
             return False
-        self._standby.is_left_out = False
-        staging = self._staging
+        step, staging = self.steps, self._copier.staging
         assert staging is not None
         number, replaced = link.free_slot(replaces=SlotState.STANDBY)
         if replaced is not None:
-            self._log_replaced(self._steps_of.pop(replaced, 0), self._steps)
-        generation = self._last.generation
-        if self._steps <= self._last.step:  # then another generation makes its folder another one, which is newer
-            generation += 1
-            self._counts.begun_again(generation)
-        self._last = folder = Folder(generation, self._steps, self._group, moment)
-        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        self._steps_of[ticket] = step = self._steps
-        targets = staging.targets(number)
-        path = f"{self._root}/{folder.name}"
+            self._copies.note_replaced(self._copies.get_step(replaced), f"step {step}")
+        ticket = self._copies.add(step)
+        path = f"{self._store.prefix_path}/{self._clock.name_folder(states[0].date)}"
+        targets = staging.targets(number)  # before `part_job`: it makes room, which could cut the job off
         job = part_job(link.slots[number], staging.layout, objects, path, self._rank, self._ranks, self._keep)
-        pairs = [
-            (target, part_of(entries[placed.entry].value.detach(), placed))
-            for target, placed in zip(targets, staging.layout.pieces, strict=True)
-        ]
 
         def done(whole: bool) -> None:
             if whole:
-                link.submit(number, ticket, job, now=all_free)
-                return
-            link.note_failure(ticket)
-            _log.error(
-                "the checkpoint of step %d is given up on rank %d (host %s): parameters were changed while they were "
-                "copied, and not by an optimizer's step. Use overlap=False.",
-                step, self._rank, socket.gethostname(),
-            )  # fmt: skip
+                link.submit(number, ticket, job, now=decision is StandbyState.WRITING)
+            else:
+                link.note_failure(ticket)
+                self._copies.note_change(step)
 
-        self._copying.run(*self._divided(pairs), done)
-        self._standby.is_last = not all_free
-        if not all_free:
-            self._standby.spent += 1000 * (time.perf_counter() - began)
+        self._copier.copy(entries, targets, done)
+        self._standby.add(time.perf_counter() - began)
         return True
 
     def wait(self) -> int | None:
         """Returns when the last copy is complete or has failed, with the last complete checkpoint's step, or None."""
         link = self._open()
-        self._copying.wait()
+        self._copier.wait()
         while True:
-            self._log_reports(link.reports(_ASKED_EVERY if link.control.is_busy else timedelta(0)))
-            states = self._states(link)
-            if not states[:, 0].any() and not link.begin_standby():
-                completed = int(states[0, 2])
-                return self._steps_of.get(completed)
-            if self._ranks > 1 and states[:, 0].any() and not link.control.is_busy:
-                time.sleep(_ASKED_EVERY.total_seconds())
+            self._copies.read(_ASKED_EVERY if link.control.is_busy else timedelta(0))
+            states = self._exchange(link)
+            if any(state.is_busy for state in states):
+                if self._ranks > 1 and not link.control.is_busy:
+                    time.sleep(_ASKED_EVERY.total_seconds())
+            elif self._standby.state in WAITS:
+                link.begin_standby()
+                self._standby.fire(StandbyEvent.BEGIN)
+            else:
+                self._standby.fire(StandbyEvent.END)
+                return self._copies.get_step(states[0].completed)
 
     def close(self) -> int | None:
         """Waits as `wait` does, and ends the writers. Returns the step of the last complete checkpoint, or None."""
         if self._link is None:
             return None
-        if self._standby.is_left_out:
+        if self._standby.state in OWED:
             self.save()
         completed = self.wait()
         self._leave(_ENDS_WITHIN)
@@ -272,7 +274,7 @@ class Checkpointer:
     def abandon(self) -> None:
         """Leaves the writers alone with what they have: they complete it and end. No collective, and no waiting."""
         if self._link is not None:
-            self._copying.wait()
+            self._copier.wait()
             self._leave(None)
 
     def restore(self, step: int | None = None) -> int:
@@ -290,12 +292,14 @@ class Checkpointer:
             DataError: it cannot be read, is damaged, does not fit the objects, or there is none of that step.
         """
         self.wait()
-        if step is None and self._continues:
-            return self._steps
-        result = restoring.restore(self._store, self._root, step, self._state, self._local, self._rank, self._ranks)
-        self._steps = result
-        self._made()
-        return result
+        if step is None and self._clock.continues:
+            return self.steps
+        root = self._store.prefix_path
+        self._clock.steps = restoring.restore(
+            self._store, root, step, self._state, self._local, self._rank, self._ranks
+        )
+        self._clock.begin_interval()
+        return self.steps
 
     def __enter__(self) -> Self:
         return self
@@ -308,127 +312,13 @@ class Checkpointer:
         else:  # the other ranks may be elsewhere
             self.abandon()
 
-    def _made(self) -> None:
-        """A checkpoint is due now, or was restored: steps and time are counted from here. A collective."""
-        self._schedule.made()
-        self._counts.made(self._steps)
-
-    def _entries(self) -> list[StateEntry]:
-        return [*entries_of(self._state), StateEntry("step", ("step",), self._steps)]
-
-    def _own(self) -> dict[str, Any]:
-        """The state that is this rank's alone."""
-        buffers = {}
-        for name, value in self._state.items():
-            for key, buffer in own_buffers(value).items() if self._rank else ():
-                buffers[f"{name}.{key}"] = buffer.detach().cpu()
-        return {
-            "random": random_state(),
-            "buffers": buffers,
-            "local": {name: value.state_dict() for name, value in self._local.items()},
-        }
-
-    def _stage(self, entries: Sequence[StateEntry]) -> None:
-        """Has room for this state; where its structure is another than last time, new room."""
-        structure = structure_of(entries)
-        if self._staging is None or self._staging.layout.structure != structure:
-            layout = layout_of(entries, structure, self._rank, self._ranks)
-            self._staging = Staging(layout, [entry.value for entry in entries], self._open())
-
-    def _divided(self, pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-        """The values to copy now, and those that may be copied until the optimizers' next step."""
-        if not self._overlaps:
-            return list(pairs), []
-        unchanged = parameters_of(self._optimizers)
-        now: list[Pair] = []
-        later: list[Pair] = []
-        for pair in pairs:
-            (later if pair[1].untyped_storage().data_ptr() in unchanged else now).append(pair)
-        return now, later
-
     def _before_optimizer_step(self, *_: Any) -> None:
         began = time.perf_counter()
-        self._copying.wait()
-        if self._standby.is_last:
-            self._standby.spent += 1000 * (time.perf_counter() - began)
+        self._copier.wait()
+        self._standby.add(time.perf_counter() - began)
 
-    def _states(self, link: WriterLink, problem: str = "") -> Any:
-        """[ranks, 8] busy, last failed and completed copy, clock, structure, whether to stop, time spent, date.
-
-        A collective. Times are in milliseconds, the date in seconds since 1970.
-        """
-        control = link.control
-        digest = int(self._staging.layout.digest[:15], 16) if self._staging is not None else 0
-        stop = int(bool(problem) or (self._stop_on_error and control.failed >= 0))
-        mine = [
-            int(control.is_busy),
-            control.failed,
-            control.completed,
-            int(1000 * schedule.clock()),
-            digest,
-            stop,
-            int(self._standby.spent),
-            int(time.time()),
-        ]
-        states = numpy.array([mine], numpy.int64)
-        if self._is_rank:
-            states = arrays.allgather(states, "checkpoint.states")
-        failed = int(states[:, 1].max())
-        if failed >= 0:
-            link.give_up(failed)
-        return states
-
-    def _agree(self, link: WriterLink, problem: str) -> tuple[bool, int, int, int]:
-        """Whether all writers are free, rank 0's clock, the most that a rank has spent, rank 0's date. A collective.
-
-        Raises:
-            DataError: on all ranks, see `save`.
-        """
-        states = self._states(link, problem)
-        if (states[:, 4] == states[0, 4]).all() and not states[:, 5].any():
-            return not states[:, 0].any(), int(states[0, 3]), int(states[:, 6].max()), int(states[0, 7])
-        structure = self._staging.layout.structure if self._staging is not None else ()
-        mine = (problem or self._last_error, structure)
-        of_ranks = allgather_object(mine, name="checkpoint.problems") if self._is_rank else [mine]
-        for rank, (text, other) in enumerate(of_ranks):
-            if text and states[rank, 5]:
-                raise DataError(text)
-            more, less = sorted(set(other) - set(of_ranks[0][1])), sorted(set(of_ranks[0][1]) - set(other))
-            if (more or less) and not states[:, 5].any():
-                raise DataError(
-                    f"the state of rank {rank} differs from rank 0's: it has {more[:1]} and lacks {less[:1]} (name, "
-                    "type, shape). Objects of which each rank has its own are given as local={...}."
-                )
-        raise DataError("a rank could not write its part of a checkpoint; see its log.")
-
-    def _log_reports(self, reports: Sequence[Report]) -> None:
-        """Logs what became of earlier copies."""
-        for report in reports:
-            who = f"rank {self._rank} (host {socket.gethostname()})"
-            what = f"the checkpoint of step {self._steps_of.get(report.ticket, '?')}"
-            if report.error:
-                self._last_error = f"{what} was not written: {report.path or self._root} on {who}: {report.error}"
-                _log.error("%s", self._last_error)
-            elif report.again:
-                _log.warning("%s is tried again on %s: %s", what, who, report.again)
-            elif report.note:
-                _log.warning("%s: %s", who, report.note)
-            else:
-                _log.info("%s: %s wrote %d bytes of %s in %.1f s", what, who, report.bytes, report.path, report.seconds)
-
-    def _log_replaced(self, step: int, by: int) -> None:
-        """Logs that the state of a step is not written, as that of another one, or of a later one, is."""
-        level = _log.debug if self._has_told or self._rank else _log.warning
-        self._has_told = True
-        level(
-            "the state of step %d is not written, as an earlier checkpoint is still being written: that of %s replaces "
-            "it (others that are replaced are logged at level debug)", step, f"step {by}" if by else "a later step",
-        )  # fmt: skip
-
-    def _first_clock(self) -> float:
-        if not self._is_rank:
-            return schedule.clock()
-        return float(arrays.broadcast(numpy.array([schedule.clock()]), 0, "checkpoint.clock")[0])
+    def _exchange(self, link: WriterLink, *, stops: bool = False) -> list[RankState]:
+        return exchange_states(link, self._copier.layout, self._standby.spent, self._ranks, stops=stops)
 
     def _open(self) -> WriterLink:
         if self._link is None:
@@ -439,6 +329,6 @@ class Checkpointer:
         link, self._link = self._open(), None
         for hook in self._hooks:
             hook.remove()
-        self._log_reports(link.reports())
-        self._staging = None
+        self._copies.read()
+        self._copier.staging = None
         link.close(timeout)

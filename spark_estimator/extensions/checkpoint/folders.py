@@ -25,18 +25,12 @@ class Folder:
 
     A training that begins again, or at an earlier checkpoint, has lower steps; its copies are newer, and have a higher
     generation. The time has no part in the order: clocks of hosts differ, and are put right.
-
-    Attributes:
-        generation: from 1; each beginning in a folder has a higher one than all before.
-        step: of the training.
-        group: names the writers that have written it together.
-        time: when the state was copied by rank 0's clock, in whole seconds since 1970.
     """
 
-    generation: int
-    step: int
-    group: str
-    time: int
+    generation: int  # from 1; each beginning in a folder has a higher one than all before
+    step: int  # of the training
+    group: str  # names the writers that have written it together
+    time: int  # when the state was copied by rank 0's clock, in whole seconds since 1970
 
     @property
     def name(self) -> str:

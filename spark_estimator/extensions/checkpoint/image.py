@@ -24,31 +24,20 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Hole:
-    """The room for a piece's numbers.
+    """The room for a piece's numbers."""
 
-    Attributes:
-        offset, size: in bytes, from the beginning.
-        checksums: where the CRC-32 of these bytes belongs, four bytes each.
-    """
-
-    offset: int
-    size: int
-    checksums: tuple[int, ...]
+    offset: int  # in bytes, from the beginning
+    size: int  # in bytes
+    checksums: tuple[int, ...]  # where the CRC-32 of these bytes belongs, four bytes each
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A saved tensor without its data.
+    """A saved tensor without its data."""
 
-    Attributes:
-        size: of all, in bytes.
-        texts: (offset, bytes) of what is not its numbers.
-        hole: None: it has no numbers.
-    """
-
-    size: int
-    texts: tuple[tuple[int, bytes], ...]
-    hole: Hole | None
+    size: int  # of all, in bytes
+    texts: tuple[tuple[int, bytes], ...]  # (offset, bytes) of what is not its numbers
+    hole: Hole | None  # None: it has no numbers
 
 
 @functools.lru_cache(maxsize=4096)

@@ -31,34 +31,24 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Extent:
-    """Some bytes of a file of the checkpoint.
-
-    Attributes:
-        first, sizes: [dimensions] of the rows that they hold; of what is no tensor both are empty.
-    """
+    """Some bytes of a file of the checkpoint."""
 
     file: str
     offset: int
     length: int
-    first: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()  # [dimensions] where their rows begin; of what is no tensor empty
+    sizes: tuple[int, ...] = ()  # [dimensions] of their rows
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A value of the checkpoint.
-
-    Attributes:
-        path: where it is in the state.
-        dtype, shape: of a tensor; None and (): it is none.
-        extents: where it is.
-    """
+    """A value of the checkpoint."""
 
     key: str
-    path: Path
-    dtype: torch.dtype | None
-    shape: tuple[int, ...]
-    extents: tuple[Extent, ...]
+    path: Path  # where it is in the state
+    dtype: torch.dtype | None  # None: it is no tensor
+    shape: tuple[int, ...]  # of a tensor
+    extents: tuple[Extent, ...]  # where it is
 
 
 def index_of(text: bytes, name: str) -> dict[str, Saved]:

@@ -1,12 +1,13 @@
-"""The position of each piece of the state in a slot's memory, and so in the rank's part.
+"""Which rank writes which piece of the state, and where it is in a slot's memory, and so in the rank's part.
 
-Computed once for a structure.
+Computed once for a structure, without communication.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,11 +19,14 @@ from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.writer_link import WriterLink
 from spark_estimator.extensions.checkpoint.image import Hole, aligned, frame_of, moved
 from spark_estimator.extensions.checkpoint.metadata_text import SavedPiece
-from spark_estimator.extensions.checkpoint.plan import TensorPiece, share_out
 from spark_estimator.extensions.checkpoint.state import StateEntry
 
 #: [entries] key, type and shape; of a value that is no tensor "" and ().
 Structure = tuple[tuple[str, str, tuple[int, ...]], ...]
+#: Tensors are not cut into smaller pieces: each costs about a kilobyte and a tenth of a millisecond.
+SMALLEST_PIECE = 1 << 20
+# Of a rank's share, so that shares are even within that.
+_PIECES_OF_A_SHARE = 8
 
 
 def structure_of(entries: Sequence[StateEntry]) -> Structure:
@@ -36,35 +40,33 @@ def structure_of(entries: Sequence[StateEntry]) -> Structure:
 
 
 @dataclass(frozen=True)
+class TensorPiece:
+    """Rows of a tensor."""
+
+    tensor: int  # its number
+    first: int  # along its first dimension; of a tensor without one, 0
+    rows: int  # of a tensor without dimensions, 1
+    rank: int  # that writes it
+
+
+@dataclass(frozen=True)
 class Placed:
-    """A piece of this rank's part.
+    """A piece of this rank's part."""
 
-    Attributes:
-        entry: the number of its tensor.
-        hole: the position of its data.
-    """
-
-    entry: int
+    entry: int  # the number of its tensor
     first: int
     rows: int
-    hole: Hole
+    hole: Hole  # the position of its data
 
 
 @dataclass
 class Layout:
-    """One rank's part, but for the values that are no tensors.
+    """One rank's part, but for the values that are no tensors."""
 
-    Attributes:
-        structure: for which it was made.
-        digest: of the structure.
-        end: bytes of the pieces together.
-        table: what the writer needs of it, in JSON; its place is behind the pieces.
-    """
-
-    structure: Structure
-    digest: str
-    end: int = 0
-    table: bytes = b""
+    structure: Structure  # for which it was made
+    digest: str  # of the structure
+    end: int = 0  # bytes of the pieces together
+    table: bytes = b""  # what the writer needs of it, in JSON; its place is behind the pieces
     pieces: list[Placed] = field(default_factory=list)
     texts: list[tuple[int, bytes]] = field(default_factory=list)
 
@@ -162,3 +164,26 @@ def layout_of(entries: Sequence[StateEntry], structure: Structure, rank: int, ra
 
 def _whole(tensor: torch.Tensor) -> TensorPiece:
     return TensorPiece(0, 0, tensor.shape[0] if tensor.dim() else 1, 0)
+
+
+def share_out(shapes: Sequence[Sequence[int]], item_bytes: Sequence[int], ranks: int) -> list[TensorPiece]:
+    """Cut tensors into pieces; assign each rank the same number of bytes, to one piece.
+
+    Args:
+        shapes: [tensors].
+        item_bytes: [tensors] of one element.
+    """
+    sizes = [math.prod(shape) * size for shape, size in zip(shapes, item_bytes, strict=True)]
+    total = sum(sizes)
+    largest = max(SMALLEST_PIECE, total // max(1, ranks * _PIECES_OF_A_SHARE))
+    pieces, done = [], 0
+    for number, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
+        rows = shape[0] if len(shape) else 1
+        parts = max(1, min(rows, -(-size // largest))) if ranks > 1 else 1
+        for part in range(parts):
+            first, stop = part * rows // parts, (part + 1) * rows // parts
+            piece = (stop - first) * (size // rows) if rows else 0
+            rank = min(ranks - 1, (done + piece // 2) * ranks // total) if total else 0
+            pieces.append(TensorPiece(number, first, stop - first, rank))
+            done += piece
+    return pieces

@@ -16,26 +16,16 @@ _VERSION = "1.0.0"
 
 @dataclass(frozen=True)
 class SavedPiece:
-    """Some rows of a tensor in a part.
+    """Some rows of a tensor in a part."""
 
-    Attributes:
-        key: the tensor's name.
-        path: the keys and places that lead to it in the state.
-        dtype: as ``torch`` names it.
-        shape: of the whole tensor.
-        first: [dimensions] where the piece begins.
-        sizes: [dimensions] of the piece.
-        offset, length: in bytes, in the file.
-    """
-
-    key: str
-    path: Sequence[str | int]
-    dtype: str
-    shape: Sequence[int]
-    first: Sequence[int]
-    sizes: Sequence[int]
-    offset: int
-    length: int
+    key: str  # the tensor's name
+    path: Sequence[str | int]  # the keys and places that lead to it in the state
+    dtype: str  # as torch names it
+    shape: Sequence[int]  # of the whole tensor
+    first: Sequence[int]  # [dimensions] where the piece begins
+    sizes: Sequence[int]  # [dimensions] of the piece
+    offset: int  # in bytes, in the file
+    length: int  # in bytes
 
 
 @dataclass(frozen=True)
@@ -50,19 +40,12 @@ class SavedObject:
 
 @dataclass(frozen=True)
 class Note:
-    """A writer's note on its part.
+    """A writer's note on its part."""
 
-    Attributes:
-        rank: whose part it is.
-        file: its name.
-        size: in bytes.
-        structure: a digest of names, types and shapes of what all ranks have alike.
-    """
-
-    rank: int
-    file: str
-    size: int
-    structure: str
+    rank: int  # whose part it is
+    file: str  # its name
+    size: int  # in bytes
+    structure: str  # a digest of names, types and shapes of what all ranks have alike
     pieces: Sequence[SavedPiece]
     objects: Sequence[SavedObject]
 

@@ -6,19 +6,26 @@ It runs in the writer's process, which imports neither torch nor numpy.
 from __future__ import annotations
 
 import json
+import os
 import posixpath
+import struct
 import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, BinaryIO
 
 from spark_estimator.checkpoint.orphan_limit import GRACE
 from spark_estimator.checkpoint.writer import GivenUpError, PendingCopy, Writer
-from spark_estimator.extensions.checkpoint import folders, part_file
+from spark_estimator.extensions.checkpoint import folders
 from spark_estimator.extensions.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
 from spark_estimator.store import FilesystemStore
 from spark_estimator.store.replacement import make_folders
 
 _SHORTEST_POLL, _LONGEST_POLL = 0.02, 1.0
+#: The file is written in pieces of this size in bytes: between two of them the writer checks whether it is still
+#: needed.
+CHUNK_BYTES = 1 << 20
 
 
 class WritePart:
@@ -53,12 +60,12 @@ class WritePart:
             offset += length
 
         def content() -> Any:
-            yield from part_file.chunks(view, end, table["holes"])
+            yield from chunks(view, end, table["holes"])
             for _, text in objects:
                 yield text
 
         with self._store.open(posixpath.join(path, file), "wb") as stream:
-            size = part_file.write(stream, content(), lambda: writer.check(ticket))
+            size = write_all(stream, content(), lambda: writer.check(ticket))
         pieces = [SavedPiece(**piece) for piece in table["pieces"]]
         note = Note(rank, file, size, table["structure"], pieces, [saved for saved, _ in objects])
         self._store.write(posixpath.join(path, folders.note_name(rank)), json.dumps(note.to_json()).encode())
@@ -115,3 +122,53 @@ class WritePart:
             if folder in self._complete:  # first what makes it a checkpoint
                 self._store.remove(posixpath.join(path, folders.METADATA))
             self._store.remove(path)
+
+
+def chunks(view: memoryview, end: int, holes: Sequence[tuple[int, int, Sequence[int]]]) -> Iterator[memoryview]:
+    """Yield the bytes of a part up to `end`, with the checksums in their places.
+
+    Args:
+        view: of the slot.
+        holes: (offset, size, where the CRC-32 of these bytes belongs) of the pieces' numbers, in their order.
+    """
+    checksums: dict[int, bytes] = {}
+    done = 0
+    for offset, size, places in [*holes, (end, 0, ())]:
+        yield from _with_checksums(view, done, offset, checksums)
+        checksum = 0
+        for start in range(offset, offset + size, CHUNK_BYTES):
+            chunk = view[start : min(start + CHUNK_BYTES, offset + size)]
+            checksum = zlib.crc32(chunk, checksum)
+            yield chunk
+        checksums = {place: struct.pack("<I", checksum) for place in places}
+        done = offset + size
+
+
+def _with_checksums(view: memoryview, start: int, stop: int, checksums: dict[int, bytes]) -> Iterator[memoryview]:
+    if start < stop:
+        text = bytearray(view[start:stop])
+        for place, checksum in checksums.items():
+            text[place - start : place - start + 4] = checksum
+        yield memoryview(text)
+
+
+def write_all(file: BinaryIO, pieces: Iterator[Any], is_wanted: Callable[[], None]) -> int:
+    """Write all to a file and, where it is this machine's, to the disk. Return the number of bytes.
+
+    Args:
+        is_wanted: called between the pieces; raises to stop.
+    """
+    size = 0
+    for piece in pieces:
+        is_wanted()
+        view = memoryview(piece).cast("B")
+        size += len(view)
+        while view:
+            view = view[file.write(view) :]
+    file.flush()
+    try:
+        descriptor = file.fileno()
+    except (AttributeError, OSError):
+        return size
+    os.fsync(descriptor)
+    return size

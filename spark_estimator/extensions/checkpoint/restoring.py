@@ -7,20 +7,19 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy
 import torch
 
 from spark_estimator.checkpoint.random_state import set_random_state
-from spark_estimator.collectives import arrays
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import folders, reading
 from spark_estimator.extensions.checkpoint.index import Extent, Saved, index_of
 from spark_estimator.extensions.checkpoint.state import load_into, nested, own_buffers
 from spark_estimator.store import FilesystemStore
-from spark_estimator.torch import allgather_object, broadcast_object, is_initialized
+from spark_estimator.torch import allgather_object, broadcast_, broadcast_object, is_initialized
 
 _log = logging.getLogger(__name__)
 Wanted = tuple[Saved, Extent]
+Pieces = Mapping[tuple[str, tuple[int, ...]], Any]  # by key and position
 
 
 def restore(
@@ -139,17 +138,15 @@ def _read(store: FilesystemStore, path: str, wanted: Sequence[Wanted]) -> dict[t
     return result
 
 
-def _joined(wanted: Sequence[Wanted], pieces: Mapping[tuple[str, tuple[int, ...]], Any]) -> dict[str, Any]:
+def _joined(wanted: Sequence[Wanted], pieces: Pieces) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for saved, extent in wanted:
         reading.place(values, saved, extent, pieces[saved.key, extent.first])
     return values
 
 
-def _exchanged(
-    shares: Sequence[Sequence[Wanted]], pieces: Mapping[tuple[str, tuple[int, ...]], Any], rank: int
-) -> dict[str, Any]:
-    """All values, from the ranks that have read them. A collective."""
+def _exchanged(shares: Sequence[Sequence[Wanted]], pieces: Pieces, rank: int) -> dict[str, Any]:
+    """Return all values, from the ranks that have read them. A collective."""
     values: dict[str, Any] = {}
     for root, wanted in enumerate(shares):
         tensors = [(saved, extent) for saved, extent in wanted if saved.dtype is not None]
@@ -163,24 +160,13 @@ def _exchanged(
     return values
 
 
-def _broadcast(
-    tensors: Sequence[Wanted],
-    pieces: Mapping[tuple[str, tuple[int, ...]], Any],
-    root: int,
-    rank: int,
-    values: dict[str, Any],
-) -> None:
+def _broadcast(tensors: Sequence[Wanted], pieces: Pieces, root: int, rank: int, values: dict[str, Any]) -> None:
     sizes = [torch.Size(extent.sizes).numel() * (saved.dtype or torch.uint8).itemsize for saved, extent in tensors]
-    buffer = numpy.empty(sum(sizes), numpy.uint8)
-    offset = 0
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
     if rank == root:
-        for (saved, extent), size in zip(tensors, sizes, strict=True):
-            flat = pieces[saved.key, extent.first].contiguous().reshape(-1).view(torch.uint8)
-            buffer[offset : offset + size] = flat.numpy()
-            offset += size
-    if len(buffer):
-        buffer = arrays.broadcast(buffer, root, "checkpoint.tensors")
-    received = torch.from_numpy(buffer)
+        flat = [pieces[saved.key, extent.first].reshape(-1).view(torch.uint8) for saved, extent in tensors]
+        torch.cat(flat, out=buffer)
+    received = broadcast_(buffer, root, name="checkpoint.tensors") if len(buffer) else buffer
     offset = 0
     for (saved, extent), size in zip(tensors, sizes, strict=True):
         # A copy: a type has to begin at a multiple of its size.

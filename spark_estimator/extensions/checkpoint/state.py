@@ -22,17 +22,12 @@ RESERVED = ("step", "ranks")
 
 @dataclass(frozen=True)
 class StateEntry:
-    """One value that is equal on all ranks, or of which rank 0's is saved.
+    """One value that is equal on all ranks, or of which rank 0's is saved."""
 
-    Attributes:
-        key, path: its name in the whole state, as ``torch.distributed.checkpoint`` names it.
-        of_first: rank 0 writes it, as other ranks may have another value.
-    """
-
-    key: str
+    key: str  # its name in the whole state, as `torch.distributed.checkpoint` names it
     path: Path
     value: Any
-    of_first: bool = False
+    of_first: bool = False  # rank 0 writes it, as other ranks may have another value
 
 
 def entries_of(objects: Mapping[str, Any]) -> list[StateEntry]:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import stat
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -122,6 +123,21 @@ def test_load_gives_what_is_asked_for(tmp_path: Path) -> None:
         load(str(tmp_path / "nothing"))
 
 
+def test_a_copy_waits_for_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a thread makes: the kernel takes its time for new memory."""
+    cut = os.ftruncate
+
+    def slow(descriptor: int, size: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.2)
+        cut(descriptor, size)
+
+    monkeypatch.setattr(os, "ftruncate", slow)
+    with Checkpointer(str(tmp_path), model=nn.Linear(300, 300)) as checkpointer:
+        checkpointer.save()
+        assert checkpointer.wait() == 0
+
+
 def test_files_are_the_users_own(tmp_path: Path) -> None:
     with Checkpointer(str(tmp_path / "run"), model=nn.Linear(1, 1)) as checkpointer:
         checkpointer.save()
@@ -159,7 +175,7 @@ def test_a_store_that_fails_is_tried_again(tmp_path: Path, lines: pytest.LogCapt
     while not any("is tried again" in record.message for record in lines.records):
         training.step()
         checkpointer.step()
-        checkpointer._log_reports(checkpointer._open().reports(timedelta(seconds=1)))
+        checkpointer._copies.read(timedelta(seconds=1))
     (tmp_path / "broken").unlink()
     assert checkpointer.close() == 1
     assert "No space left" in lines.text
@@ -182,7 +198,7 @@ def test_an_error_ends_training_if_that_is_asked_for(tmp_path: Path) -> None:
         os.kill(checkpointer.writer_pid, signal.SIGKILL)
         with pytest.raises(DataError, match=r"step 0 was not written.*signal 9"):
             while True:
-                checkpointer._log_reports(checkpointer._open().reports(timedelta(seconds=5)))
+                checkpointer._copies.read(timedelta(seconds=5))
                 checkpointer.step()
                 checkpointer.save()
 
@@ -197,7 +213,7 @@ def test_a_writer_that_was_killed_is_started_again(tmp_path: Path, lines: pytest
     os.kill(first, signal.SIGKILL)
     (tmp_path / "closed").unlink()
     while checkpointer.writer_pid == first:
-        checkpointer._log_reports(checkpointer._open().reports(timedelta(seconds=5)))
+        checkpointer._copies.read(timedelta(seconds=5))
     training.step()
     checkpointer.step()
     checkpointer.save()

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.extensions.checkpoint import part_file
-from spark_estimator.extensions.checkpoint.part_file import CHUNK_BYTES, chunks, write
+from spark_estimator.extensions.checkpoint.part_writer import CHUNK_BYTES, chunks, write_all
 
 
 def test_chunks_carry_checksums_into_the_text_behind_each_hole() -> None:
@@ -53,10 +52,10 @@ class Slow(io.BytesIO):
 def test_all_is_written_also_where_a_stream_takes_less(tmp_path: Path, pieces: Sequence[Any]) -> None:
     expected = b"".join(map(bytes, pieces))
     slow = Slow()
-    assert write(slow, iter(pieces), lambda: None) == len(expected)
+    assert write_all(slow, iter(pieces), lambda: None) == len(expected)
     assert slow.getvalue() == expected
     with (tmp_path / "part").open("wb") as file:
-        assert write(file, iter(pieces), lambda: None) == len(expected)
+        assert write_all(file, iter(pieces), lambda: None) == len(expected)
         assert (tmp_path / "part").read_bytes() == expected, "before the file is closed"
 
 
@@ -69,5 +68,5 @@ def test_writing_stops_between_two_pieces() -> None:
 
     stream = io.BytesIO()
     with pytest.raises(InterruptedError, match="another rank"):
-        part_file.write(stream, iter([b"a", b"b", b"c"]), is_wanted)
+        write_all(stream, iter([b"a", b"b", b"c"]), is_wanted)
     assert stream.getvalue() == b"ab"

@@ -120,7 +120,7 @@ def failing(rank: int, folder: str) -> tuple[int | None, list[int]]:
             pid = checkpointer.writer_pid
             os.kill(pid, signal.SIGKILL)
             while checkpointer.writer_pid == pid:
-                checkpointer._log_reports(checkpointer._open().reports(timedelta(seconds=5)))
+                checkpointer._copies.read(timedelta(seconds=5))
             os.unlink(f"{folder}/closed")
         barrier()
         assert checkpointer.wait() is None
@@ -133,6 +133,43 @@ def test_a_writer_that_dies_costs_all_ranks_that_checkpoint_only(two_ranks: Rank
     (tmp_path / "closed").touch()
     assert two_ranks.run(failing, str(tmp_path)) == [(2, [2]), (2, [2])]
     assert complete_steps(str(tmp_path / "run")) == [2]
+
+
+def changing(rank: int, folder: str) -> tuple[int | None, int | None]:
+    """A parameter of rank 1 changes while the copy is made that waits. The earlier one may be lost with it."""
+    from pathlib import Path
+
+    from spark_estimator.checkpoint import Checkpointer
+    from spark_estimator.extensions.checkpoint import copying
+    from tests.extensions.checkpoint.slow_store import GatedStore
+
+    model = torch.nn.Linear(2, 2)
+    copy = copying._copy
+
+    def change(target: torch.Tensor, source: torch.Tensor) -> None:
+        copy(target, source)
+        with torch.no_grad():
+            source.add_(1)
+
+    optimizer = torch.optim.SGD(model.parameters())
+    with Checkpointer(GatedStore(f"{folder}/run"), model=model, optimizer=optimizer, overlap=True) as checkpointer:
+        checkpointer.save()
+        copying._copy = change if rank else copy
+        checkpointer.step()
+        checkpointer.save()
+        copying._copy = copy
+        Path(folder, "closed").unlink(missing_ok=True)
+        first = checkpointer.wait()
+        checkpointer.step()
+        checkpointer.save()
+        return first, checkpointer.close()
+
+
+def test_a_copy_that_waits_on_some_ranks_only_is_given_up_by_all(two_ranks: RankPool, tmp_path: Path) -> None:
+    (tmp_path / "closed").touch()
+    first, second = two_ranks.run(changing, str(tmp_path))
+    assert first == second and first[0] in (None, 0) and first[1] == 2
+    assert complete_steps(str(tmp_path / "run"))[-1] == 2
 
 
 def keeping(rank: int, folder: str) -> list[int]:
