@@ -37,18 +37,14 @@ ReadRows = Callable[[TrainSpec], tuple[Spool, Spool]]
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run that has begun, as all of its ranks know it.
+    """A run that has begun, as all of its ranks know it."""
 
-    Attributes:
-        identity, seed: as in `RankRun`.
-        read: [ranks] rows that each rank had read from files when the run began; empty where rows have no order.
-        initial: as in `TrainSpec`, when the run began.
-    """
-
-    identity: Identity
-    seed: int
-    read: tuple[int, ...] = ()
-    initial: str = ""
+    identity: Identity  # as in `RankRun`
+    seed: int  # as in `RankRun`
+    read: tuple[
+        int, ...
+    ] = ()  # [ranks] rows that each had read from files at the start; empty where rows have no order
+    initial: str = ""  # as in `TrainSpec`, when the run began
 
     @classmethod
     def of(cls, spec: TrainSpec, identity: Identity, kept: Checkpoint | None, read: tuple[int, ...] = ()) -> KnownRun:
@@ -60,19 +56,12 @@ class KnownRun:
 
 @dataclass(frozen=True)
 class RankRun:
-    """The input of a rank's training.
+    """The input of a rank's training."""
 
-    Attributes:
-        rows: to train on; all ranks have equal numbers of them, or nearly.
-        held: for validation; None: there are none, on any rank.
-        kept: the checkpoint to resume from; None: it starts from the beginning.
-        known: what a process that joins needs.
-    """
-
-    rows: EpochRows
-    held: EpochRows | None
-    kept: Checkpoint | None
-    known: KnownRun
+    rows: EpochRows  # to train on; all ranks have equal numbers of them, or nearly
+    held: EpochRows | None  # for validation; None: there are none, on any rank
+    kept: Checkpoint | None  # to resume from; None: it starts from the beginning
+    known: KnownRun  # what a process that joins needs
 
     @property
     def seed(self) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +22,25 @@ from spark_estimator.observe.training_meter import TrainingMeter
 
 #: In the place of a file's path: the strategy of `strategy_of` keeps the Trainer's checkpoint as ``in_memory``.
 IN_MEMORY = "the strategy's memory"
+
+
+class EpochHooks(Protocol):
+    """What a training does at moments of Lightning's; each is called with the Trainer."""
+
+    def fit_starts(self, trainer: Any) -> None:
+        """Model and optimizers are there; the first of the hooks ``on_fit_start``."""
+
+    def train_starts(self, trainer: Any) -> None:
+        """All hooks ``on_fit_start`` have run."""
+
+    def epoch_starts(self, trainer: Any) -> None:
+        """An epoch begins."""
+
+    def epoch_ends(self, trainer: Any) -> None:
+        """The last batch of an epoch is done; before other hooks of the epoch's end."""
+
+    def epoch_ended(self, trainer: Any) -> None:
+        """All of Lightning's hooks and schedulers of the epoch have run."""
 
 
 class EpochSums:
@@ -37,11 +56,7 @@ class EpochSums:
         train: this rank's batches; None: they come from a LightningDataModule of the user's.
         held: the same for validation; None: as above, or there are none.
         metrics: how many numbers a plain module's step gives besides the loss.
-        begin: (trainer) before each one.
-        end: (trainer) after each one, when all of Lightning's own hooks have run.
-        restore: (trainer) before the first one, when model and optimizers are there.
-        run: (trainer) before the first one, after `restore`, when all hooks ``on_fit_start`` have run.
-        last: (trainer) after the last batch of each one, before the hooks of its end.
+        hooks: of the training.
         multiplied: the factor of every loss.
         joint: weight losses by the rank's rows, so that the mean of all ranks' gradients is that of the joint batch.
         stop_on_nan: as in `estimators.lightning.parts.LightningParts`.
@@ -53,11 +68,7 @@ class EpochSums:
         train: RowLoader | None,
         held: RowLoader | None,
         metrics: int,
-        begin: Callable[[Any], None],
-        end: Callable[[Any], None],
-        restore: Callable[[Any], None],
-        run: Callable[[Any], None] = lambda trainer: None,
-        last: Callable[[Any], None] = lambda trainer: None,
+        hooks: EpochHooks,
         multiplied: int = 1,
         joint: bool = True,
         stop_on_nan: bool = False,
@@ -70,11 +81,7 @@ class EpochSums:
         self._loaders = {"train": train, "validation": held}
         self._width = 2 + metrics
         self._sums = {part: torch.zeros(self._width, dtype=torch.float64) for part in self._loaders}
-        self._begin = begin
-        self._end = end
-        self._restore = restore
-        self._run = run
-        self._last = last
+        self._hooks = hooks
         self._multiplied = multiplied
         self._joint = joint
         self._stop_on_nan = stop_on_nan
@@ -83,18 +90,18 @@ class EpochSums:
         self._counts = dict.fromkeys(self._loaders, (0, 0.0))
 
     def fit_starts(self, trainer: Any) -> None:
-        self._restore(trainer)
+        self._hooks.fit_starts(trainer)
 
     def train_starts(self, trainer: Any) -> None:
-        """From here on `end` is called after each epoch, when all of Lightning's hooks and schedulers have run."""
+        """From here on `EpochHooks.epoch_ended` is called after each epoch."""
         original = trainer.fit_loop.on_advance_end
 
         def ended(*args: Any, **kwargs: Any) -> None:
             original(*args, **kwargs)
-            self._end(trainer)
+            self._hooks.epoch_ended(trainer)
 
         trainer.fit_loop.__dict__["on_advance_end"] = ended
-        self._run(trainer)
+        self._hooks.train_starts(trainer)
 
     def epoch_starts(self, trainer: Any) -> None:
         self.seen.clear()
@@ -104,10 +111,10 @@ class EpochSums:
         if train is not None:
             train.enter(int(trainer.current_epoch))
         self._enter(trainer, 0)
-        self._begin(trainer)
+        self._hooks.epoch_starts(trainer)
 
     def epoch_ends(self, trainer: Any) -> None:
-        self._last(trainer)
+        self._hooks.epoch_ends(trainer)
 
     def _enter(self, trainer: Any, done: int) -> None:
         self._meter.epochs = max(trainer.max_epochs or 0, 0)

@@ -14,9 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from spark_estimator.estimators.lightning.callbacks import IN_MEMORY
+import spark_estimator.torch as hvd
+from spark_estimator.checkpoint.schedule import Schedule
+from spark_estimator.estimators.lightning.callbacks import IN_MEMORY, EpochSums
+from spark_estimator.estimators.lightning.rank_state import metric_states, take_metric_states
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, TrainingProgress, schedule_of
+from spark_estimator.estimators.rank_run import RankRun
 from spark_estimator.estimators.torch.checkpoint import packed
-from spark_estimator.estimators.torch.rank_state import take_buffers
+from spark_estimator.estimators.torch.rank_state import gathered, rng_state, set_rng_state, take_buffers
+from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 
 #: Of what may be any object, only plain values and tensors are kept.
@@ -153,3 +159,143 @@ def _is_plain(value: Any) -> bool:
     except Exception:  # any error of pickle, or of the objects themselves
         return False
     return True
+
+
+class FreshStart:
+    """The start of a training without a checkpoint: there is nothing to restore."""
+
+    is_within = False  # the training continues within an epoch
+
+    def begin(self, trainer: Any) -> None:
+        """Set a Trainer, before its ``fit``, to the epochs that were done."""
+
+    def restore(self, trainer: Any, module: nn.Module) -> None:
+        """Restore module and callbacks, before other hooks ``on_fit_start``."""
+
+    def restore_optimizers(self, trainer: Any) -> None:
+        """Restore optimizers, after all hooks ``on_fit_start``: these may have added groups of parameters."""
+
+    def take_settings(self, trainer: Any) -> None:
+        """Restore what no state has, when the epoch begins: callbacks look at the Trainer's in ``on_train_start``."""
+
+    def continue_epoch(self, trainer: Any, module: nn.Module, watch: EpochSums, done: int) -> dict[str, Any]:
+        """Restore what this rank had after `done` batches of the epoch. Return what it had logged in it."""
+        raise NotImplementedError
+
+
+class ResumedStart(FreshStart):
+    """The start of a training from a checkpoint. Its epoch begins again if `spread`, as of `Cursor`, is another now."""
+
+    def __init__(self, kept: Checkpoint, spread: list[int]) -> None:
+        self._kept = kept
+        self._checkpoint: dict[str, Any] = kept.state["lightning"]
+        self.is_within = kept.cursor is not None and kept.cursor.spread == spread
+        #: What this rank alone had; None if the checkpoint is of another number of ranks.
+        self._rank_state = kept.ranks[hvd.rank()] if len(kept.ranks) == hvd.size() else None
+
+    def begin(self, trainer: Any) -> None:
+        begin_after(trainer, self._checkpoint, within=self.is_within)
+
+    def restore(self, trainer: Any, module: nn.Module) -> None:
+        restore(trainer, module, self._checkpoint, self._rank_state)
+
+    def restore_optimizers(self, trainer: Any) -> None:
+        restore_optimizers(trainer, self._checkpoint)
+        if self._rank_state is not None:
+            trainer.callback_metrics.update(self._rank_state.get("callback_metrics", {}))
+
+    def take_settings(self, trainer: Any) -> None:
+        settings = self._kept.state.get("settings")
+        if settings is not None:
+            take_settings(trainer, settings)
+
+    def continue_epoch(self, trainer: Any, module: nn.Module, watch: EpochSums, done: int) -> dict[str, Any]:
+        state = self._rank_state
+        assert state is not None
+        forget_restart(trainer)
+        self.take_settings(trainer)
+        watch.resume(trainer, state["watch"], done)
+        take_metric_states(module, state["metrics"])
+        set_rng_state(trainer.strategy.root_device, state)
+        return dict(state["logged"])
+
+
+class CheckpointWriter:
+    """Decides when a checkpoint within an epoch is due, and has checkpoints written; `spread` as of `Cursor`, now."""
+
+    def __init__(self, spec: TrainSpec, beginning: RankRun, saver: Saver, spread: list[int]) -> None:
+        self._spec = spec
+        self._known = beginning.known
+        self.saver = saver
+        self._spread = spread
+        self._tells = beginning.kept is None  # what the next checkpoint leaves out
+        self._schedule: Schedule | None = None
+        self._is_due = False
+        self._counts = 0, 0  # validations that had ended, and optimizer steps, before the last batch
+
+    def begin_epoch(self, validations: int) -> None:
+        """An epoch begins, or continues, after this number of validations."""
+        self._schedule, self._is_due, self._counts = schedule_of(self._spec), False, (validations, 0)
+
+    def is_due(self, trainer: Any, module: Any, validations: int, done: int) -> bool:
+        """Return whether to write one after `done` batches of the epoch, and this number of validations. Collective."""
+        before, self._counts = self._counts, (validations, int(trainer.global_step))
+        validated, stepped = (count != earlier for count, earlier in zip(self._counts, before, strict=True))
+        if self._schedule is None:
+            return False
+        self._is_due = self._is_due or self._schedule.is_due()
+        # A checkpoint has no gradients that wait for their step; a module that optimizes by hand decides when it is.
+        complete = done % trainer.accumulate_grad_batches == 0 if module.automatic_optimization else stepped
+        # Lightning would repeat a validation that is right before a checkpoint.
+        return self._is_due and complete and not validated
+
+    def save_within(
+        self, trainer: Any, module: Any, progress: TrainingProgress, place: tuple[int, int], counted: dict[str, Any]
+    ) -> None:
+        """Have a checkpoint written within an epoch. A collective.
+
+        Args:
+            place: batches of the epoch that are done, and their rows.
+            counted: what this rank has counted and logged in the epoch.
+        """
+        here = counted | rng_state(trainer.strategy.root_device) | {"metrics": metric_states(module)}
+        self.save(trainer, module, progress, Cursor(*place, self._spread), here)
+        assert self._schedule is not None
+        self._schedule.made()
+        self._is_due = False
+
+    def save(
+        self,
+        trainer: Any,
+        module: Any,
+        progress: TrainingProgress,
+        cursor: Cursor | None = None,
+        here: dict[str, Any] | None = None,
+    ) -> None:
+        """Have a checkpoint written; `cursor` None: between two epochs. A collective."""
+        ranks = gathered(module, trainer.strategy.root_device)
+        here = {"callback_metrics": dict(trainer.callback_metrics), **(here or {})}
+        states = hvd.allgather_object(here, name="what each rank has of Lightning")
+        least = len(progress.history) >= (trainer.min_epochs or 0)
+        ended = trainer.should_stop and least and trainer.global_step >= (trainer.min_steps or 0)
+        tells, self._tells = self._tells, False
+        state = {
+            "lightning": plain_checkpoint(trainer, tells=tells),
+            "ended": bool(ended) and cursor is None,
+            "settings": settings_of(trainer),
+        }
+        if hvd.rank() == 0:
+            known = self._known
+            ranks = [{**each, **more} for each, more in zip(ranks, states, strict=True)]
+            self.saver.save(
+                Checkpoint(
+                    known.identity,
+                    known.seed,
+                    state,
+                    progress.history,
+                    progress.best,
+                    ranks,
+                    cursor=cursor,
+                    initial=known.initial,
+                )
+            )

@@ -86,43 +86,26 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A position within an epoch.
+    """A position within an epoch."""
 
-    Attributes:
-        steps: batches of the epoch that each rank has done.
-        rows: of all ranks together, in these.
-        spread: [ranks] a checksum of the rows of each rank, in their order.
-    """
-
-    steps: int
-    rows: int
-    spread: list[int]
+    steps: int  # batches of the epoch that each rank has done
+    rows: int  # of all ranks together, in these
+    spread: list[int]  # [ranks] a checksum of the rows of each rank, in their order
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A training after some epoch, or within one.
+    """A training after some epoch, or within one."""
 
-    Attributes:
-        identity: of the data, the model and the parameters.
-        seed: with which it was begun.
-        state: of model, optimizer and scheduler.
-        history, best: as in `TrainingProgress`.
-        ranks: [ranks] what each has for itself.
-        cursor: how far it was in the epoch after those of the history; None: at its beginning.
-        initial: as in `TrainSpec`, when the run began.
-        owner: the fit that wrote it; see `TrainSpec`.
-    """
-
-    identity: Identity
-    seed: int
-    state: dict[str, Any]
-    history: list[dict[str, Any]]
-    best: Any
-    ranks: list[dict[str, Any]] = field(default_factory=list)
-    cursor: Cursor | None = None
-    initial: str = ""
-    owner: str = ""
+    identity: Identity  # of the data, the model and the parameters
+    seed: int  # with which it was begun
+    state: dict[str, Any]  # of model, optimizer and scheduler
+    history: list[dict[str, Any]]  # as in `TrainingProgress`
+    best: Any  # as in `TrainingProgress`
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # [ranks] what each has for itself
+    cursor: Cursor | None = None  # how far it was in the epoch after those of the history; None: at its beginning
+    initial: str = ""  # as in `TrainSpec`, when the run began
+    owner: str = ""  # the fit that wrote it; see `TrainSpec`
 
 
 class CheckpointFormat(Protocol):

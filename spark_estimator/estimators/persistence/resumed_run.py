@@ -10,15 +10,10 @@ from spark_estimator.estimators.train_spec import TrainSpec
 
 @dataclass(frozen=True)
 class LostPlace:
-    """Where a training was when it lost a rank.
+    """Where a training was when it lost a rank."""
 
-    Attributes:
-        epochs: that had ended.
-        steps: of the next epoch that were done.
-    """
-
-    epochs: int
-    steps: int
+    epochs: int  # that had ended
+    steps: int  # of the next epoch that were done
 
     def __str__(self) -> str:
         return f"a rank was lost in epoch {self.epochs + 1}, after step {self.steps}"

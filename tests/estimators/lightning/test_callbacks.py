@@ -17,6 +17,7 @@ import spark_estimator.torch as hvd
 from spark_estimator import DataError
 from spark_estimator.estimators.lightning.callbacks import EpochSums, logged
 from spark_estimator.estimators.torch.checkpoint import packed
+from tests.estimators.lightning.no_hooks import NoHooks
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +28,7 @@ def alone() -> Iterator[None]:
 
 
 def sums_of(metrics: int = 0, **changed: Any) -> EpochSums:
-    def nothing(*args: Any) -> None: ...
-
-    return EpochSums(None, None, metrics, nothing, nothing, nothing, **changed)
+    return EpochSums(None, None, metrics, NoHooks(), **changed)
 
 
 def test_losses_are_means_over_rows() -> None:

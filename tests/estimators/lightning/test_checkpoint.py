@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ import lightning.pytorch as pl
 
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.lightning.callbacks import EpochSums, strategy_of
-from spark_estimator.estimators.lightning.checkpoint import begin_after, plain_checkpoint
+from spark_estimator.estimators.lightning.checkpoint import CheckpointWriter, begin_after, plain_checkpoint
 from spark_estimator.estimators.torch.checkpoint import packed
+from tests.estimators.lightning.no_hooks import NoHooks
 
 OFF = {f"enable_{name}": False for name in ("checkpointing", "progress_bar", "model_summary")}
 
@@ -49,9 +51,7 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
 
 def trainer_of(epochs: int, **arguments: Any) -> Any:
-    def nothing(trainer: Any) -> None: ...
-
-    sums = EpochSums(None, None, 0, nothing, nothing, nothing)
+    sums = EpochSums(None, None, 0, NoHooks())
     strategy = strategy_of("lightning.pytorch", sums, 0)
     return pl.Trainer(accelerator="cpu", logger=False, max_epochs=epochs, strategy=strategy, **OFF, **arguments)
 
@@ -96,3 +96,27 @@ def test_an_epoch_that_is_half_done_continues_or_begins_again() -> None:
         assert other.fit_loop.restarting is within and other.current_epoch == 0
         counts = other.fit_loop.epoch_progress.total
         assert (counts.ready, counts.processed) == (int(within), 0)
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "batches", "due"),
+    [
+        # (validations, optimizer steps) after each batch; two batches are one step
+        (False, [(0, 0), (0, 1), (0, 1), (0, 2)], [False, False, False, True]),
+        (False, [(0, 0), (0, 1), (0, 1), (1, 2), (1, 2), (1, 3)], [False, False, False, False, False, True]),
+        (True, [(0, 0), (0, 0), (0, 1), (0, 1)], [False, False, True, False]),
+    ],
+)
+def test_a_checkpoint_that_is_due_waits_for_a_step_and_not_for_a_validation(
+    by_hand: bool, batches: list[tuple[int, int]], due: list[bool]
+) -> None:
+    spec: Any = SimpleNamespace(checkpoints_within=True, checkpoint_steps=3, checkpoint_seconds=None)
+    beginning: Any = SimpleNamespace(known=None, kept=None)
+    writer = CheckpointWriter(spec, beginning, None, [])  # type: ignore[arg-type]
+    module = SimpleNamespace(automatic_optimization=not by_hand)
+    writer.begin_epoch(0)
+    results = []
+    for done, (validations, steps) in enumerate(batches, 1):
+        trainer = SimpleNamespace(global_step=steps, accumulate_grad_batches=2)
+        results.append(writer.is_due(trainer, module, validations, done))
+    assert results == due
