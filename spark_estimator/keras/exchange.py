@@ -29,50 +29,39 @@ failures: list[BaseException] = []
 
 
 @dataclass
+class StepWeight:
+    """A number with which this rank's gradients of a step are multiplied first. Ranks have different ones."""
+
+    is_used: bool = False
+    value: float = 1.0  # rows / (all ranks' rows / ranks): then the mean is that over all rows of the step
+    follower: Any = None  # a variable of a compiled step, which is assigned `value` whenever that is set
+
+    def set(self, value: float) -> None:
+        """Set the number; it is read when the step runs, also in a compiled one."""
+        self.value = value
+        if self.follower is not None:
+            self.follower.assign(value)
+
+
+@dataclass
 class KerasExchange:
-    """How the gradients of one optimizer are exchanged.
+    """How the gradients of one optimizer are exchanged."""
 
-    Attributes:
-        label: the optimizer's name, for requests and errors.
-        op: Average or Sum.
-        compression: turns each gradient into what is sent, and back.
-        predivide: f: an average is taken as 1/f before and f/size after the sum.
-        groups: which gradients are sent together: None: all; a number of groups; or lists of variables.
-        sparse_as_dense: gradients of some rows are sent as whole ones; without it their rows are gathered.
-        process_set: over whose ranks; a rank outside it steps by its own gradients.
-        scale_local: gradients of local variables are divided by the number of ranks.
-        local: ids of the variables whose gradients stay on their rank.
-        accumulates: passes whose gradients are collected before they are exchanged.
-        sums_passes: the passes' gradients are added up, where Keras would take their mean.
-        weighs: a step's gradients are multiplied with `factor` first; not the same for all ranks.
-        backend: of the optimizer's Keras; None: that of the process.
-        factor: read when the step runs, also in a compiled one. The mean over all rows of a step whose ranks have
-            unequal numbers of them takes rows / (all ranks' rows / ranks).
-        follower: a variable of a compiled step that is assigned `factor` whenever that is set; None: there is none.
-    """
-
-    label: str
-    op: ReduceOp
-    compression: Any
-    predivide: float
-    groups: int | list[list[Any]] | None
-    sparse_as_dense: bool
-    process_set: ProcessSet | None
-    scale_local: bool = True
-    local: set[int] = field(default_factory=set)
-    accumulates: int = 1
-    sums_passes: bool = False
-    weighs: bool = False
-    backend: str | None = None
-    factor: float = 1.0
-    follower: Any = None
+    label: str  # the optimizer's name, for requests and errors
+    op: ReduceOp  # Average or Sum
+    compression: Any  # turns each gradient into what is sent, and back
+    predivide: float  # f: an average is taken as 1/f before and f/size after the sum
+    groups: int | list[list[Any]] | None  # sent together: None: all; a number of groups; or lists of variables
+    sparse_as_dense: bool  # gradients of some rows are sent as whole ones; without it their rows are gathered
+    process_set: ProcessSet | None  # over whose ranks; a rank outside it steps by its own gradients
+    scale_local: bool = True  # gradients of local variables are divided by the number of ranks
+    local: set[int] = field(default_factory=set)  # ids of the variables whose gradients stay on their rank
+    accumulates: int = 1  # passes whose gradients are collected before they are exchanged
+    sums_passes: bool = False  # the passes' gradients are added up, where Keras would take their mean
+    backend: str | None = None  # of the optimizer's Keras; None: that of the process
+    weight: StepWeight = field(default_factory=StepWeight)  # of this rank's gradients
     _agreed: weakref.ref[Engine] | None = None
     _name: str = ""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "factor" and getattr(self, "follower", None) is not None:
-            self.follower.assign(value)
 
     def off(self) -> bool:
         """Whether this rank has no other rank to exchange with, now and later."""
@@ -179,9 +168,9 @@ class KerasExchange:
 
     def _weighed(self, gradient: Any) -> Any:
         """A gradient, multiplied where that is this rank's part; with several passes each pass has done that before."""
-        if not self.weighs or self.factor == 1.0 or self.accumulates > 1:
+        if not self.weight.is_used or self.weight.value == 1.0 or self.accumulates > 1:
             return gradient
-        return (gradient * self.factor).astype(gradient.dtype)
+        return (gradient * self.weight.value).astype(gradient.dtype)
 
     def all_true(self, flag: Any) -> bool:
         """Whether a truth value holds on every rank. Collective."""

@@ -82,7 +82,7 @@ class _Passes:
 
     def gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         exchange = self._exchange
-        if exchange.weighs and not exchange.off():  # each pass has a different factor
+        if exchange.weight.is_used and not exchange.off():  # each pass has a different factor
             import tensorflow as tf
 
             factor = backend_module(exchange.backend).factor(exchange)

@@ -34,9 +34,9 @@ def all_true(exchange: KerasExchange, flag: Any) -> Any:
 
 
 def factor(exchange: KerasExchange) -> Any:
-    """``exchange.factor`` as it is when the step runs."""
+    """``exchange.weight`` as it is when the step runs."""
     form = jax.ShapeDtypeStruct((), numpy.float32)
-    return io_callback(lambda: numpy.float32(exchange.factor), form, ordered=True)
+    return io_callback(lambda: numpy.float32(exchange.weight.value), form, ordered=True)
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:

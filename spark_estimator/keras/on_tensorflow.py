@@ -41,7 +41,7 @@ def reduced(
     how = TensorReduction(*exchange.factors(), over)
     result: list[Any] = list(gradients)
     with tf.control_dependencies(_agreed(exchange, variables, everything)):
-        weight = factor(exchange) if exchange.weighs and exchange.accumulates == 1 else None
+        weight = factor(exchange) if exchange.weight.is_used and exchange.accumulates == 1 else None
         sent, contexts = exchange.compressed([gradients[index] for index in dense])
         parts = exchange.parts([variables[index] for index in dense])
         received: list[Any] = list(sent)
@@ -93,11 +93,12 @@ def all_true(exchange: KerasExchange, flag: Any) -> Any:
 
 
 def factor(exchange: KerasExchange) -> Any:
-    """``exchange.factor`` as it is when the step runs."""
-    if exchange.follower is None:
+    """``exchange.weight`` as it is when the step runs."""
+    weight = exchange.weight
+    if weight.follower is None:
         with tf.init_scope():  # a function's variables are not its own
-            exchange.follower = tf.Variable(exchange.factor, trainable=False, dtype=tf.float32, name="horovod_factor")
-    return exchange.follower.read_value()
+            weight.follower = tf.Variable(weight.value, trainable=False, dtype=tf.float32, name="horovod_factor")
+    return weight.follower.read_value()
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:

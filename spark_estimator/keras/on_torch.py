@@ -17,8 +17,8 @@ def reduced(
     """See ``backends.reduced``; all groups are submitted before it waits for the first."""
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
     exchange.check_variables(everything, variables)
-    if exchange.weighs and exchange.factor != 1.0 and exchange.accumulates == 1:
-        dense = [gradient * exchange.factor for gradient in dense]
+    if exchange.weight.is_used and exchange.weight.value != 1.0 and exchange.accumulates == 1:
+        dense = [gradient * exchange.weight.value for gradient in dense]
     sent, contexts = exchange.compressed(dense)
     op, prescale, postscale = exchange.factors()
     parts = exchange.parts(variables)
@@ -54,8 +54,8 @@ def all_true(exchange: KerasExchange, flag: Any) -> Any:
 
 
 def factor(exchange: KerasExchange) -> Any:
-    """``exchange.factor`` as it is when the step runs."""
-    return exchange.factor
+    """``exchange.weight`` as it is when the step runs."""
+    return exchange.weight.value
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:

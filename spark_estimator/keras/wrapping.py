@@ -156,7 +156,7 @@ class _AtTheEndOfPasses:
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
         object.__setattr__(self, "_spark_estimator_variables", list(trainable_variables))
         exchange = self._spark_estimator_exchange
-        if exchange.weighs and not exchange.off():  # each pass has a different factor
+        if exchange.weight.is_used and not exchange.off():  # each pass has a different factor
             factor = backend_module(exchange.backend).factor(exchange)
             keras = keras_of(self)
             grads = [gradient * keras.ops.cast(factor, gradient.dtype) for gradient in grads]

@@ -11,7 +11,7 @@ import pytest
 from spark_estimator._native import ReduceOp
 from spark_estimator.keras import exchange
 from spark_estimator.keras.compression import Compression
-from spark_estimator.keras.exchange import KerasExchange
+from spark_estimator.keras.exchange import KerasExchange, StepWeight
 from tests.keras.conftest import RankPool
 
 
@@ -75,12 +75,11 @@ def test_what_the_ranks_compare() -> None:
 
 
 def test_a_variable_of_the_step_follows_the_factor() -> None:
-    settings, assigned = exchange_with(), []
-    settings.factor = 2.0
-    settings.follower = SimpleNamespace(assign=assigned.append)
-    settings.factor = 3.0
-    settings.label = "another"
-    assert assigned == [3.0]
+    weight, assigned = StepWeight(), []
+    weight.set(2.0)
+    weight.follower = SimpleNamespace(assign=assigned.append)
+    weight.set(3.0)
+    assert (weight.value, assigned) == (3.0, [3.0])
 
 
 def test_failures_are_kept_for_backends_that_wrap_them() -> None:
@@ -97,9 +96,9 @@ def test_failures_are_kept_for_backends_that_wrap_them() -> None:
     ("settings", "expected"),
     [
         ({}, 2.0),
-        ({"weighs": True, "factor": 3.0}, 6.0),
-        ({"weighs": False, "factor": 3.0}, 2.0),
-        ({"weighs": True, "factor": 3.0, "accumulates": 2}, 2.0),  # each pass has been weighed before
+        ({"weight": StepWeight(True, 3.0)}, 6.0),
+        ({"weight": StepWeight(False, 3.0)}, 2.0),
+        ({"weight": StepWeight(True, 3.0), "accumulates": 2}, 2.0),  # each pass has been weighed before
     ],
 )
 def test_gradients_are_weighed_once(settings: dict[str, Any], expected: float) -> None:

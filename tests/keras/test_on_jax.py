@@ -36,7 +36,7 @@ def test_gradients_of_a_compiled_step(two_ranks: RankPool) -> None:
 
         results = []
         for factor in (1.0, 0.5):  # read when the step runs, not when it is compiled
-            exchange.factor = factor
+            exchange.weight.set(factor)
             reduced, [kept], every, read = step(rank + 1.0)
             assert {gradient.dtype.name for gradient in reduced} == {"float32"}
             results.append([*(g.tolist() for g in reduced), kept.tolist(), bool(every), float(read)])

@@ -31,7 +31,8 @@ def test_gradients_of_a_graph_of_tensorflow(two_ranks: RankPool) -> None:
             if factor is not None:
                 exchange = exchange_of(optimizer)
                 assert exchange is not None
-                exchange.weighs, exchange.factor = True, factor
+                exchange.weight.is_used = True
+                exchange.weight.set(factor)
 
             @tf.function
             def step(scale: Any) -> None:
@@ -153,7 +154,7 @@ def test_functions_of_the_backend(two_ranks: RankPool) -> None:
             return on_tensorflow.all_true(exchange, flag), on_tensorflow.factor(exchange)
 
         for flag, factor in ((True, 1.0), (rank == 0, 2.5)):
-            exchange.factor = factor  # read when the step runs, not when it is traced
+            exchange.weight.set(factor)  # read when the step runs, not when it is traced
             every, read = step(tf.constant(flag))
             assert (bool(every), float(read)) == (factor == 1.0, factor)
         assert on_tensorflow.only_when(False, lambda: (3, 4), [1, 2]) == [3, 4]

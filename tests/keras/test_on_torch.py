@@ -21,7 +21,7 @@ def test_gradients(two_ranks: RankPool) -> None:
         from spark_estimator._native import ReduceOp
         from spark_estimator.keras import on_torch
         from spark_estimator.keras.compression import Compression
-        from spark_estimator.keras.exchange import KerasExchange
+        from spark_estimator.keras.exchange import KerasExchange, StepWeight
 
         variables = [keras.Variable(numpy.zeros(2, "float32"), name=name) for name in "abc"]
         results: list[Any] = []
@@ -31,7 +31,7 @@ def test_gradients(two_ranks: RankPool) -> None:
             (3, Compression.none, 2.0),
         ):
             exchange = KerasExchange("sgd", ReduceOp.AVERAGE, compression, 1.0, groups, False, None)
-            exchange.weighs, exchange.factor = True, factor
+            exchange.weight = StepWeight(True, factor)
             rows = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.tensor([2.0]), (2,))
             gradients = [torch.full((2,), rank + 1.0), rows, torch.full((2,), 4.0)]
             reduced = on_torch.reduced(exchange, gradients, variables, variables)

@@ -1,6 +1,6 @@
 """The steps of a Keras training on one rank: what ``model.fit`` does, with the same number of batches on each rank.
 
-Ranks may have batches of unequal size. The exchange of gradients weights them (``Exchange.factor``), not Keras' sample
+Ranks may have batches of unequal size. The exchange of gradients weights them (`StepWeight`), not Keras' sample
 weights. So each rank's losses and metrics are those of its own rows, and their sums over the ranks are those of all
 rows.
 """
@@ -86,7 +86,7 @@ class Loop:
         compile_step(self.model)
         exchange = exchange_of(self.model.optimizer)
         assert exchange is not None
-        exchange.weighs = True
+        exchange.weight.is_used = True
         self._exchange = exchange
         self._sums = Sums(self.model)
         self._within: dict[str, Any] | None = None
@@ -229,7 +229,7 @@ class Loop:
 
     def _step(self, batch: Batch) -> dict[str, Any]:
         inputs, labels, weights = self._arrays(batch)
-        self._exchange.factor = batch.factor
+        self._exchange.weight.set(batch.factor)
         if batch.rows:
             logs = self.model.train_on_batch(inputs, labels, sample_weight=weights, return_dict=True)
             return self._sums.add(logs, batch.rows)
