@@ -45,23 +45,14 @@ class CallState(enum.Enum):
 
 @dataclass
 class MlflowCall:
-    """One call.
+    """One call."""
 
-    Attributes:
-        what: it does, for messages: "log the model".
-        function: is called.
-        patience: how long it may take beyond what every call may take.
-        once: it is not made again when it fails.
-        state: as the thread has left it.
-        error: the last one that it raised.
-    """
-
-    what: str
+    what: str  # it does, for messages: "log the model"
     function: Callable[[], None]
-    patience: timedelta = timedelta(0)
-    once: bool = False
-    state: CallState = CallState.WAITING
-    error: Exception | None = None
+    patience: timedelta = timedelta(0)  # how long it may take beyond what every call may take
+    once: bool = False  # it is not made again when it fails
+    state: CallState = CallState.WAITING  # as the thread has left it
+    error: Exception | None = None  # the last one that it raised
     over: threading.Event = field(default_factory=threading.Event)
 
 

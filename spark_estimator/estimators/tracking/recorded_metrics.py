@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +21,40 @@ Flattened = Callable[[Mapping[str, Any]], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class MetricValue:
-    """One value of a metric.
-
-    Attributes:
-        step: of the horizontal axis: the epoch, or the number of the step since the training began.
-    """
+    """One value of a metric."""
 
     name: str
     value: float
-    step: int
+    step: int  # of the horizontal axis: the epoch, or the number of the step since the training began
+
+
+class MetricQueue:
+    """Values that wait to be sent, each with its time in milliseconds since 1970. Any thread adds, and one sends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: list[tuple[MetricValue, int]] = []
+        self._is_sent = False
+
+    def add(self, values: Iterable[MetricValue]) -> bool:
+        """Add values of this moment. Return whether the caller has to send them: values wait, and none are sent."""
+        now = int(time.time() * 1000)
+        with self._lock:
+            self._values += [(value, now) for value in values]
+            is_new = bool(self._values) and not self._is_sent
+            self._is_sent = self._is_sent or is_new
+            return is_new
+
+    def peek(self, most: int) -> list[tuple[MetricValue, int]]:
+        """Return the first values, at most this many. After none, the sender has ended."""
+        with self._lock:
+            self._is_sent = bool(self._values)
+            return self._values[:most]
+
+    def remove(self, count: int) -> None:
+        """Remove the first values."""
+        with self._lock:
+            del self._values[:count]
 
 
 class RecordedMetrics:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -21,7 +20,7 @@ from spark_estimator.estimators.mlflow_options import PARENT_TAG, MlflowOptions
 from spark_estimator.estimators.tracking import flavour, plots
 from spark_estimator.estimators.tracking.mlflow_thread import CallState, MlflowCall, MlflowThread, is_transient
 from spark_estimator.estimators.tracking.rank_tracking import RankTracking
-from spark_estimator.estimators.tracking.recorded_metrics import MetricValue, RecordedMetrics
+from spark_estimator.estimators.tracking.recorded_metrics import MetricQueue, MetricValue, RecordedMetrics
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.log import logger
 from spark_estimator.observe.driver_log import announce
@@ -112,9 +111,7 @@ class TrackedRun:
         self._tags = {**tags, "spark_estimator.version": __version__, **options.tags}
         self._metrics = metrics
         self._thread = MlflowThread(announce)
-        self._lock = threading.Lock()
-        self._values: list[tuple[MetricValue, int]] = []
-        self._flushing = False
+        self._queue = MetricQueue()
         self._client: Any = None
         self._is_active = False
         self._is_wanted = True
@@ -218,13 +215,8 @@ class TrackedRun:
 
     def _add(self, values: Sequence[MetricValue]) -> None:
         """Has values logged, together with those that wait already."""
-        now = int(time.time() * 1000)
-        with self._lock:
-            self._values += [(value, now) for value in values]
-            if not self._values or self._flushing:
-                return
-            self._flushing = True
-        self._submit("log metrics", self._log_values)
+        if self._queue.add(values):
+            self._submit("log metrics", self._log_values)
 
     # --- in MLflow's thread ---
 
@@ -267,12 +259,7 @@ class TrackedRun:
     def _log_values(self) -> None:
         from mlflow.entities import Metric
 
-        while True:
-            with self._lock:
-                values = self._values[:_MOST_METRICS]
-                self._flushing = bool(values)
-            if not values:
-                return
+        while values := self._queue.peek(_MOST_METRICS):
             try:
                 self._client.log_batch(
                     self.run_id, metrics=[Metric(value.name, value.value, time, value.step) for value, time in values]
@@ -282,8 +269,7 @@ class TrackedRun:
                     raise
                 names = sorted({value.name for value, _ in values})
                 announce(f"mlflow: {', '.join(names)} of run {self.run_id} could not be logged: {error}")
-            with self._lock:
-                del self._values[: len(values)]
+            self._queue.remove(len(values))
 
     def _log_pictures(self, pictures: Mapping[str, Any]) -> None:
         for name, figure in pictures.items():

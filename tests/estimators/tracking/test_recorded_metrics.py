@@ -8,7 +8,7 @@ import pytest
 
 from spark_estimator.estimators.history import History
 from spark_estimator.estimators.keras.history import KerasHistory, history_of
-from spark_estimator.estimators.tracking.recorded_metrics import MetricValue, RecordedMetrics
+from spark_estimator.estimators.tracking.recorded_metrics import MetricQueue, MetricValue, RecordedMetrics
 
 
 def metrics() -> RecordedMetrics:
@@ -56,3 +56,13 @@ def test_samples_of_a_ranks_host_are_counted_by_rank() -> None:
 def test_what_is_no_record(record: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         metrics().of_record(0, record)
+
+
+def test_one_caller_at_a_time_sees_to_the_values_that_wait() -> None:
+    queue, values = MetricQueue(), [MetricValue("loss", float(step), step) for step in range(3)]
+    assert not queue.add([]) and queue.add(values[:2]) and not queue.add(values[2:])
+    assert [value for value, _ in queue.peek(2)] == values[:2] == [value for value, _ in queue.peek(2)]
+    queue.remove(2)
+    assert not queue.add([]) and [value for value, _ in queue.peek(2)] == values[2:]
+    queue.remove(1)
+    assert queue.peek(2) == [] and not queue.add([]) and queue.add(values[:1])
