@@ -74,7 +74,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name at its first use (PEP 562)."""
+    """Load a public name at its first use (PEP 562)."""
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'spark_estimator' has no attribute {name!r}")

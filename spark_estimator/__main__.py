@@ -35,7 +35,7 @@ COMMANDS = {
 
 @ends_with_its_reader
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns its exit status, or 2 for an unknown command."""
+    """Run one command; return its exit status, or 2 for an unknown command."""
     command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if command in {"-h", "--help", "help"}:
         print(USAGE)
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def env_parser() -> argparse.ArgumentParser:
-    """The command line of ``env``."""
+    """Make the parser of the command line of ``env``."""
     return argparse.ArgumentParser(
         prog="python -m spark_estimator env",
         description="Print every environment variable that spark_estimator reads, with its value and the source of the "
@@ -69,7 +69,7 @@ def env_parser() -> argparse.ArgumentParser:
 
 
 def env(arguments: list[str]) -> int:
-    """Prints the settings of this process; returns the exit status, 1 for an invalid value."""
+    """Print the settings of this process; return the exit status, 1 for an invalid value."""
     from spark_estimator.collectives.cores import available_cores, decisions
     from spark_estimator.collectives.rendezvous import Topology
     from spark_estimator.env import Settings

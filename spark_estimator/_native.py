@@ -92,7 +92,7 @@ class DType(enum.IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Return the bytes of one element."""
         return _ITEMSIZES[self]
 
 
@@ -141,7 +141,7 @@ class Encryption(Structure):
 
     @classmethod
     def of(cls, cipher: Cipher, send: bytes, receive: bytes) -> Encryption:
-        """The value for an engine."""
+        """Make the value for an engine."""
         return cls(cipher, (c_uint8 * 32)(*send), (c_uint8 * 32)(*receive))
 
 
@@ -172,7 +172,7 @@ class Peer(Structure):
         control_encryption: Encryption | None = None,
         data_encryption: Sequence[Encryption] = (),
     ) -> Peer:
-        """The value for an engine; connections without an `Encryption` are not encrypted."""
+        """Make the value for an engine; connections without an `Encryption` are not encrypted."""
         fds = (c_int32 * MAX_DATA)(*data_fds)
         encryption = control_encryption or Encryption()
         of_data = (Encryption * MAX_DATA)(*data_encryption)
@@ -180,7 +180,7 @@ class Peer(Structure):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """All that the engine takes over; -1 for a segment that there is not."""
+        """Return all descriptors that the engine takes over; -1 for a missing segment."""
         return (self.control_fd, *self.data_fds[: self.data_count], self.segment_fd)
 
 
@@ -365,13 +365,13 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
 
 
 def library_path() -> Path:
-    """The path of the engine's library: beside this module, in a wheel and in a checkout."""
+    """Return the path of the engine's library: beside this module, in a wheel and in a checkout."""
     return Path(__file__).with_name(LIBRARY_NAME)
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The engine's library, loaded and declared. Calls through it release the GIL.
+    """Return the engine's library, loaded and declared. Calls through it release the GIL.
 
     Raises:
         NativeLibraryError: it is missing, cannot be loaded here, or is of another ABI version.
@@ -380,7 +380,7 @@ def library() -> ctypes.CDLL:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Loads the engine's library from `path`; callers use `library`. Raises NativeLibraryError."""
+    """Load the engine's library from `path`; callers use `library`. Raises NativeLibraryError."""
     remedy = (
         "In a checkout run `make build`; otherwise install the wheel again: "
         "`pip install --force-reinstall spark_estimator-....whl`."
@@ -404,13 +404,13 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def last_error() -> str:
-    """The sentence that belongs to the calling thread's last failed call."""
+    """Return the sentence that belongs to the calling thread's last failed call."""
     text: bytes | None = library().se_last_error()
     return (text or b"").decode("utf-8", "replace")
 
 
 def error_of(status: int, message: str, rank: int | None = None) -> Exception:
-    """The exception of ``errors.py`` (or a built-in one) for `status`, with `message` as its text.
+    """Make the exception of ``errors.py`` (or a built-in one) for `status`, with `message` as its text.
 
     Args:
         status: of the failed call.
@@ -433,6 +433,6 @@ def error_of(status: int, message: str, rank: int | None = None) -> Exception:
 
 
 def check(status: int, rank: int | None = None) -> None:
-    """Raises `error_of` the status with the engine's message, unless `status` is OK or IN_PROGRESS."""
+    """Raise `make_error` of the status with the engine's message, unless `status` is OK or IN_PROGRESS."""
     if status not in (Status.OK, Status.IN_PROGRESS):
         raise error_of(status, last_error(), rank)

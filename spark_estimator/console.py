@@ -19,10 +19,10 @@ UNREAD_STATUS = 128 + signal.SIGPIPE
 
 
 def ends_with_its_reader(main: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Decorates ``main``: it exits with `UNREAD_STATUS`, without a message, once the reader of its output has exited.
+    """Have ``main`` exit with `UNREAD_STATUS`, without a message, once the reader of its output has exited.
 
-    It does not exit by SIGPIPE: Python ignores that signal, which sockets raise too, and a launcher must stop its ranks
-    first.
+    It does not exit by SIGPIPE: Python ignores that signal, which sockets raise too, and a launcher must stop its
+    ranks first.
     """
 
     @functools.wraps(main)
@@ -42,7 +42,7 @@ def ends_with_its_reader(main: Callable[_Arguments, _Result]) -> Callable[_Argum
 
 
 def _flush(stream: TextIO | None) -> None:
-    """Flushes a stream: at the interpreter's exit, a failed flush prints a traceback and changes the exit status.
+    """Flush a stream: at the interpreter's exit, a failed flush prints a traceback and changes the exit status.
 
     Raises:
         BrokenPipeError: its reader has exited.
@@ -58,7 +58,7 @@ def _flush(stream: TextIO | None) -> None:
 
 
 def discard_unread() -> bool:
-    """Whether stdout or stderr has lost its reader. Later output to such a stream is discarded."""
+    """Return whether stdout or stderr has lost its reader. Later output to such a stream is discarded."""
     unread = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _unread(stream)]
     for stream in unread:
         _discard(stream)
@@ -66,7 +66,7 @@ def discard_unread() -> bool:
 
 
 def _unread(stream: TextIO) -> bool:
-    """Whether a stream is a pipe, socket or terminal without a reader."""
+    """Return whether a stream is a pipe, socket or terminal without a reader."""
     poll = select.poll()
     with contextlib.suppress(OSError, ValueError):  # the stream has no descriptor, or is closed
         poll.register(stream.fileno(), 0)
@@ -75,7 +75,7 @@ def _unread(stream: TextIO) -> bool:
 
 
 def _discard(stream: TextIO) -> None:
-    """Redirects a stream to /dev/null, so that the interpreter can flush its buffer at exit."""
+    """Redirect a stream to /dev/null, so that the interpreter can flush its buffer at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

@@ -29,7 +29,7 @@ Next steps:{activate}
 
 
 def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-3, seed: int = 1) -> float:
-    """Trains a small convolutional network on scikit-learn's digits. Every rank calls it.
+    """Train a small convolutional network on scikit-learn's digits. Every rank calls it.
 
     Args:
         epochs: passes over the training images.
@@ -106,7 +106,7 @@ def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-
 
 
 def network() -> torch.nn.Module:
-    """A network that maps images ``[batch, 1, 8, 8]`` to scores ``[batch, 10]``."""
+    """Make a network that maps images ``[batch, 1, 8, 8]`` to scores ``[batch, 10]``."""
     from torch import nn
 
     return nn.Sequential(
@@ -123,7 +123,7 @@ def network() -> torch.nn.Module:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of ``demo``."""
+    """Make the parser of the command line of ``demo``."""
     command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator demo",
         description="Train on scikit-learn's handwritten digits with two ranks in a local Spark session.",
@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs `train` on two ranks in a local Spark session; returns the exit status, 1 if the demo cannot run."""
+    """Run `train` on two ranks in a local Spark session; return the exit status, 1 if the demo cannot run."""
     arguments = parser().parse_args(argv)
     missing = [package for module, package in REQUIRED.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(epochs: int) -> float:
-    """Starts Spark, runs `train`, prints the accuracy and times, and returns the accuracy. Raises PreflightError."""
+    """Start Spark, run `train`, print the accuracy and times, and return the accuracy. Raises PreflightError."""
     from spark_estimator import HorovodRunner
     from spark_estimator.launch.spark.session import session_for
 

@@ -116,7 +116,7 @@ def _capacity(text: str) -> int:
 
 
 def one_of(words: Collection[str], aliases: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """Makes a parser that accepts these words, and `aliases` (spelling to word) of them, in any case."""
+    """Make a parser that accepts these words, and `aliases` (spelling to word) of them, in any case."""
 
     def parse(text: str) -> str:
         word = (aliases or {}).get(text.lower(), text.lower())
@@ -379,7 +379,7 @@ class Settings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Reads the settings from `environ` (default: the process's environment). An empty value counts as unset.
+        """Read the settings from `environ` (default: the process's environment). An empty value counts as unset.
 
         Raises:
             ValueError: a value is invalid; the message names the variable, the value and the expected form.
@@ -409,12 +409,12 @@ class Settings:
 
     @classmethod
     def is_set(cls, field: str, environ: Mapping[str, str] | None = None) -> bool:
-        """Whether the variable of a field has a value in `environ` (default: the process's environment)."""
+        """Return whether the variable of a field has a value in `environ` (default: the process's environment)."""
         environ = os.environ if environ is None else environ
         return bool(environ.get(cls.__dataclass_fields__[field].metadata["variable"], "").strip())
 
     def describe(self, decided: Mapping[str, Decision] | None = None, environ: Mapping[str, str] | None = None) -> str:
-        """A table with a line for each variable: name, current value, its source, default, unit, effect.
+        """Return a table with a line for each variable: name, current value, its source, default, unit, effect.
 
         Below it: Horovod's variables without effect here, and variables that are set but that nothing reads.
 
@@ -537,7 +537,7 @@ SET_FOR_WORKERS = {
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as lines with aligned columns. The last column is not padded."""
+    """Format rows as lines with aligned columns. The last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return [
         "  ".join([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] + [last])
@@ -561,13 +561,13 @@ def _known_variables() -> set[str]:
 
 
 def unread_variables(environ: Mapping[str, str]) -> list[str]:
-    """The variables with one of the prefixes that nothing reads, such as misspelled ones."""
+    """Return the variables with one of the prefixes that nothing reads, such as misspelled ones."""
     names = (name for name in environ if name.startswith(("HOROVOD_", "SPARK_ESTIMATOR_")))
     return sorted(set(names) - _known_variables())
 
 
 def misspelled_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that nothing reads and whose names resemble a setting's, with that name.
+    """Return the variables that nothing reads and whose names resemble a setting's, with that name.
 
     Args:
         environ: where to look; default: the process's environment.
@@ -579,18 +579,18 @@ def misspelled_variables(environ: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def requests_autotune() -> bool:
-    """Whether this process's environment asks for autotuning, which has no effect."""
+    """Return whether this process's environment asks for autotuning, which has no effect."""
     return os.environ.get("HOROVOD_AUTOTUNE", "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def hides_all_gpus() -> str:
-    """The setting that hides all GPUs from CUDA in this process, such as ``CUDA_VISIBLE_DEVICES=''``; "": none."""
+    """Return the setting that hides all GPUs from CUDA here, such as ``CUDA_VISIBLE_DEVICES=''``; "": none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return f"CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None and visible.strip() in ("", "-1") else ""
 
 
 def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
-    """The variables that Horovod's launcher sets for a rank, for scripts that read them.
+    """Make the variables that Horovod's launcher sets for a rank, for scripts that read them.
 
     Args:
         topology: the rank, and its position in the job and on its host.
@@ -610,5 +610,5 @@ def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
 
 
 def become_another_rank(topology: _Ranks, hostname: str, more: Mapping[str, str]) -> None:
-    """Updates this process's environment for an elastic job's next round, as `horovod_variables`, and with `more`."""
+    """Update this process's environment for the next round, by `make_horovod_variables` and `more`."""
     os.environ.update({**horovod_variables(topology, hostname), **more})

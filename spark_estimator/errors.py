@@ -51,7 +51,7 @@ _OF_TASK = re.compile(r"\bspark_estimator\.errors\.(DataError|DeviceError): ((?s
 
 
 def code_of(kind: type[BaseException]) -> str:
-    """The code of an error class, such as ``WORKER_FAILED``. A class that is derived elsewhere has its base's code."""
+    """Return the code of an error class, such as ``WORKER_FAILED``; a class derived elsewhere has its base's."""
     name = _documented(kind).__name__.removesuffix("Error").removesuffix("Interrupt")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
 
@@ -61,19 +61,19 @@ def _documented(kind: type[BaseException]) -> type[BaseException]:
 
 
 def class_named(name: str) -> type[BaseException] | None:
-    """The error class of this module with this name; None: it has none."""
+    """Return the error class of this module with this name; None: it has none."""
     kind = globals().get(name)
     is_error = isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == __name__
     return kind if is_error else None
 
 
 def without_links(text: str) -> str:
-    """The text without the lines that begin with ``more:``, to make it a part of another text."""
+    """Return the text without the lines that begin with ``more:``, to make it a part of another text."""
     return _LINK.sub("", text)
 
 
 def _with_link(self: BaseException) -> str:
-    """The message, and where its error, or the rank's error that caused it, is explained.
+    """Return the message, and where its error, or the rank's error that caused it, is explained.
 
     Messages of other errors inside of it lose their last lines.
     """
@@ -85,13 +85,13 @@ def _with_link(self: BaseException) -> str:
 
 
 def error_of_task(error: BaseException) -> SparkEstimatorError | None:
-    """The `DataError` or `DeviceError` that a task of Spark, or a rank, has raised, with that error as the cause.
+    """Return the `DataError` or `DeviceError` that a task of Spark, or a rank, has raised; `error` is its cause.
 
     Args:
         error: Spark's, whose text has the traceback of its Python worker; or that of a job, which has its rank's.
 
     Returns:
-        None: the traceback names none of the two.
+        None: the traceback names neither.
     """
     of_rank = error if isinstance(error, JobFailedError) else None
     matches = _OF_TASK.findall(str(error) if of_rank is None else of_rank.traceback)
@@ -185,7 +185,7 @@ class PythonEnvironmentError(PreflightError):
 
 
 class ForeignLauncherError(PreflightError):
-    """Another launcher started this process in a job of several processes. ``init()`` can't join such a job."""
+    """Another launcher started this process as one of several, and ``init()`` can't join them to one job."""
 
 
 class JavaNotFoundError(PreflightError):
@@ -234,7 +234,7 @@ class JobFailedError(SparkEstimatorError):
 
     @property
     def signal(self) -> int | None:
-        """The number of the signal that killed the rank; None if no signal killed it."""
+        """Return the number of the signal that killed the rank; None if no signal killed it."""
         return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
 
 

@@ -18,14 +18,14 @@ _PAGE = Path(__file__).with_name("errors.md")
 
 
 def sections() -> dict[str, str]:
-    """Code -> the section on it, as Markdown with its heading, in the order of the page."""
+    """Return code -> the section on it, as Markdown with its heading, in the order of the page."""
     parts = re.split(r"^(?=#{2,3} )", _PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     codes = [re.search(r"^\*\*Code\.\*\* `(\w+)`$", part, re.MULTILINE) for part in parts]
     return {code[1]: part for code, part in zip(codes, parts, strict=True) if code}
 
 
 def as_terminal_text(section: str) -> str:
-    """The section without Markdown's marks for labels, links and emphasis; programs' output is indented."""
+    """Return the section without Markdown's marks for labels, links and emphasis; programs' output is indented."""
     text = re.sub(r"^\([\w-]+\)=\n|^#+ ", "", section, flags=re.MULTILINE)
     text = re.sub(r"```text\n(.*?)\n```", lambda block: textwrap.indent(block[1], "    "), text, flags=re.DOTALL)
     text = re.sub(r"\{\w+\}`([^`]+)`", r"\1", text)
@@ -39,7 +39,7 @@ def _with_quotes(lines: re.Match[str]) -> str:
 
 
 def _as_reference(link: re.Match[str]) -> str:
-    """A link as text: sections of this page by their name, other pages by their path or address."""
+    """Return a link as text: sections of this page by their name, other pages by their path or address."""
     text, target = link.groups()
     if target.startswith("#"):
         code = next((code for code, part in sections().items() if _anchor(part) == target[1:]), "")
@@ -56,7 +56,7 @@ def _anchor(section: str) -> str:
 
 
 def _similar(word: str, known: dict[str, str]) -> list[str]:
-    """Codes that contain the word, or whose section has a kind that contains it; without one, similar codes."""
+    """Return codes that contain the word, or whose section has a kind that contains it; without one, similar codes."""
     name = word.upper().replace(" ", "_")
     result = [code for code in known if name in code]
     for code, section in known.items():
@@ -66,7 +66,7 @@ def _similar(word: str, known: dict[str, str]) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of ``explain``."""
+    """Make the parser of the command line of ``explain``."""
     result = argparse.ArgumentParser(
         prog="python -m spark_estimator explain",
         description="Print the cause of an error, what it looks like, and what to do about it.",
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints one section, or the list of codes; returns the exit status, 2 for an unknown code."""
+    """Print one section, or the list of codes; return the exit status, 2 for an unknown code."""
     known = sections()
     code = parser().parse_args(arguments).code
     if code is None:

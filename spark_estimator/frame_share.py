@@ -50,7 +50,9 @@ class FrameShare:
         cache_bytes: int | None = None,
         buffer_bytes: int | None = None,
     ) -> TorchLoader:
-        """Batches of tensors, as of ``make_torch_dataloader``. All ranks call it, after ``init()`` or instead of it.
+        """Return batches of tensors, as of ``make_torch_dataloader``.
+
+        All ranks call it, after ``init()`` or instead of it.
 
         Args:
             batch_size: the most rows of a batch; batches of an epoch differ by one row.
@@ -106,7 +108,7 @@ class FrameShare:
 def shared(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], caller: str, *, on_spark: bool
 ) -> tuple[dict[str, Any], Rows | None]:
-    """The keyword arguments for the ranks: with a `FrameShare` instead of a DataFrame that is named ``data``.
+    """Return the keyword arguments for the ranks: with a `FrameShare` instead of a DataFrame that is named ``data``.
 
     Args:
         caller: the user's call, for messages.
@@ -158,7 +160,7 @@ def _check_function(function: Callable[..., Any], args: Sequence[Any], caller: s
 
 
 def _fields_of(frame: Any, columns: Sequence[Readable], caller: str) -> tuple[Field, ...]:
-    """One field for each column; the first row shows how long arrays are."""
+    """Make one field for each column; the first row shows how long arrays are."""
     dtypes = [column.dtype for column in columns]
     first = frame.select(*cast_columns(columns, dtypes, "error")).limit(1).collect()
     if not first:

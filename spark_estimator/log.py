@@ -39,14 +39,15 @@ class _Formatter(logging.Formatter):
 
 
 def logger(name: str = ROOT) -> logging.Logger:
-    """The logger of a module; `name` is its ``__name__``."""
+    """Return the logger of a module; `name` is its ``__name__``."""
     return logging.getLogger(name)
 
 
 def configure(level: str, rank: int | None = None, *, times: bool = False) -> None:
-    """Sets the level of the package's logger and puts the rank into its messages; called by ``init()``.
+    """Set the level of the package's logger and put the rank into its messages; called by ``init()``.
 
-    If the application has added handlers to the ``spark_estimator`` logger, they are kept and no handler is added.
+    If the application has added handlers to the ``spark_estimator`` logger, they are kept and no handler is
+    added.
 
     Args:
         level: a key of `LEVELS`.

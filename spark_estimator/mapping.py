@@ -10,7 +10,7 @@ import mmap
 
 
 def map_file(descriptor: int, size: int = 0, *, writable: bool = True) -> mmap.mmap:
-    """Returns a file's bytes, shared with all that map it.
+    """Return a file's bytes, shared with all that map it.
 
     Args:
         descriptor: may be closed afterwards.

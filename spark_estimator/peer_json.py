@@ -11,7 +11,7 @@ _MOST_LEVELS = 64
 
 
 def parse_json(content: bytes | bytearray | str) -> Any:
-    """Returns the value.
+    """Return the value.
 
     Raises:
         ValueError: it is no JSON, nested deeper than any message is, or too large.
@@ -36,7 +36,7 @@ def parse_json(content: bytes | bytearray | str) -> Any:
 
 
 def parse_object(content: bytes | bytearray | str) -> dict[str, Any]:
-    """Returns the fields of a JSON object.
+    """Return the fields of a JSON object.
 
     Raises:
         ValueError: as of `parse_json`, or it is another kind of value.

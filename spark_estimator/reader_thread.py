@@ -24,7 +24,7 @@ class ReaderThread(threading.Thread):
         self._ended = ended
 
     def run(self) -> None:
-        """Serves the connection, and reports its end."""
+        """Serve the connection, and report its end."""
         reason: BaseException | None = None
         try:
             self._serve()

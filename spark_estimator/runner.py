@@ -64,7 +64,7 @@ class HorovodRunner:
         self.driver_log_verbosity = driver_log_verbosity
 
     def run(self, main: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
-        """Calls ``main(*args, **kwargs)`` on every rank, or runs the Python file `main` with `args` in ``sys.argv``.
+        """Call ``main(*args, **kwargs)`` on every rank, or run the Python file `main` with `args` in ``sys.argv``.
 
         cloudpickle serializes the function and its arguments, with what they use of the notebook or script. In them,
         ``import horovod.torch as hvd`` works even if Horovod isn't installed. With ``data=df``, a DataFrame, `main`
@@ -76,8 +76,8 @@ class HorovodRunner:
 
         Raises:
             PreflightError: the job can't start; the text has the remedy.
-            DataError: the DataFrame cannot be read, or a rank has found a value that it cannot use; the text names the
-                column.
+            DataError: the DataFrame cannot be read, or a rank has found a value that it cannot use; the text names
+                the column.
             WorkerFailedError: a rank failed; its traceback is printed first, as the cause.
             ResultError: the value of rank 0 could not be returned.
             JobTimeoutError: it took longer than `timeout`.
@@ -153,38 +153,38 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls ``func(*args, **kwargs)`` on `num_proc` ranks, processes of this host or of several: `horovod.run`.
+    """Call ``func(*args, **kwargs)`` on `num_proc` ranks, processes of this host or of several: `horovod.run`.
 
     Args:
         func: pickled by cloudpickle, with what it uses of the notebook or script; so are its arguments.
         num_proc: number of ranks.
         min_num_proc, max_num_proc: either makes the job elastic: it continues with at least `min_num_proc` ranks
-            (default: `num_proc`) when it loses some; with `max_num_proc`, new processes replace them, and the job grows
-            while there are free slots. `func` then uses `elastic.run`.
+            (default: `num_proc`) when it loses some; with `max_num_proc`, new processes replace them, and the job
+            grows while there are free slots. `func` then uses `elastic.run`.
         reset_limit: elastic: how often the ranks of the job may change.
-        hosts, hostfile: ``"host:slots,host:slots"``, or a file with lines ``host slots=n``. Ranks fill the hosts in
-            this order; those of other hosts are started over ssh, see ``launch.ssh``. Without them all ranks run on
-            this host.
+        hosts, hostfile: ``"host:slots,host:slots"``, or a file with lines ``host slots=n``. Ranks fill the hosts
+            in this order; those of other hosts are started over ssh, see ``launch.ssh``. Without them all ranks
+            run on this host.
         start_timeout: seconds that ranks wait for each other in ``init()``; None: `HOROVOD_START_TIMEOUT`, 30 by
             default.
         output_filename: a folder; each rank's output is also written to ``rank.N/stdout`` and ``stderr`` in it.
         verbose: prints the ranks and their hosts; 0: also no status line on a terminal or in a notebook.
         ssh_port, ssh_identity_file: for other hosts; by default those of ssh's configuration.
-        network_interfaces: names, a list or set of them, or one string with commas; ranks of several hosts use the
-            first that their host has, of a set the first in alphabetical order. Empty: not set.
+        network_interfaces: names, a list or set of them, or one string with commas; ranks of several hosts use
+            the first that their host has, of a set the first in alphabetical order. Empty: not set.
         executable: the Python of other hosts; by default the same path as on this host.
-        host_discovery_script: a command that prints a line ``host:slots`` for each host; makes the job elastic. It runs
-            before the start and then every second; ranks use new slots, and leave removed ones.
+        host_discovery_script: a command that prints a line ``host:slots`` for each host; makes the job elastic.
+            It runs before the start and then every second; ranks use new slots, and leave removed ones.
         slots: slots of a host that the script prints without a number.
-        cooldown_range: two numbers of seconds: a failed host is used again after the first, doubled each time up to
-            the second. None: it is not used again.
+        cooldown_range: two numbers of seconds: a failed host is used again after the first, doubled each time up
+            to the second. None: it is not used again.
         disable_cache, use_gloo, use_mpi, mpi_args: no effect, with a warning.
         np, min_np, max_np, network_interface: deprecated names of num_proc, min_num_proc, max_num_proc,
             network_interfaces.
 
     Returns:
-        What `func` returned on each rank, in rank order; at most 64 MiB each when pickled. In an elastic job, on each
-        rank of the last round.
+        What `func` returned on each rank, in rank order; at most 64 MiB each when pickled. In an elastic job, on
+        each rank of the last round.
 
     Raises:
         PreflightError: the job can't start; the text has the remedy.
@@ -288,7 +288,7 @@ def run(
 
 
 def _run_where(where: Where, function: Callable[..., Any], size: int, options: JobOptions) -> list[Any]:
-    """Runs a job on the hosts of `where`, or on this one."""
+    """Run a job on the hosts of `where`, or on this one."""
     from spark_estimator.launch.elastic.job_entry import run_elastic_local
     from spark_estimator.launch.local import run_local
     from spark_estimator.launch.ssh.job import run_function_on_hosts
@@ -310,7 +310,7 @@ def _run_where(where: Where, function: Callable[..., Any], size: int, options: J
 
 
 def _terms(size: int, least: int | None, most: int | None, reset_limit: int | None, script: str | None) -> Terms | None:
-    """The terms of an elastic job; None if the job is not elastic."""
+    """Make the terms of an elastic job; None if the job is not elastic."""
     from spark_estimator.elastic.decisions import Terms
     from spark_estimator.env import Settings
 

@@ -43,7 +43,7 @@ class TorchDistributor:
             self._limit_to_gpus()
 
     def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
-        """Calls ``train_object(*args, **kwargs)`` on every rank, or runs the script of that path with `args`.
+        """Call ``train_object(*args, **kwargs)`` on every rank, or run the script of that path with `args`.
 
         ``data=df``, a DataFrame, is as in ``HorovodRunner.run``; with `local_mode` as there with a negative np.
 

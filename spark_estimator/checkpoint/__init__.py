@@ -63,7 +63,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name at its first use: they need PyTorch, which the writer's process does without."""
+    """Load a public name at its first use: they need PyTorch, which the writer's process does without."""
     if name not in _HOME:
         raise AttributeError(f"module 'spark_estimator.checkpoint' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

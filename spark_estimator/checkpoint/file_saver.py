@@ -26,7 +26,7 @@ class FileSaver:
         self._tickets = 0
 
     def put(self, path: str, content: memoryview) -> bool:
-        """Submits a content, to be sealed and written. Returns whether it replaces one that waits."""
+        """Submit a content, to be sealed and written. Return whether it replaces one that waits."""
         link = self._link
         number, replaced = link.free_slot(replaces=SlotState.GO)
         slot = link.slots[number]
@@ -39,11 +39,11 @@ class FileSaver:
         return replaced is not None
 
     def reports(self) -> list[Report]:
-        """The results of contents since the last call."""
+        """Return the results of contents since the last call."""
         return self._link.reports()
 
     def wait(self, timeout: timedelta | None = None) -> list[Report]:
-        """Returns when all is written or has failed, or after this time, with what has become of it."""
+        """Wait until all is written or has failed, or for this time. Return the results."""
         result: list[Report] = []
         left = timedelta.max if timeout is None else timeout
         step = timedelta(seconds=0.05)
@@ -53,7 +53,7 @@ class FileSaver:
         return [*result, *self._link.reports()]
 
     def close(self) -> None:
-        """Lets the writer end when it is done. Call `wait` first."""
+        """Let the writer end when it is done. Call `wait` first."""
         self._link.close(None)
 
 
@@ -65,7 +65,7 @@ class DirectSaver:
         self._reports: list[Report] = []
 
     def put(self, path: str, content: memoryview) -> bool:
-        """Seals a content and writes it. False: none waits, so none is replaced."""
+        """Seal a content and write it. Return False: none waits, so none is replaced."""
         text = bytes(content)
         try:
             self._write(path, text + seal_of(text))
@@ -77,23 +77,25 @@ class DirectSaver:
         return False
 
     def reports(self) -> list[Report]:
-        """The results of contents since the last call."""
+        """Return the results of contents since the last call."""
         result, self._reports = self._reports, []
         return result
 
     def wait(self, timeout: timedelta | None = None) -> list[Report]:
-        """As `reports`."""
+        """Return what `read_reports` does."""
         return self.reports()
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: nothing is left to do."""
 
 
 def saver_for(store: Store, write: Callable[[str, bytes], None]) -> FileSaver | DirectSaver:
-    """Returns the one that can write to this store. Arguments as of `FileSaver`."""
+    """Return the saver that can write to this store. Arguments as of `FileSaver`."""
     return DirectSaver(write) if is_in_memory(store) else FileSaver(write)
 
 
 def is_in_memory(store: Store) -> bool:
-    """Whether another process may not see what is written: fsspec's ``memory://``, and stores of users' own kinds."""
+    """Return whether another process may not see what is written: fsspec's ``memory://``, and stores of users' own
+    kinds.
+    """
     return not isinstance(store, FilesystemStore) or store.prefix_path.startswith("memory:")

@@ -30,7 +30,7 @@ class OrphanLimit:
         threading.Thread(target=self._await_end, name="spark_estimator end of rank", daemon=True).start()
 
     def postpone(self, size: int | None = None) -> None:
-        """Counts from now on.
+        """Count from now on.
 
         Args:
             size: bytes of the copy that is written from now on; None: the same as before.

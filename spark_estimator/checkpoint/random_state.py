@@ -11,7 +11,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """The generators of this process: Python's, numpy's, torch's."""
+    """Return the generators of this process: Python's, numpy's, torch's."""
     kind, keys, position, has_gauss, gauss = numpy.random.get_state()
     result = {
         "python": random.getstate(),
@@ -24,7 +24,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Sets them."""
+    """Set the generators of this process."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, value = state["numpy"]

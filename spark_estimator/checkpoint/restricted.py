@@ -14,10 +14,10 @@ _WITHOUT_FAULT = "2.10"
 
 
 def load_restricted(source: Any, **options: Any) -> Any:
-    """``torch.load`` with ``weights_only=True``: no code that the file names is run.
+    """Call ``torch.load`` with ``weights_only=True``: no code that the file names is run.
 
-    Warns once where this PyTorch has a known fault. It is not refused: some platforms bring their own PyTorch, and
-    most files come from the user's own trainings.
+    Warns once where this PyTorch has a known fault. It is not refused: some platforms bring their own PyTorch,
+    and most files come from the user's own trainings.
 
     Args:
         source: as of ``torch.load``.
@@ -29,7 +29,7 @@ def load_restricted(source: Any, **options: Any) -> Any:
 
 @functools.cache
 def warn_of_fault(version: str = torch.__version__) -> None:
-    """Warns, once, of a PyTorch whose restricted unpickler has a known fault."""
+    """Warn, once, of a PyTorch whose restricted unpickler has a known fault."""
     if TorchVersion(version) < _WITHOUT_FAULT:
         warnings.warn(
             f"PyTorch {version} has a fault (CVE-2026-24747) by which a file that was made for it can run code when it "

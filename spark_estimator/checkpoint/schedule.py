@@ -29,14 +29,14 @@ class Schedule:
         self._ask_after = 1
 
     def resume(self, since: int, passed: float) -> None:
-        """Counts on from a checkpoint that was made `since` steps and `passed` seconds ago; the same on all ranks."""
+        """Count on from a checkpoint that was made `since` steps and `passed` seconds ago; the same on all ranks."""
         self._since = since
         if self._seconds is not None:
             self._began = self._first_clock() - passed
             self._asked_after = since
 
     def is_due(self) -> bool:
-        """Counts a step. Returns whether a checkpoint is due after it."""
+        """Count a step. Return whether a checkpoint is due after it."""
         self._since += 1
         due = self._every_steps is not None and self._since >= self._every_steps
         if self._seconds is not None and not due:
@@ -44,7 +44,7 @@ class Schedule:
         return due
 
     def made(self) -> None:
-        """A checkpoint is made now: steps and time are counted from here."""
+        """Count steps and time from here: a checkpoint is made now."""
         self._since = 0
         self._asked_after = 0
         if self._seconds is not None:
@@ -67,5 +67,5 @@ class Schedule:
 
 
 def clock() -> float:
-    """Of this rank, in seconds."""
+    """Return this rank's clock, in seconds."""
     return time.monotonic()

@@ -60,7 +60,7 @@ class SharedControl:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps the other process out of the block."""
+        """Keep the other process out of the block."""
         with self._threads:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
             try:
@@ -69,41 +69,41 @@ class SharedControl:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def slot(self, number: int) -> CopySlot:
-        """The slot as it is."""
+        """Return the slot as it is."""
         state, ticket, first, size = _SLOT.unpack_from(self._page, number * _SLOT.size)
         return CopySlot(SlotState(state), ticket, (first, size))
 
     def set_slot(self, number: int, slot: CopySlot) -> None:
-        """Sets a slot. Under the lock."""
+        """Set a slot. Under the lock."""
         _SLOT.pack_into(self._page, number * _SLOT.size, slot.state, slot.ticket, *slot.job)
 
     def in_state(self, *states: SlotState) -> list[int]:
-        """The slots in one of these states, the oldest copy first."""
+        """Return the slots in one of these states, the oldest copy first."""
         slots = [(self.slot(number), number) for number in range(SLOTS)]
         return [number for slot, number in sorted(slots, key=lambda each: each[0].ticket) if slot.state in states]
 
     @property
     def is_busy(self) -> bool:
-        """Whether the writer has work."""
+        """Return whether the writer has work."""
         return bool(self.in_state(SlotState.GO, SlotState.WRITING))
 
     @property
     def completed(self) -> int:
-        """The last copy that the writer has completed; -1: none."""
+        """Return the last copy that the writer has completed; -1: none."""
         return self._outcome()[0] - 1
 
     @property
     def failed(self) -> int:
-        """The last copy that it has failed to write; -1: none."""
+        """Return the last copy that it has failed to write; -1: none."""
         return self._outcome()[1] - 1
 
     @property
     def given_up(self) -> int:
-        """The copy that another rank has failed to write; -1: none."""
+        """Return the copy that another rank has failed to write; -1: none."""
         return self._outcome()[2] - 1
 
     def set_outcome(self, *, completed: int = -1, failed: int = -1, given_up: int = -1) -> None:
-        """Notes copies; none makes a later one forgotten. Under the lock."""
+        """Note copies. Under the lock."""
         tickets = zip(self._outcome(), (completed, failed, given_up), strict=True)
         _OUTCOME.pack_into(self._page, _OUTCOME_OFFSET, *(max(before, ticket + 1) for before, ticket in tickets))
 
@@ -112,5 +112,5 @@ class SharedControl:
         return completed, failed, given_up
 
     def close(self) -> None:
-        """Unmaps the page."""
+        """Unmap the page."""
         self._page.close()

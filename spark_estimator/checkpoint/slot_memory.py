@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def new_descriptor(name: str, size: int) -> int:
-    """A file in memory; close it."""
+    """Return the descriptor of a new file in memory; close it."""
     descriptor = os.memfd_create(f"spark_estimator checkpoint {name}", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size)
     return descriptor
@@ -39,7 +39,7 @@ class SlotMemory:
         return self._map
 
     def make_room(self, size: int) -> bool:
-        """Grows to at least this number of bytes. Returns whether `view` has been replaced."""
+        """Grow to at least this number of bytes. Return whether `view` has been replaced."""
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if size <= self._size:
             return False
@@ -49,7 +49,7 @@ class SlotMemory:
         return True
 
     def populate(self) -> None:
-        """Has the kernel allocate all pages now: the first copy would wait for each of them.
+        """Make the kernel allocate all pages now: the first copy would wait for each of them.
 
         Other threads keep running.
         """
@@ -59,7 +59,7 @@ class SlotMemory:
             _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self._size), _MADV_POPULATE_WRITE)
 
     def put(self, offset: int, content: bytes | memoryview) -> None:
-        """Writes bytes behind what the view is used for; makes room without a new view."""
+        """Write bytes behind what the view is used for; make room without a new view."""
         end = offset + len(content)
         if end > os.fstat(self.descriptor).st_size:
             os.ftruncate(self.descriptor, end)
@@ -69,6 +69,6 @@ class SlotMemory:
             view, offset = view[written:], offset + written
 
     def close(self) -> None:
-        """Closes the descriptor; the view is freed when nothing uses it."""
+        """Close the descriptor; the view is freed when nothing uses it."""
         self._map = None
         os.close(self.descriptor)

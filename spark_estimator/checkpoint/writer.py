@@ -90,7 +90,7 @@ class Writer:
         os.set_blocking(self._report, False)
 
     def run(self) -> None:
-        """Writes until the rank has ended and all is written."""
+        """Write until the rank has ended and all is written."""
         while True:
             number = self._next()
             if number is not None:
@@ -101,7 +101,7 @@ class Writer:
                 self.pause(None)
 
     def _next(self) -> int | None:
-        """The slot to write now, which is then being written; None: there is none."""
+        """Return the slot to write now, which is then being written; None: there is none."""
         with self._control.locked():
             states = (SlotState.GO, SlotState.STANDBY) if self.is_orphan else (SlotState.GO,)
             numbers = self._control.in_state(*states)
@@ -136,7 +136,7 @@ class Writer:
         self.send_report(ticket=slot.ticket, error=error, raised=raised, path=path, seconds=seconds, bytes=size)
 
     def retry(self, act: Callable[[], int], ticket: int) -> int:
-        """Returns the result of `act`, which is called again if the store fails."""
+        """Return the result of `act`, which is called again if the store fails."""
         for pause in _PAUSES:
             try:
                 return act()
@@ -153,18 +153,18 @@ class Writer:
         return act()
 
     def check(self, ticket: int) -> None:
-        """Raises if another rank has failed to write this copy. To be called as often as the copy advances."""
+        """Raise if another rank has failed to write this copy. To be called as often as the copy advances."""
         self.advance()
         if self._control.given_up >= ticket:
             raise GivenUpError("another rank has failed to write its part")
 
     def advance(self) -> None:
-        """The store has answered: the next call may take as long again."""
+        """Note that the store has answered: the next call may take as long again."""
         if self._limit is not None:
             self._limit.postpone()
 
     def pause(self, seconds: float | None) -> None:
-        """Returns when the rank calls or has ended, or the time is over."""
+        """Wait until the rank calls or has ended, or the time is over."""
         if self.is_orphan:
             time.sleep(seconds or 0)
             return
@@ -175,14 +175,14 @@ class Writer:
                 self.is_orphan = not os.read(self._wake, 4096)
 
     def send_report(self, **values: Any) -> None:
-        """Sends the rank a report, of the fields of `writer_link.Report`."""
+        """Send the rank a report, of the fields of `writer_link.Report`."""
         # A rank that does not read its reports is not waited for.
         with contextlib.suppress(OSError):
             os.write(self._report, json.dumps(values).encode() + b"\n")
 
 
 def main() -> None:
-    """Runs a writer with what it reads from its standard input; its argument is the descriptor `WriterStart.wake`."""
+    """Run a writer with what it reads from its standard input; its argument is the descriptor `WriterStart.wake`."""
     limit = OrphanLimit(int(sys.argv[1]))  # first: what is read may be a store that connects
     start: WriterStart = pickle.load(sys.stdin.buffer)  # noqa: S301  from the rank that has started this process
     with contextlib.suppress(OSError):

@@ -55,11 +55,11 @@ class WriterLink:
 
     @property
     def pid(self) -> int:
-        """Of the writer's process."""
+        """Return the id of the writer's process."""
         return self._process.pid
 
     def free_slot(self, *, replaces: SlotState) -> tuple[int, int | None]:
-        """Takes a slot to fill.
+        """Take a slot to fill.
 
         Args:
             replaces: a copy in this state is dropped for it.
@@ -75,7 +75,7 @@ class WriterLink:
         return number, replaced
 
     def submit(self, number: int, ticket: int, job: tuple[int, int], *, now: bool) -> None:
-        """Submits a filled slot.
+        """Submit a filled slot.
 
         Args:
             job: where its description is.
@@ -86,7 +86,7 @@ class WriterLink:
         self._call()
 
     def begin_standby(self) -> bool:
-        """Has the standby copy written. Returns whether there is one."""
+        """Start writing the standby copy. Return whether there is one."""
         with self.control.locked():
             numbers = self.control.in_state(SlotState.STANDBY)
             for number in numbers:
@@ -96,18 +96,18 @@ class WriterLink:
         return bool(numbers)
 
     def give_up(self, ticket: int) -> None:
-        """Stops the writing of a copy, which another rank has failed to write."""
+        """Stop the writing of a copy, which another rank has failed to write."""
         with self.control.locked():
             self.control.set_outcome(given_up=ticket)
         self._call()
 
     def note_failure(self, ticket: int) -> None:
-        """Counts a copy as failed that the writer never got."""
+        """Count a copy as failed that the writer never got."""
         with self.control.locked():
             self.control.set_outcome(failed=ticket)
 
     def reports(self, timeout: timedelta = timedelta(0)) -> list[Report]:
-        """The reports since the last call; waits this time for the first. Starts a new writer if it has died."""
+        """Return the reports since the last call; wait this time for the first. Start a new writer if it has died."""
         poll = select.poll()
         poll.register(self._reports, select.POLLIN)
         ready = bool(poll.poll(1000 * timeout.total_seconds()))
@@ -128,7 +128,7 @@ class WriterLink:
         return result
 
     def close(self, timeout: timedelta | None) -> None:
-        """Sends the writer the end of its input, and waits at most this time for its exit; None: not at all."""
+        """Send the writer the end of its input, and wait at most this time for its exit; None: not at all."""
         for descriptor in (self._wake, self._reports):
             os.close(descriptor)
         if timeout is not None:
@@ -172,7 +172,7 @@ class WriterLink:
             stream.write(cloudpickle.dumps(start))
 
     def _restart(self) -> list[Report]:
-        """Starts another writer. What the dead one had to write has failed."""
+        """Start another writer. What the dead one had to write has failed."""
         code = self._process.wait()
         for descriptor in (self._wake, self._reports):
             os.close(descriptor)

@@ -38,7 +38,7 @@ class Agreement:
         timeout: timedelta | None = None,
         **alike: Any,
     ) -> None:
-        """Compares what the ranks wish for. Raises on all of them, or on none.
+        """Compare what the ranks wish for. Raise on all of them, or on none.
 
         Args:
             wish: the action, and the ranks that it concerns.
@@ -68,7 +68,9 @@ class Agreement:
             )
 
     def exchange(self, stated: Mapping[str, Any], timeout: timedelta | None = None) -> dict[int, dict[str, Any]]:
-        """The statement of every rank of the job, by rank. If an exchange was given up, the same call resumes it."""
+        """Return the statement of every rank of the job, by rank. If an exchange was given up, the same call resumes
+        it.
+        """
         if self._unanswered is None:
             self._unanswered = stated, submit_bytes(self._job, _EXCHANGE, json.dumps(stated).encode())
         before, handle = self._unanswered

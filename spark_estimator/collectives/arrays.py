@@ -65,7 +65,7 @@ _codes: dict[
 
 
 def dtype_of(array: Array) -> DType:
-    """The engine's code for an array's element type. Raises ValueError for a type that it does not have."""
+    """Return the engine's code for an array's element type. Raises ValueError for a type that it does not have."""
     code = _codes.get(array.dtype)
     if code is None:
         if array.dtype.name not in _NAMES or not array.dtype.isnative:
@@ -84,7 +84,7 @@ def allreduce_into(
     postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Handle:
-    """Submits the reduction of all ranks' `array` into `output` and returns at once.
+    """Submit the reduction of all ranks' `array` into `output` and return at once.
 
     Args:
         output: C-contiguous, of the shape and type of `array`; may be `array` itself. Not to be touched until done.
@@ -135,7 +135,7 @@ def allreduce(
     postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Array:
-    """All ranks' arrays reduced to one, on every rank: a new array of the same shape and type.
+    """Return all ranks' arrays reduced to one, on every rank: a new array of the same shape and type.
 
     Args:
         array: the same shape and type on all ranks.
@@ -175,18 +175,18 @@ def grouped_allreduce(
     process_set: ProcessSet | None = None,
     residues: Sequence[object] = (),
 ) -> list[Array]:
-    """As `allreduce`, of several arrays in one request: all of them are reduced, or none.
+    """Reduce several arrays in one request, as `allreduce` does: all of them, or none.
 
     Args:
         arrays: of any shapes and types; at least one, and as many on all ranks.
-        residues: a key for each array: they are sent as int8 between hosts, and the rounding error is added to the
-            arrays with these keys in the next call; see `int8`.
+        residues: a key for each array: they are sent as int8 between hosts, and the rounding error is added to
+            the arrays with these keys in the next call; see `int8`.
     """
     return _reduced("grouped_allreduce", arrays, op, name, prescale, postscale, process_set, residues)
 
 
 def allgather(array: Array, name: str | None = None, *, process_set: ProcessSet | None = None) -> Array:
-    """All ranks' arrays joined along the first dimension, in rank order, on every rank.
+    """Join all ranks' arrays along the first dimension, in rank order, on every rank.
 
     Args:
         array: at least one dimension; all but the first must be alike on all ranks.
@@ -198,7 +198,7 @@ def allgather(array: Array, name: str | None = None, *, process_set: ProcessSet 
 def grouped_allgather(
     arrays: Sequence[Array], name: str | None = None, *, process_set: ProcessSet | None = None
 ) -> list[Array]:
-    """As `allgather`, of several arrays in one request: all of them are gathered, or none.
+    """Gather several arrays in one request, as `allgather` does: all of them, or none.
 
     Args:
         arrays: of any types; at least one, and as many on all ranks.
@@ -209,7 +209,7 @@ def grouped_allgather(
 def broadcast(
     array: Array, root_rank: int = 0, name: str | None = None, *, process_set: ProcessSet | None = None
 ) -> Array:
-    """The root's array, on every rank: a new array.
+    """Return the root's array on every rank, as a new array.
 
     Args:
         array: the same shape and type on all ranks; the values of the root count.
@@ -226,7 +226,7 @@ def broadcast(
 def alltoall(
     array: Array, splits: Sequence[int] | None = None, name: str | None = None, *, process_set: ProcessSet | None = None
 ) -> tuple[Array, tuple[int, ...]]:
-    """Sends some rows of the array to each rank, and joins what all ranks sent to this one, in rank order.
+    """Send some rows of the array to each rank, and join what all ranks sent to this one, in rank order.
 
     Args:
         array: at least one dimension; all but the first must be alike on all ranks.
@@ -267,11 +267,11 @@ def reducescatter(
     postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Array:
-    """All ranks' arrays reduced to one. Each rank gets its share of the rows, rank 0 the first ones.
+    """Reduce all ranks' arrays to one. Each rank gets its share of the rows, rank 0 the first ones.
 
     Args:
-        array: the same shape and type on all ranks, at least one dimension. Where the ranks cannot share the first
-            equally, the lower ranks get one row more.
+        array: the same shape and type on all ranks, at least one dimension. Where the ranks cannot share the
+            first equally, the lower ranks get one row more.
         op: Average or Sum.
         name, prescale, postscale, process_set: as in `allreduce`.
     """
@@ -287,7 +287,7 @@ def grouped_reducescatter(
     postscale: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> list[Array]:
-    """As `reducescatter`, of several arrays in one request: all of them are reduced, or none.
+    """Reduce and scatter several arrays in one request, as `reducescatter` does: all of them, or none.
 
     Args:
         arrays: of any types; at least one, and as many on all ranks.
@@ -298,11 +298,11 @@ def grouped_reducescatter(
 def shared_empty(
     shape: int | Sequence[int], dtype: DTypeLike = numpy.float32, *, process_set: ProcessSet | None = None
 ) -> Array:
-    """A zeroed array in memory that all ranks of this host see: an allreduce of such arrays in place copies nothing.
+    """Make a zeroed array in memory that all ranks of this host see: an allreduce of it in place copies nothing.
 
-    It is in place when ``allreduce_into(array, array, ...)`` is called, and copies nothing when all ranks' arrays are
-    in such memory. In all other ways it is an ordinary array, and lives as long as something refers to it. A rank that
-    shares memory with no other rank gets private memory.
+    It is in place when ``allreduce_into(array, array, ...)`` is called, and copies nothing when all ranks' arrays
+    are in such memory. In all other ways it is an ordinary array, and lives as long as something refers to it. A
+    rank that shares memory with no other rank gets private memory.
 
     Args:
         shape, dtype: of the array.
@@ -377,7 +377,7 @@ def _reduced(
 
 
 def _empty(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Array:
-    """A new array, aligned."""
+    """Make a new, aligned array."""
     size = math.prod(shape) * dtype.itemsize
     if size < _WORTH_ALIGNING:
         return numpy.empty(shape, dtype)
@@ -397,7 +397,7 @@ def _gathered(kind: str, arrays: Sequence[Array], name: str | None, process_set:
 
 
 def _name(kind: str, name: str | None) -> tuple[str, bool]:
-    """The name of a request, or its kind; and whether it is a kind."""
+    """Return the name of a request, or its kind; and whether it is a kind."""
     return (kind_of_unnamed(kind), True) if name is None else (name, False)
 
 

@@ -75,7 +75,7 @@ class Call(NamedTuple):
 
 
 def native_request(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int = 0) -> Request:
-    """The engine's form of a collective. It keeps what it points to, but for the tensors' memory.
+    """Make the engine's form of a collective. It keeps what it points to, but for the tensors' memory.
 
     Raises:
         TypeError: an argument is of another type than it should be.
@@ -89,7 +89,7 @@ def native_request(engine: Engine, call: Call, tensors: Sequence[Tensor], stream
 
 
 def complaint(engine: Engine, call: Call) -> TypeError | None:
-    """The text of what is wrong with a call that could not be converted; None if it is unknown."""
+    """Return the error of a call that could not be converted; None if its cause is unknown."""
     name: object = call.name
     if not isinstance(name, str):
         return TypeError(f"the name of a collective must be a string, not {reprlib.repr(name)}.")

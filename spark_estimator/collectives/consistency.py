@@ -29,7 +29,7 @@ def check_identical(
     detail_name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> None:
-    """Returns when every rank has called it with the same lines. Collective, except for ranks that have joined.
+    """Return when every rank has called it with the same lines. Collective, except for ranks that have joined.
 
     Args:
         lines: what this rank is about to do, for the error message.
@@ -61,10 +61,10 @@ def check_identical(
 
 
 def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) -> bool:
-    """Whether all ranks that have not joined gave the same lines.
+    """Return whether all ranks that have not joined gave the same lines.
 
-    By sums, in which a rank that has joined takes part with zeros: n numbers are all alike if the n-fold sum of their
-    squares is the square of their sum (Cauchy and Schwarz).
+    By sums, in which a rank that has joined takes part with zeros: n numbers are all alike if the n-fold sum of
+    their squares is the square of their sum (Cauchy and Schwarz).
     """
     digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).digest()
     numbers = (ctypes.c_int64 * (1 + 2 * len(digest)))(1, *digest, *(byte * byte for byte in digest))

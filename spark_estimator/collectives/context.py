@@ -1,9 +1,9 @@
 """This process's membership of a job: ``init()``, ``shutdown()``, and its rank and topology in between.
 
-A process is a rank of at most one job at a time. It joins the job of its rendezvous (``rendezvous.current``), which its
-launcher provided. Without one it joins the job in which another launcher, such as mpirun, started it
-(``other_launchers``), or it is a job of one rank. It may leave and join again any number of times, as long as all ranks
-do.
+A process is a rank of at most one job at a time. It joins the job of its rendezvous
+(``rendezvous.find_current``), which its launcher provided. Without one it joins the job in which another
+launcher, such as mpirun, started it (``other_launchers``), or it is a job of one rank. It may leave and join
+again any number of times, as long as all ranks do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _forked_from: int | None = None
 def init(
     comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Joins the job. A second call is a no-op until ``shutdown()``; then it joins again, together with all other ranks.
+    """Join the job. A second call is a no-op until ``shutdown()``; then it joins again, together with all other ranks.
 
     Blocks until all ranks have called it, for at most HOROVOD_START_TIMEOUT seconds (default 30). In an elastic job it
     begins again, without those that were lost meanwhile.
@@ -131,7 +131,7 @@ def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Member
 
 
 def _await_another_round(error: PeerLostError) -> None:
-    """In an elastic job: a round that loses a rank before it has begun is followed by another. Raises in all others."""
+    """Wait for another round after one of an elastic job that lost a rank before it had begun. Raise in other jobs."""
     link, former = launcher_link.link(), rendezvous_module.current()
     if link is None or former is None:
         raise error
@@ -150,52 +150,52 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is between ``init()`` and ``shutdown()``."""
+    """Return whether this process is between ``init()`` and ``shutdown()``."""
     return _membership is not None
 
 
 def topology() -> Topology:
-    """This rank's position in its job. Raises NotInitializedError, as do all queries below."""
+    """Return this rank's position in its job. Raises NotInitializedError, as do all queries below."""
     return _member().topology
 
 
 def rank() -> int:
-    """This process's rank: 0 <= rank() < size()."""
+    """Return this process's rank: 0 <= rank() < size()."""
     return _member().topology.rank
 
 
 def size() -> int:
-    """Number of ranks of the job."""
+    """Return the number of ranks of the job."""
     return _member().topology.size
 
 
 def local_rank() -> int:
-    """This rank's index among those of its host; where each rank has whole GPUs, the number of the GPU to use."""
+    """Return this rank's index on its host; where each rank has whole GPUs, the number of the GPU to use."""
     return _member().topology.local_rank
 
 
 def local_size() -> int:
-    """Number of ranks on this rank's host."""
+    """Return the number of ranks on this rank's host."""
     return _member().topology.local_size
 
 
 def cross_rank() -> int:
-    """Index of this rank's host among the hosts that have a rank of this local_rank."""
+    """Return the index of this rank's host among the hosts that have a rank of this local_rank."""
     return _member().topology.cross_rank
 
 
 def cross_size() -> int:
-    """Number of hosts that have a rank of this local_rank."""
+    """Return the number of hosts that have a rank of this local_rank."""
     return _member().topology.cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks."""
+    """Return whether every host has the same number of ranks."""
     return _member().topology.is_homogeneous
 
 
 def engine(process_set: ProcessSet | None = None) -> Engine:
-    """The engine to submit to: that of all ranks, or of a process set. In a forked child each use of it raises.
+    """Return the engine to submit to: of all ranks, or of a process set. In a forked child each use of it raises.
 
     Raises:
         ValueError: the set is not registered, or this rank is not in it.
@@ -205,18 +205,18 @@ def engine(process_set: ProcessSet | None = None) -> Engine:
 
 
 def check_not_forked() -> None:
-    """Raises HorovodInternalError in a process that was forked from a rank."""
+    """Raise HorovodInternalError in a process that was forked from a rank."""
     if _forked_from is not None:
         raise forked_error(_forked_from)
 
 
 def settings() -> Settings:
-    """The settings that ``init()`` read."""
+    """Return the settings that ``init()`` read."""
     return _member().settings
 
 
 def next_number(kind: str) -> int:
-    """0, 1, 2... for each kind of thing, counted since ``init()``; for names that all ranks make alike."""
+    """Return 0, 1, 2... for each kind of thing, counted since ``init()``; for names that all ranks make alike."""
     return _member().next_number(kind)
 
 
@@ -235,7 +235,7 @@ def _member() -> Membership:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a process set. All ranks of the job call it, with the same ranks, also those that are not in the set.
+    """Register a process set. All ranks of the job call it, with the same ranks, also those that are not in the set.
 
     Args:
         process_set: the set, or its ranks in any order.
@@ -256,22 +256,22 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def group(ranks: Sequence[int], what: str, problem: str = "", timeout: timedelta | None = None) -> Engine | None:
-    """An engine for some of the ranks, beside the process sets; for a binding whose framework makes groups.
+    """Make an engine for some of the ranks, beside the process sets; for a binding whose framework makes groups.
 
     All ranks of the job call it, also those that are not among them. It does not ask whether sets are dynamic.
-    ``ProcessSets.group`` documents the arguments, the return value and the errors.
+    ``ProcessSets.make_group`` documents the arguments, the return value and the errors.
     """
     return _member().sets.group(ranks, what, problem, timeout)
 
 
 def end_group(engine: Engine) -> None:
-    """Ends this rank's part in a group that `group` made. Idempotent; does nothing to the job's own engine."""
+    """End this rank's part in a group that `make_group` made. Idempotent; does nothing to the job's own engine."""
     if _membership is not None:
         _membership.sets.end_group(engine)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a process set. All ranks of the job call it. Its requests that are pending fail with ShutDownError.
+    """End a process set. All ranks of the job call it. Its requests that are pending fail with ShutDownError.
 
     Returns:
         Whether it was registered; False at once for the set of all ranks, which cannot be removed.
@@ -284,12 +284,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The registered process sets: their ranks, by their ids."""
+    """Return the registered process sets: their ranks, by their ids."""
     return _member().sets.ranks()
 
 
 def process_set_of(process_set_id: int) -> ProcessSet:
-    """The registered process set of that id; 0 is the set of all ranks.
+    """Return the registered process set of that id; 0 is the set of all ranks.
 
     Raises:
         ValueError: the job has no set of that id.
@@ -301,7 +301,7 @@ def process_set_of(process_set_id: int) -> ProcessSet:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Starts writing a Chrome trace of this rank's ops, with or without HOROVOD_TIMELINE=DYNAMIC, which Horovod needs.
+    """Start writing a Chrome trace of this rank's ops, with or without HOROVOD_TIMELINE=DYNAMIC, which Horovod needs.
 
     Args:
         file_path: rank 0's file. Each other rank, and each process set, has one beside it: ``timeline.rank1.json``;
@@ -330,52 +330,52 @@ def stop_timeline() -> None:
 
 
 def mpi_built() -> bool:
-    """False: no MPI."""
+    """Return False: no MPI."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """False: no MPI."""
+    """Return False: no MPI."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """Raises ValueError, as Horovod does where MPI is not in use."""
+    """Raise ValueError, as Horovod does where MPI is not in use."""
     raise ValueError("MPI is not in use, so its thread support is undefined.")
 
 
 def gloo_built() -> bool:
-    """True. Horovod's name for its CPU backend, which scripts and estimators require; here it is the native engine."""
+    """Return True: Horovod's name for its CPU backend, which scripts require; here it is the native engine."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """True; see `gloo_built`."""
+    """Return True; see `gloo_built`."""
     return True
 
 
 def nccl_built() -> int:
-    """The version code of the NCCL by which GPU tensors would be sent, as 22703 for 2.27.3; 0: none, or no GPU."""
+    """Return the version code of the NCCL that would send GPU tensors, as 22703 for 2.27.3; 0: none, or no GPU."""
     return nccl_in_use()
 
 
 def cuda_built() -> bool:
-    """Whether a CUDA runtime can be loaded here."""
+    """Return whether a CUDA runtime can be loaded here."""
     return cuda_opens()
 
 
 def rocm_built() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
 def ddl_built() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 
 def ccl_built() -> bool:
-    """False."""
+    """Return False."""
     return False
 
 

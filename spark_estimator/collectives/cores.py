@@ -14,7 +14,7 @@ _ADAPTIVE = -1  # the engine's word for "as long as it pays"
 
 
 def available_cores() -> int:
-    """Cores that the process may run on: its affinity, or its control group's quota where that is less."""
+    """Return how many cores the process may run on: its affinity, or its control group's quota where that is less."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -23,7 +23,7 @@ def available_cores() -> int:
 
 
 def decisions(settings: Settings, topology: Topology, cores: int) -> dict[str, Decision]:
-    """The values of the settings that depend on the machine and the job; a value from the environment takes precedence.
+    """Return the settings that depend on the machine and the job; a value from the environment takes precedence.
 
     Args:
         settings: of this process.
@@ -41,7 +41,7 @@ def decisions(settings: Settings, topology: Topology, cores: int) -> dict[str, D
 
 
 def affinity_core(settings: Settings, topology: Topology) -> int:
-    """The core for the engine's thread, -1 for none. Raises ValueError when the user's list has none for this rank."""
+    """Return the core for the engine's thread, -1 for none. Raises ValueError if the user's list lacks this rank."""
     cores = settings.thread_affinity
     if cores is None:
         return -1
@@ -81,7 +81,7 @@ def _number(count: int, what: str) -> str:
 
 
 def _quota() -> float:
-    """Cores' worth of time that the control group may use; infinite when nothing limits it."""
+    """Return how many cores' worth of time the control group may use; infinite when nothing limits it."""
     with suppress(OSError, ValueError):
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return max(1.0, int(limit) / int(period))  # "max" for no limit ends in the ValueError

@@ -30,12 +30,12 @@ _REPORTED_LINES, _REPORTED_LINES_AT_INFO = 3, 40
 
 
 def wait_slice(waited: float) -> float:
-    """The seconds of the next slice of a wait that has taken `waited` seconds."""
+    """Return the seconds of the next slice of a wait that has taken `waited` seconds."""
     return min(LONGEST_WAIT_SLICE_SECONDS, max(WAIT_SLICE_SECONDS, waited / 2))
 
 
 def forked_error(parent: int) -> HorovodInternalError:
-    """The error of every use of a job in a process that was forked from one of its ranks."""
+    """Make the error of every use of a job in a process that was forked from one of its ranks."""
     return HorovodInternalError(
         f"This process (pid {os.getpid()}) was forked from a rank (pid {parent}) after init(): it is not a rank and "
         "can't run collectives, although rank() and size() still return its parent's values. Run collectives in the "
@@ -62,7 +62,7 @@ class NativeEngine:
         self._pid = os.getpid()
 
     def usable(self) -> int:
-        """The address. Raises HorovodInternalError in a forked child."""
+        """Return the address. Raises HorovodInternalError in a forked child."""
         if self.pointer is None:
             raise forked_error(self._pid)
         return self.pointer
@@ -123,7 +123,7 @@ class Engine:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> int:
-        """Submits a request and returns its number. The request itself may be dropped; its tensors may not."""
+        """Submit a request and return its number. The request itself may be dropped; its tensors may not."""
         number = c_int64()
         status = self._library.se_submit(self.native.usable(), ctypes.byref(request), ctypes.byref(number))
         _native.check(status, self.global_rank)
@@ -131,7 +131,7 @@ class Engine:
         return number.value
 
     def run(self, request: Request, number: c_int64) -> None:
-        """Submits and waits for one slice of time. Raises the error of a failed request.
+        """Submit and wait for one slice of time. Raise the error of a failed request.
 
         Args:
             request: as in `submit`.
@@ -145,7 +145,7 @@ class Engine:
         self._detached.release_done(self)
 
     def check_run(self, status: int, number: c_int64) -> None:
-        """Raises the exception for the status of a run, unless it is OK or IN_PROGRESS; forgets the request then."""
+        """Raise the exception for the status of a run, unless it is OK or IN_PROGRESS; forget the request then."""
         if status > Status.IN_PROGRESS:
             error = _native.error_of(status, _native.last_error(), self.global_rank)
             if number.value:
@@ -155,15 +155,15 @@ class Engine:
             raise error
 
     def poll(self, number: int) -> Status:
-        """The present status of a request; the error's text is then ``_native.last_error()``."""
+        """Return the present status of a request; the error's text is then ``_native.last_error()``."""
         return Status(self._library.se_poll(self.native.usable(), number))
 
     def wait(self, number: int, seconds: float) -> Status:
-        """As `poll`, but blocks up to `seconds`."""
+        """Return a request's status as `poll` does, but wait for its end, up to `seconds`."""
         return Status(self._library.se_wait(self.native.usable(), number, seconds))
 
     def take_result(self, number: int, tensor: int) -> tuple[int, int, tuple[int, ...]]:
-        """Takes what an allgather or alltoall made of one of its tensors out of its handle.
+        """Take what an allgather or alltoall made of one of its tensors out of its handle.
 
         Args:
             number: of a request that is done well.
@@ -182,7 +182,7 @@ class Engine:
         return data.value or 0, result.bytes, rows
 
     def result_rows(self, number: int, tensor: int) -> tuple[int, ...]:
-        """[size] the first dimension that each rank gave to an allgather or alltoall that is done well."""
+        """Return [size] the first dimension that each rank gave to an allgather or alltoall that is done well."""
         result = Result()
         _native.check(self._library.se_get_result(self.native.usable(), number, tensor, ctypes.byref(result)))
         return tuple(result.rows[: self.size])
@@ -192,13 +192,13 @@ class Engine:
         _native.check(self._library.se_await_on_stream(self.native.usable(), number, stream), self.global_rank)
 
     def copy_result(self, number: int, tensor: int, output: int, stream: int) -> None:
-        """The same; then, on that stream, copies what an allgather or alltoall made of one of its tensors."""
+        """Wait as `await_on_stream`; then copy, on that stream, a tensor's result of an allgather or alltoall."""
         _native.check(
             self._library.se_copy_result(self.native.usable(), number, tensor, output, stream), self.global_rank
         )
 
     def last_joined(self, number: int) -> int:
-        """The rank, in this group, that joined last; of a join that is done well."""
+        """Return the rank, in this group, that joined last; of a join that is done well."""
         result = Result()
         _native.check(self._library.se_get_result(self.native.usable(), number, 0, ctypes.byref(result)))
         return int(result.last_joined)
@@ -217,29 +217,29 @@ class Engine:
     # --- shared memory -----------------------------------------------------------------------------------------------
 
     def shared_allocate(self, count: int) -> int:
-        """The address of `count` zeroed bytes that all ranks of this host see. Raises HorovodInternalError."""
+        """Return the address of `count` zeroed bytes that all ranks of this host see. Raises HorovodInternalError."""
         data = c_void_p()
         _native.check(self._library.se_shared_allocate(self.native.usable(), count, ctypes.byref(data)))
         return data.value or 0
 
     def shared_free(self, address: int) -> None:
-        """Frees memory of `shared_allocate`."""
+        """Free memory of `allocate_shared`."""
         if self.native.pointer is not None:
             self._library.se_shared_free(self.native.pointer, address)
 
     # --- insight -----------------------------------------------------------------------------------------------------
 
     def counter(self, name: str) -> int:
-        """A counter of the engine by name (`counters` lists them); -1 for an unknown name."""
+        """Return a counter of the engine by name (`read_counters` lists them); -1 for an unknown name."""
         return int(self._library.se_counter(self.native.usable(), name.encode()))
 
     def counters(self) -> dict[str, int]:
-        """All counters, since the engine was created."""
+        """Return all counters, since the engine was created."""
         names: bytes = self._library.se_counter_names()
         return {name: self.counter(name) for name in names.decode().split()}
 
     def describe(self, what: str) -> str:
-        """The engine's description of its state.
+        """Return the engine's description of its state.
 
         Args:
             what: ``"flight_recorder"`` (its last ops), ``"algorithms"``, ``"gpu"``, or ``"running"`` (the collective
@@ -257,7 +257,7 @@ class Engine:
             capacity = needed.value + 4096  # it may have grown meanwhile
 
     def report_failure(self, status: int) -> None:
-        """Logs the last ops, once, if `status` is one that no caller can have foreseen."""
+        """Log the last ops, once, if `status` is one that no caller can have foreseen."""
         if status not in (Status.PEER_LOST, Status.INTERNAL) or not self._unreported.acquire(blocking=False):
             return
         with suppress(HorovodInternalError, ValueError):
@@ -270,11 +270,11 @@ class Engine:
                 _log.log(level, f"{last_ops.HEAD}\n%s", len(shown), len(lines), "\n".join(shown))
 
     def timeline_start(self, path: str, mark_cycles: bool) -> None:
-        """Starts writing a Chrome trace of this rank's ops. Raises ValueError when one is being written."""
+        """Start writing a Chrome trace of this rank's ops. Raise ValueError when one is being written."""
         _native.check(self._library.se_timeline_start(self.native.usable(), os.fsencode(path), mark_cycles))
 
     def timeline_stop(self) -> None:
-        """Ends it. Idempotent."""
+        """End it. Idempotent."""
         _native.check(self._library.se_timeline_stop(self.native.usable()))
 
     def await_question(self, seconds: float) -> int | None:
@@ -313,18 +313,18 @@ class Engine:
         return rank.value if status == Status.OK else None
 
     def connect_peer(self, peer: Peer) -> None:
-        """Adds the data connections with a rank. Their descriptors belong to the engine, also when this fails."""
+        """Add the data connections with a rank. Their descriptors belong to the engine, also when this fails."""
         _native.check(self._library.se_connect_peer(self.native.usable(), ctypes.byref(peer)))
 
     def refuse_peer(self, rank: int, why: str) -> None:
-        """The operation that needs connections with a rank of the group fails, and all further ones."""
+        """Fail the operation that needs connections with a rank of the group, and all further ones."""
         encoded = why.replace("\x00", "\\x00").encode("utf-8", "replace")
         _native.check(self._library.se_refuse_peer(self.native.usable(), rank, encoded))
 
     # --- rings -------------------------------------------------------------------------------------------------------
 
     def order_ring(self, ranks: Sequence[int], halves: bool = False) -> None:
-        """Sets the order in which rings pass through the ranks. All ranks call it at the same point.
+        """Set the order in which rings pass through the ranks. All ranks call it at the same point.
 
         Args:
             ranks: each rank of the group once, by its number there.
@@ -353,7 +353,7 @@ class Engine:
                 end()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: closes its copies of the descriptors; every later use raises an error."""
+        """Close a forked child's copies of the descriptors; every later use raises an error."""
         pointer, self.native.pointer = self.native.pointer, None
         self._detached.clear()
         if pointer is not None:

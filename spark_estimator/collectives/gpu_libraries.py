@@ -66,7 +66,7 @@ class NcclFacts(NamedTuple):
 
 
 def gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> GpuLibraries:
-    """The libraries to open.
+    """Return the libraries to open.
 
     Args:
         settings: may name them.
@@ -80,7 +80,7 @@ def gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> G
 
 
 def libraries_for_engine(settings: Settings) -> GpuLibraries:
-    """As `gpu_libraries`; searches nothing if this machine has no NVIDIA driver, or the settings exclude GPUs.
+    """Call `find_gpu_libraries`, unless this machine has no NVIDIA driver, or the settings exclude GPUs.
 
     The user's own paths are kept in any case: a named library must be opened, or the reason reported.
     """
@@ -90,7 +90,7 @@ def libraries_for_engine(settings: Settings) -> GpuLibraries:
 
 
 def cuda_facts(path: str) -> CudaFacts:
-    """Opens the CUDA runtime at `path` and asks it; what is wrong with it is among the facts.
+    """Open the CUDA runtime at `path` and asks it; what is wrong with it is among the facts.
 
     Raises:
         NativeLibraryError: the engine, which does it, cannot be loaded.
@@ -102,21 +102,21 @@ def cuda_facts(path: str) -> CudaFacts:
 
 
 def nccl_facts(path: str) -> NcclFacts:
-    """Opens NCCL at `path` and asks it; the rest as for `cuda_facts`."""
+    """Open NCCL at `path` and asks it; the rest as for `probe_cuda`."""
     version = c_int32()
     status = _native.library().se_nccl_probe(path.encode(), byref(version))
     return NcclFacts(version.value, _trouble(status))
 
 
 def unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
-    """The pairs of GPUs without direct access to each other's memory.
+    """Return the pairs of GPUs without direct access to each other's memory.
 
     Args:
         path: of the CUDA runtime.
         devices: that this process sees.
 
     Raises:
-        NativeLibraryError: as for `cuda_facts`.
+        NativeLibraryError: as for `probe_cuda`.
     """
     reaches = c_int32()
     return [
@@ -128,9 +128,10 @@ def unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
 
 @functools.cache
 def nccl_in_use() -> int:
-    """The version of the NCCL that GPU tensors would be sent by, as 22703 for 2.27.3; 0: none, or there is no GPU.
+    """Return the version of the NCCL that would send GPU tensors, as 22703 for 2.27.3; 0: none, or there is no GPU.
 
-    Nothing is asked of the driver, so that a process that forks afterwards may use CUDA in its children. Never raises.
+    Nothing is asked of the driver, so that a process that forks afterwards may use CUDA in its children. Never
+    raises.
     """
     settings = _settings()
     if settings is None or settings.gpu_operations in ("copy", "staged") or not _may_have_gpus(settings):
@@ -143,7 +144,7 @@ def nccl_in_use() -> int:
 
 @functools.cache
 def cuda_opens() -> bool:
-    """Whether there is a CUDA runtime that this process could load. Never raises."""
+    """Return whether there is a CUDA runtime that this process could load. Never raises."""
     settings = _settings()
     if settings is None or settings.gpu_operations == "copy":
         return False
@@ -155,7 +156,7 @@ def cuda_opens() -> bool:
 
 
 def _settings() -> Settings | None:
-    """The settings of the environment; None if they are invalid, which `init` reports."""
+    """Return the settings of the environment; None if they are invalid, which `init` reports."""
     try:
         return Settings.read()
     except ValueError:
@@ -163,7 +164,7 @@ def _settings() -> Settings | None:
 
 
 def _may_have_gpus(settings: Settings) -> bool:
-    """Whether this process may find GPUs, as far as can be seen without the driver."""
+    """Return whether this process may find GPUs, as far as can be seen without the driver."""
     if hides_all_gpus():
         return False
     torch = sys.modules.get("torch")
@@ -173,12 +174,12 @@ def _may_have_gpus(settings: Settings) -> bool:
 
 
 def cuda_name(version: int) -> str:
-    """ "12.9" for 12090."""
+    """Return CUDA's version code as text: "12.9" for 12090."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def nccl_name(version: int) -> str:
-    """ "2.27.3" for 22703."""
+    """Return NCCL's version code as text: "2.27.3" for 22703."""
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
@@ -187,7 +188,7 @@ _NOT_BY_NCCL = "Adasum, int16, averages and factors of integers"
 
 
 def ways(operations: str, nccl: NcclFacts) -> str:
-    """How GPU tensors are sent in jobs of each kind, in words.
+    """Describe how GPU tensors are sent in jobs of each kind.
 
     Args:
         operations: of the settings, not ``copy``.

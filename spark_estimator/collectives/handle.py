@@ -80,7 +80,9 @@ class Handle:
         self._pending = engine.pending[number] = Pending(op, name, time.monotonic())
 
     def done(self) -> bool:
-        """Whether the collective has ended, well or not. Does not block, and raises for a failure only in `wait`."""
+        """Return whether the collective has ended, well or not. Does not block, and raises for a failure only in
+        `wait`.
+        """
         if self._status is None:
             self._settle(self._engine.poll(self._number))
         return self._status is not None
@@ -123,7 +125,7 @@ class Handle:
             raise _native.error_of(self._status, self._message)
 
     def gathered(self, tensor: int = 0) -> Gathered:
-        """Waits for an allgather or alltoall and returns its result, the same object each time. Raises as `wait` does.
+        """Wait for an allgather or alltoall and return its result, the same object each time. Raise as `wait` does.
 
         Args:
             tensor: which of the request's tensors.
@@ -135,7 +137,7 @@ class Handle:
         return self._gathered[tensor]
 
     def await_on(self, stream: int) -> None:
-        """Waits as `wait` does; what is enqueued on `stream` from then on finds the outputs on the GPU written.
+        """Wait as `wait` does; what is enqueued on `stream` from then on finds the outputs on the GPU written.
 
         To be called once, or again with the same stream: the tensors are released. Raises as `wait` does.
 
@@ -159,7 +161,8 @@ class Handle:
                 )
 
     def rows(self, tensor: int = 0) -> tuple[int, ...]:
-        """Waits for an allgather or alltoall on a GPU; [size] the first dimension of what each rank gave to this one.
+        """Wait for an allgather or alltoall on a GPU; return [size] the first dimension that each rank gave to this
+        one.
 
         Raises as `wait` does.
 
@@ -173,7 +176,7 @@ class Handle:
         return self._rows[tensor]
 
     def collect(self, outputs: Sequence[int], stream: int) -> None:
-        """Waits for an allgather or alltoall on a GPU, and has its result copied to the caller's memory. Once.
+        """Wait for an allgather or alltoall on a GPU, and has its result copied to the caller's memory. Once.
 
         What is enqueued on `stream` from then on finds it there. Raises as `wait` does.
 
@@ -215,7 +218,7 @@ class Handle:
             )
 
     def last_joined(self) -> int:
-        """Waits for a join and returns the rank of the job that joined last. Raises as `wait` does."""
+        """Wait for a join and return the rank of the job that joined last. Raise as `wait` does."""
         if self._op is not Op.JOIN:
             raise TypeError(f"{self._op.name.lower()} {self.name!r} is not a join.")
         self.wait()
@@ -227,7 +230,7 @@ class Handle:
         return self._status is not None
 
     def _settle(self, status: Status) -> None:
-        """Notes the outcome and forgets the native handle, once; another thread may have done it meanwhile."""
+        """Note the outcome and forget the native handle, once; another thread may have done it meanwhile."""
         if status is Status.IN_PROGRESS:
             return
         # The text belongs to this thread's last call: fetch it before any other call.
@@ -276,7 +279,7 @@ class Handle:
 
 
 def _owned_memory(address: int, count: int) -> memoryview:
-    """`count` bytes at `address` as writable memory that is freed when nothing refers to it any more."""
+    """Return `count` bytes at `address` as writable memory that is freed when nothing refers to it any more."""
     if count == 0 or address == 0:
         if address:
             _native.library().se_free(address)

@@ -66,12 +66,12 @@ class Ready:
     keeps_ranks: bool = False
 
     def to_message(self) -> dict[str, Any]:
-        """The frame."""
+        """Return the frame."""
         return {"kind": READY, **asdict(self)}
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Ready:
-        """The inverse. Raises ValueError when the frame is not a `READY` frame."""
+        """Make one from a frame. Raises ValueError when the frame is not a `READY` frame."""
         try:
             fields = {name: value for name, value in message.items() if name != "kind"}
             fields["facts"] = PeerFacts(**fields["facts"])
@@ -82,13 +82,13 @@ class Ready:
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """A frame."""
+    """Return the frame of a message."""
     content = json.dumps(message).encode()
     return _LENGTH.pack(len(content)) + content
 
 
 def take(pending: bytearray) -> dict[str, Any] | None:
-    """Takes a whole frame off the front of `pending`; None while there is none.
+    """Take a whole frame off the front of `pending`; None while there is none.
 
     Raises:
         ValueError: it is no frame.
@@ -115,7 +115,7 @@ class FrameSocket:
         self._pending = bytearray()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a frame. Raises OSError if the other end has closed the link, or reads nothing for some seconds."""
+        """Send a frame. Raise OSError if the other end has closed the link, or reads nothing for some seconds."""
         view = memoryview(pack(message))
         deadline = time.monotonic() + _SEND_SECONDS
         poll = select.poll()  # not select(), which takes no descriptor above 1023
@@ -127,7 +127,7 @@ class FrameSocket:
                 view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
 
     def receive(self, *, wait: bool) -> dict[str, Any] | None:
-        """The next frame; None if there is none yet and `wait` is False.
+        """Return the next frame; None if there is none yet and `wait` is False.
 
         Raises:
             EOFError: the other end has closed the link.
@@ -147,7 +147,7 @@ class FrameSocket:
             self._pending += received
 
     def close(self) -> None:
-        """Closes this end; a `receive` of the other then ends."""
+        """Close this end; a `receive` of the other then ends."""
         self._sock.close()
 
 
@@ -155,9 +155,10 @@ class LauncherLink:
     """A rank's end.
 
     Attributes:
-        holds_state, silent, why, commits, keeps_ranks: as in `Ready`; the caller sets them before `next_round`.
-        most_ranks: of the largest round that this process was assigned to, also of one that has lost a rank before it
-            began; 0 in its first.
+        holds_state, silent, why, commits, keeps_ranks: as in `Ready`; the caller sets them before
+            `await_next_round`.
+        most_ranks: of the largest round that this process was assigned to, also of one that has lost a rank
+            before it began; 0 in its first.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -174,7 +175,7 @@ class LauncherLink:
         self._over = False
 
     def announced(self) -> bool:
-        """Whether the launcher has announced, since the last call, that the job's ranks are about to change.
+        """Return whether the launcher has announced, since the last call, that the job's ranks are about to change.
 
         Raises:
             JobFailedError: the launcher has ended.
@@ -184,7 +185,7 @@ class LauncherLink:
         return updates > 0
 
     def round_is_over(self) -> bool:
-        """Whether the launcher has reported that the present round has lost a rank. Raises as `announced`."""
+        """Return whether the launcher has reported a lost rank of the present round. Raises as `take_announcement`."""
         self._look()
         return self._over
 
@@ -197,12 +198,12 @@ class LauncherLink:
             raise _launcher_gone() from None
 
     def leaves_because(self, error: BaseException) -> None:
-        """Stores what ended this round, for this process's next request to the launcher."""
+        """Store what ended this round, for this process's next request to the launcher."""
         self.why = without_links(str(error))
         self.silent = silent_ranks(self.why)
 
     def next_round(self, former: Rendezvous) -> Rendezvous:
-        """Waits until the launcher has gathered the ranks of the next round. ``init()`` then joins that one.
+        """Wait until the launcher has gathered the ranks of the next round. ``init()`` then joins that one.
 
         Args:
             former: the rendezvous of this process's last round, or the one with which it was started to wait.
@@ -249,12 +250,12 @@ _link: LauncherLink | None = None
 
 
 def link() -> LauncherLink | None:
-    """This process's link with its launcher; None before ``init()``, and in a job that is not elastic."""
+    """Return this process's link with its launcher; None before ``init()``, and in a job that is not elastic."""
     return _link
 
 
 def admitted(rendezvous: Rendezvous) -> Rendezvous:
-    """The rendezvous to join by: `rendezvous`, or the launcher's next one for a process that it started later."""
+    """Return the rendezvous to join by: `rendezvous`, or the launcher's next one if it started the process later."""
     global _link
     if _link is None:
         _link = LauncherLink(rendezvous.launcher_fd)
@@ -262,7 +263,7 @@ def admitted(rendezvous: Rendezvous) -> Rendezvous:
 
 
 def silent_ranks(text: str) -> tuple[int, ...]:
-    """The ranks that an error's text reports as silent or not connected; [ascending]."""
+    """Return the ranks that an error's text reports as silent or not connected; [ascending]."""
     absent = _ABSENT.search(text)
     ranks = _RANK.findall(absent[1]) if absent else _SILENT.findall(text)
     return tuple(sorted({int(rank) for rank in ranks}))
@@ -273,7 +274,7 @@ def _launcher_gone() -> JobFailedError:
 
 
 def _after_fork_in_child() -> None:
-    """A child is no rank: its copy must not keep the launcher waiting for a rank that has died."""
+    """Close the link in a child, which is no rank: the launcher must not wait for a rank that has died."""
     global _link
     if _link is not None:
         _link.close()

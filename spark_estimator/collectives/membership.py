@@ -56,7 +56,7 @@ class EngineStarter:
         self._started: list[weakref.ref[Engine]] = []  # a list, so that another thread may copy it at any time
 
     def start(self, group: RankGroup) -> Engine:
-        """Connects this rank with the others of a group, and starts its engine for it. Raises as ``init`` does."""
+        """Connect this rank with the others of a group, and starts its engine for it. Raise as ``init`` does."""
         with self._connecting:
             connections = Connections(0, 1, (), -1)
             if self._connector is None:
@@ -107,7 +107,7 @@ class EngineStarter:
         return engine
 
     def order_rings(self, job: Engine) -> None:
-        """Sets how rings pass through the ranks of the job, and of groups that start later. All ranks call it.
+        """Set how rings pass through the ranks of the job, and of groups that start later. All ranks call it.
 
         Args:
             job: the engine of all ranks, which has no request in progress.
@@ -120,13 +120,13 @@ class EngineStarter:
         self._ring = agreed_ring(job, self._connector.rendezvous.peers, self._settings)
 
     def needed_descriptors(self, ranks: Sequence[int]) -> int:
-        """File descriptors that this rank needs for a group of these ranks, of which it is one."""
+        """Return how many file descriptors this rank needs for a group of these ranks, of which it is one."""
         if self._connector is None:
             return descriptors.needed(len(ranks))
         return needed_descriptors(self._connector.rendezvous, ranks, self._settings)
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: closes the connections of all engines; every later use of one raises an error."""
+        """Close the connections of all engines in a forked child; every later use of one raises an error."""
         for engine in self._engines():
             engine.abandon_after_fork()
 
@@ -134,12 +134,12 @@ class EngineStarter:
         return [engine for reference in self._started if (engine := reference()) is not None]
 
     def progress(self) -> tuple[int, float, str]:
-        """How many collectives were submitted, for how long this rank waits in one by now, and in which."""
+        """Return how many collectives were submitted, how long this rank has waited in one by now, and in which."""
         engines = self._engines()
         return (sum(engine.counter("requests") for engine in engines), *pending.longest_wait(engines, time.monotonic()))
 
     def _whereabouts(self, asked: Engine) -> str:
-        """The report of a rank that others wait for, sent to them and written to its own log.
+        """Return the report of a rank that others wait for, sent to them and written to its own log.
 
         Args:
             asked: the engine whose coordinator has asked.
@@ -186,7 +186,7 @@ class Membership:
         self._progress_reporter = progress.reporter(starter.progress)
 
     def next_number(self, kind: str) -> int:
-        """0, 1, 2... for each kind of thing; for names that all ranks make alike."""
+        """Return 0, 1, 2... for each kind of thing; for names that all ranks make alike."""
         return next(self._numbers.setdefault(kind, itertools.count()))
 
     def restart_numbers(self, prefix: str) -> None:
@@ -225,7 +225,7 @@ class Membership:
         self.sets.shutdown()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: closes all connections; every later use of an engine raises an error."""
+        """Close all connections in a forked child; every later use of an engine raises an error."""
         self._starter.abandon_after_fork()
 
 
@@ -268,7 +268,7 @@ def _config(
 
 
 def _gpu_operations(settings: Settings, topology: Topology, encrypted: bool) -> _native.GpuOperations:
-    """How GPU tensors are sent. NCCL does not encrypt: between hosts an encrypted job uses the host's connections."""
+    """Choose how GPU tensors are sent: between hosts of an encrypted job not by NCCL, which does not encrypt."""
     operations = _native.GpuOperations
     chosen = operations.__members__.get(settings.gpu_operations.upper(), operations.AUTO)
     if not encrypted or topology.local_size == topology.size:

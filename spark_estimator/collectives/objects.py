@@ -24,7 +24,7 @@ from spark_estimator.errors import HorovodInternalError
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet | None = global_process_set
 ) -> Any:
-    """The root's object, on every rank. All ranks of the set call it.
+    """Return the root's object, on every rank. All ranks of the set call it.
 
     Args:
         obj: what to send; looked at on the root only.
@@ -38,7 +38,8 @@ def broadcast_object(
     Raises:
         TypeError: the name is no string.
         ValueError: the root is none of the set's ranks, or the name cannot be sent.
-        HorovodInternalError: on every rank, when the root cannot pickle its object; there with the reason as the cause.
+        HorovodInternalError: on every rank, when the root cannot pickle its object; there with the reason as the
+            cause.
     """
     _check_name("broadcast_object", name)
     is_root = context.rank() == whole_number(root_rank)
@@ -59,7 +60,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet | None = global_process_set
 ) -> list[Any]:
-    """All ranks' objects, on every rank. All ranks of the set call it.
+    """Return all ranks' objects, on every rank. All ranks of the set call it.
 
     Args:
         obj: this rank's.
@@ -120,7 +121,7 @@ def _label(kind: str, name: str | None) -> str:
 
 
 def _dumped(obj: Any) -> tuple[bytes, Exception | None]:
-    """The pickle of `obj`, or nothing and the reason."""
+    """Return the pickle of `obj`, or nothing and the reason."""
     try:
         return cloudpickle.dumps(obj), None
     except Exception as error:  # pickling runs the objects' own code, which may raise anything

@@ -50,7 +50,7 @@ def submit(
     gpu: Gpu | None = None,
     residues: tuple[int, ...] = (),
 ) -> Handle:
-    """Submits one collective and returns at once. It runs when every rank has submitted one of that name.
+    """Submit one collective and return at once. It runs when every rank has submitted one of that name.
 
     Args:
         op: the kind.
@@ -58,13 +58,14 @@ def submit(
         tensors: one; for an allreduce, allgather or reducescatter also several, of any types, done as one: all or
             nothing; none for a barrier and a join.
         reduce_op: allreduce, reducescatter: the reduction.
-        root_rank: broadcast: whose input everyone's output becomes; its number in the job, also for a process set.
+        root_rank: broadcast: whose input everyone's output becomes; its number in the job, also for a process
+            set.
         process_set: whose ranks take part; None: all.
         prescale, postscale: allreduce, reducescatter: factors before and after the reduction.
         splits: alltoall: rows for each rank of the set; None: even shares.
-        keep: referenced until the collective is done, and on a GPU until a stream waits for it; put the owners of the
-            tensors' memory here.
-        unnamed: `name` is a kind, whose requests are matched by their order; see `kind_of_unnamed`.
+        keep: referenced until the collective is done, and on a GPU until a stream waits for it; put the owners of
+            the tensors' memory here.
+        unnamed: `name` is a kind, whose requests are matched by their order; see `make_unnamed_kind`.
         gpu: the GPU that holds all tensors; None: they are in host memory.
         residues: of each tensor; see ``call.Call``.
 
@@ -99,7 +100,7 @@ def run(
     gpu: Gpu | None = None,
     residues: tuple[int, ...] = (),
 ) -> Handle | None:
-    """Submits one collective and returns when it is done: faster than `submit` and ``wait``, above all for small ones.
+    """Submit one collective and return when it is done: faster than `submit` and ``wait``, above all for small ones.
 
     Args:
         op: the kind; the rest as for `submit`.
@@ -135,7 +136,7 @@ def plan(
     residues: Sequence[int] = (),
     keep: object = None,
 ) -> Plan:
-    """A collective to be submitted many times, with other memory each time; see `Plan`.
+    """Make a collective to be submitted many times, with other memory each time; see `Plan`.
 
     Args:
         op: the kind; the rest as for `submit`.
@@ -151,7 +152,7 @@ def plan(
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
-    """Returns when every rank of the set is in it. Raises as `run` does."""
+    """Return when every rank of the set is in it. Raise as `run` does."""
     run(Op.BARRIER, kind_of_unnamed("barrier"), (), process_set=process_set, unnamed=True)
 
 
@@ -174,21 +175,21 @@ def join() -> int:
 
 
 def kind_of_unnamed(kind: str) -> str:
-    """The kind that replaces a name that the caller did not pass: ``'allreduce.noname'``, for ``unnamed=True``.
+    """Return the kind that replaces a missing name: ``'allreduce.noname'``, for ``unnamed=True``.
 
-    The engine counts the requests of a kind, so that this one becomes ``'allreduce.noname.3'``. The calls of ranks that
-    call in the same order match.
+    The engine counts the requests of a kind, so that this one becomes ``'allreduce.noname.3'``. The calls of
+    ranks that call in the same order match.
     """
     return kind + ".noname"
 
 
 def unnamed_number(kind: str) -> int:
-    """Counts calls without a name since `init` or the last `join`, for requests that need a name to be matched."""
+    """Count calls without a name since `init` or the last `join`, for requests that need a name to be matched."""
     return context.next_number(_UNNAMED + kind)
 
 
 def _root(engine: Engine, op: Op, root_rank: int) -> int:
-    """The root's number in its group."""
+    """Return the root's number in its group."""
     if op is not Op.BROADCAST:
         return 0
     root = whole_number(root_rank)
@@ -203,7 +204,7 @@ def _root(engine: Engine, op: Op, root_rank: int) -> int:
 
 
 def whole_number(value: object) -> int | None:
-    """`value` as a whole number; None where it is none: a text, a fraction, several numbers."""
+    """Return `value` as a whole number; None where it is none: a text, a fraction, several numbers."""
     try:
         return operator.index(value)  # type: ignore[arg-type]  # which is what it is asked
     except (TypeError, ValueError):  # a tensor of several numbers, for one

@@ -85,7 +85,7 @@ class DetachedRequests:
 
 
 def description(engines: Iterable[Engine], now: float) -> str:
-    """The collectives that this rank has submitted and that are not done, the oldest first, in a sentence or two.
+    """Describe the collectives that this rank has submitted and that are not done, the oldest first.
 
     Args:
         engines: of this rank, of all groups that it is in.
@@ -115,10 +115,10 @@ def description(engines: Iterable[Engine], now: float) -> str:
 
 
 def longest_wait(engines: Iterable[Engine], now: float) -> tuple[float, str]:
-    """For how many seconds this rank has waited for others by now, and in which collective; (0, '') if it does not.
+    """Return how many seconds this rank has waited for others by now, and in which collective; (0, '') for none.
 
     Args:
-        engines, now: as in `description`.
+        engines, now: as in `describe_requests`.
     """
     waits = [
         (now - request.since, f"{request.op.name.lower()} {request.name!r}")

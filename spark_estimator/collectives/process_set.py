@@ -57,11 +57,11 @@ class ProcessSet:
         self._global_rank: int | None = None  # this process's number in the job, while the set is registered
 
     def size(self) -> int | None:
-        """How many ranks it has; None while it is not registered."""
+        """Return how many ranks it has; None while it is not registered."""
         return len(self.ranks) if self._registered() else None
 
     def rank(self) -> int | None:
-        """This process's number in the set; None while it is not registered.
+        """Return this process's number in the set; None while it is not registered.
 
         Raises:
             ValueError: this process is not in the set.
@@ -73,17 +73,19 @@ class ProcessSet:
         return self.ranks.index(self._global_rank)
 
     def included(self) -> bool:
-        """Whether this process is in the set, also before it is registered. Raises ValueError before ``init()``."""
+        """Return whether this process is in the set, also before it is registered. Raises ValueError before
+        ``init()``.
+        """
         if self._registered():
             return self._global_rank in self.ranks
         return global_process_set.rank() in self.ranks
 
     def register(self, number: int, own_rank: int) -> None:
-        """Notes that it is registered, in a process whose number in the job is `own_rank`."""
+        """Note that it is registered, in a process whose number in the job is `own_rank`."""
         self.process_set_id, self._global_rank = number, own_rank
 
     def invalidate(self) -> None:
-        """Notes that it is registered no more."""
+        """Note that it is registered no more."""
         self.process_set_id = self._global_rank = None
 
     def _registered(self) -> bool:
@@ -114,7 +116,7 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def registered(process_set: object) -> ProcessSet:
-    """The argument, checked. Raises ValueError when it is no process set, or not registered."""
+    """Return the argument, checked. Raises ValueError when it is no process set, or not registered."""
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set must be a ProcessSet, not {process_set!r}. {HOW_TO_REGISTER}")
     if process_set.process_set_id is None:
@@ -154,7 +156,7 @@ class ProcessSets:
         self._groups: list[Engine] = []
 
     def start(self, static: Sequence[ProcessSet]) -> None:
-        """Registers the sets that were passed to ``init()``. All ranks call it, also those that passed none.
+        """Register the sets that were passed to ``init()``. All ranks call it, also those that passed none.
 
         Raises:
             ValueError: on all ranks: a set is invalid, or exists already.
@@ -170,7 +172,7 @@ class ProcessSets:
             self._register(process_set)
 
     def add(self, process_set: ProcessSet) -> None:
-        """Registers a set. All ranks of the job call it, with the same ranks.
+        """Register a set. All ranks of the job call it, with the same ranks.
 
         Raises:
             ValueError: on all ranks: sets may not change, the set is invalid, or exists already.
@@ -188,7 +190,7 @@ class ProcessSets:
     def group(
         self, ranks: Sequence[int], what: str, problem: str = "", timeout: timedelta | None = None
     ) -> Engine | None:
-        """An engine for some of the ranks beside the sets, or the job's for all. All ranks of the job call it.
+        """Make an engine for some of the ranks beside the sets, or return the job's for all. All ranks call it.
 
         For code with its own API for groups of ranks (torch.distributed); works also if users' sets may not change.
 
@@ -220,13 +222,13 @@ class ProcessSets:
             return engine
 
     def end_group(self, engine: Engine) -> None:
-        """Ends this rank's part in a group: what others still wait for in it fails there with ShutDownError."""
+        """End this rank's part in a group: what others still wait for in it fails there with ShutDownError."""
         with suppress(ValueError):
             self._groups.remove(engine)
             engine.shutdown()
 
     def remove(self, process_set: ProcessSet) -> bool:
-        """Ends a set. All ranks of the job call it. Requests of the set that are pending fail with ShutDownError.
+        """End a set. All ranks of the job call it. Requests of the set that are pending fail with ShutDownError.
 
         Returns:
             False when it is the set of all ranks, or not registered.
@@ -255,7 +257,7 @@ class ProcessSets:
             return True
 
     def engine(self, process_set: ProcessSet) -> Engine:
-        """The engine of a set.
+        """Return the engine of a set.
 
         Raises:
             TypeError: it is no process set.
@@ -275,7 +277,7 @@ class ProcessSets:
         raise ValueError(f"rank {self._job.global_rank} is not in {process_set} and can't run its collectives.")
 
     def of(self, number: int) -> ProcessSet:
-        """The set of that id. Raises ValueError when there is none."""
+        """Return the set of that id. Raises ValueError when there is none."""
         process_set = self._sets.get(number)
         if process_set is None:
             raise ValueError(
@@ -285,15 +287,15 @@ class ProcessSets:
         return process_set
 
     def ranks(self) -> dict[int, list[int]]:
-        """The registered sets' ranks, by their numbers."""
+        """Return the registered sets' ranks, by their numbers."""
         return {number: list(process_set.ranks) for number, process_set in self._sets.items()}
 
     def running(self) -> list[Engine]:
-        """The engines of the sets and groups that this rank is in, that of the job first."""
+        """Return the engines of the sets and groups that this rank is in, that of the job first."""
         return [engine for engine in [*self.engines.values(), *self._groups] if engine is not None]
 
     def shutdown(self) -> None:
-        """Ends all sets, and with them the membership."""
+        """End all sets, and with them the membership."""
         for engine in reversed(self.running()):
             engine.shutdown()
         for process_set in self._sets.values():
@@ -310,7 +312,7 @@ class ProcessSets:
         )
 
     def _problem(self, process_set: ProcessSet) -> str:
-        """What is wrong with a set, as far as one rank can determine alone; '' for nothing."""
+        """Return what is wrong with a set, as far as one rank can determine alone; '' for nothing."""
         ranks = process_set.ranks
         if process_set.process_set_id is not None:
             return f"{process_set} is already registered."
@@ -332,19 +334,21 @@ class ProcessSets:
         return ""
 
     def _lacking(self, process_sets: Sequence[ProcessSet]) -> str:
-        """What this process lacks to connect with the ranks of new sets, checked before other ranks wait for it."""
+        """Return what this process lacks to connect with the ranks of new sets, checked before other ranks wait for
+        it.
+        """
         own_sets = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
         return descriptors.shortage(sum(self._needed_descriptors(process_set.ranks) for process_set in own_sets))
 
     def _register(self, process_set: ProcessSet) -> None:
-        """Registers a set on which all ranks of the job have agreed."""
+        """Register a set on which all ranks of the job have agreed."""
         number, engine = self._connect(process_set)
         process_set.register(number, self._job.global_rank)
         self._sets[number] = process_set
         self.engines[number] = engine
 
     def _connect(self, process_set: ProcessSet) -> tuple[int, Engine | None]:
-        """Starts an engine for the ranks of a set; gives its number, and this rank's end of it if it has one."""
+        """Start an engine for the ranks of a set; give its number, and this rank's end of it if it has one."""
         number = next(self._numbers)
         engine: Engine | None = None
         failure: Exception | None = None

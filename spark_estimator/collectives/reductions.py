@@ -16,17 +16,17 @@ Product = ReduceOp.PRODUCT
 
 
 def where(kind: str) -> str:
-    """The beginning of an error's text: the operation that the user called, and its rank."""
+    """Return the beginning of an error's text: the operation that the user called, and its rank."""
     return f"{kind} on rank {context.rank()}" if context.is_initialized() else kind
 
 
 def op_text(op: object) -> str:
-    """A reduction as users write it, such as ``hvd.Min``; anything else as Python shows it."""
+    """Return a reduction as users write it, such as ``hvd.Min``; anything else as Python shows it."""
     return f"hvd.{op.name.title()}" if isinstance(op, ReduceOp) else repr(op)
 
 
 def request_name(kind: str, name: str | None) -> tuple[str, bool]:
-    """The name that matches the ranks' requests, and whether it is the kind of requests without a name.
+    """Return the name that matches the ranks' requests, and whether it is the kind of requests without a name.
 
     A user may use one name for several kinds at the same time.
 
@@ -57,7 +57,7 @@ def check_adasum(op: ReduceOp, size: int, kind: str) -> None:
 
 
 def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> ReduceOp:
-    """The one operation that the old argument `average` and the newer `op` ask for together.
+    """Return the one operation that the old argument `average` and the newer `op` ask for together.
 
     Args:
         average: True is Average, False is Sum; warns that it is deprecated.

@@ -50,11 +50,11 @@ class PeerFacts:
     pid: int = 0
 
     def shares_with(self, peer: PeerFacts) -> bool:
-        """Whether the two can try to share memory: both on one host, each with a Unix socket."""
+        """Return whether the two can try to share memory: both on one host, each with a Unix socket."""
         return self.host_id == peer.host_id and bool(self.local_name and peer.local_name)
 
     def named(self, pid: int = 0) -> str:
-        """The rank for people. `pid` is its own process, where that is known."""
+        """Describe the rank for people. `pid` is its own process, where that is known."""
         process = f", pid {pid}" if pid else f", started as pid {self.pid}" if self.pid else ""
         return f"rank {self.rank} (host {self.host}{process}, address {_bracketed(self.address)}:{self.port})"
 
@@ -86,7 +86,7 @@ class Topology:
 
     @classmethod
     def of(cls, host_ids: Sequence[str], rank: int) -> Topology:
-        """The topology of `rank` among ranks 0 ... len(host_ids) - 1, of which rank i is on host `host_ids[i]`.
+        """Return the topology of `rank` among ranks 0 ... len(host_ids) - 1, of which rank i is on host `host_ids[i]`.
 
         Hosts are ordered by their lowest rank.
         """
@@ -149,21 +149,21 @@ class Rendezvous:
 
     @property
     def topology(self) -> Topology:
-        """This rank's place in the job."""
+        """Return this rank's place in the job."""
         return Topology.of([peer.host_id for peer in self.peers], self.rank)
 
     @property
     def own_name(self) -> str:
-        """This rank for people, by the process that asks."""
+        """Return this rank's name for people, by the process that asks."""
         return self.peers[self.rank].named(os.getpid())
 
     def to_json(self) -> str:
-        """The whole value, key included, as one line: only for a pipe to the process that it is meant for."""
+        """Return the whole value, key included, as one line: only for a pipe to the process that it is meant for."""
         return json.dumps({**asdict(self), "key": self.key.hex()})
 
     @classmethod
     def from_json(cls, text: str) -> Rendezvous:
-        """The inverse of `to_json`. A ValueError about a malformed text does not quote it."""
+        """Parse what `to_json` made. A ValueError about a malformed text does not quote it."""
         try:
             fields = parse_object(text)
             fields["key"] = bytes.fromhex(fields["key"])
@@ -198,7 +198,7 @@ class Endpoint:
 
     @classmethod
     def open(cls, address: str) -> Endpoint:
-        """Listens at an ephemeral port of `address`, and at an abstract Unix socket with a random name.
+        """Listen at an ephemeral port of `address`, and at an abstract Unix socket with a random name.
 
         Args:
             address: an IPv4 or IPv6 address, or a name that resolves to one; not a wildcard: a rank listens only at
@@ -224,11 +224,11 @@ class Endpoint:
         return cls(tcp, local, name)
 
     def filenos(self) -> tuple[int, ...]:
-        """The descriptors, for ``subprocess.Popen(pass_fds=...)``; the child sees the same numbers."""
+        """Return the descriptors, for ``subprocess.Popen(pass_fds=...)``; the child sees the same numbers."""
         return tuple(sock.fileno() for sock in (self.tcp, self.local) if sock is not None)
 
     def facts(self, rank: int, *, pid: int = 0) -> PeerFacts:
-        """The facts of the rank that will listen here, on this host."""
+        """Return the facts of the rank that will listen here, on this host."""
         return PeerFacts(rank, socket.gethostname(), host_id(), self.address, self.port, self.local_name, pid)
 
     def detach(self) -> tuple[int, int]:
@@ -236,7 +236,7 @@ class Endpoint:
         return self.tcp.detach(), -1 if self.local is None else self.local.detach()
 
     def close(self) -> None:
-        """Closes this process's copies. Idempotent."""
+        """Close this process's copies. Idempotent."""
         self.tcp.close()
         if self.local is not None:
             self.local.close()
@@ -259,7 +259,7 @@ def _open_local() -> tuple[socket.socket | None, str]:
 
 @functools.cache
 def host_id() -> str:
-    """A word that two processes share if and only if they run on the same host: boot id and host name.
+    """Return a word that two processes share if and only if they run on the same host: boot id and host name.
 
     The boot id alone is shared by containers of one machine; they may still differ in network and memory limits.
     """
@@ -272,7 +272,7 @@ def host_id() -> str:
 def local_rendezvous(
     n: int, address: str = "127.0.0.1", *, encrypted: bool = False
 ) -> list[tuple[Rendezvous, Endpoint]]:
-    """A new job of `n` ranks on this host: for each rank its process's rendezvous, and the sockets to inherit.
+    """Make a new job of `n` ranks on this host: for each rank its process's rendezvous, and the sockets to inherit.
 
     Args:
         n: number of ranks, at least 1.
@@ -295,7 +295,7 @@ def local_rendezvous(
 def job_of(
     endpoints: Sequence[Endpoint], peers: Sequence[PeerFacts], *, encrypted: bool = False
 ) -> list[tuple[Rendezvous, Endpoint]]:
-    """A fresh job of ranks that listen at these endpoints, in rank order; as `local_rendezvous` gives it."""
+    """Make a fresh job of ranks that listen at these endpoints, in rank order; in `make_local_rendezvous`' form."""
     job_id, key = new_job_id(), new_key()
     return [
         (
@@ -315,12 +315,12 @@ def job_of(
 
 
 def new_key() -> bytes:
-    """A fresh secret for one attempt of a job."""
+    """Make a fresh secret for one attempt of a job."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def new_job_id() -> str:
-    """A fresh name for one attempt of a job. Not secret."""
+    """Make a fresh name for one attempt of a job. Not secret."""
     return secrets.token_hex(8)
 
 
@@ -328,13 +328,13 @@ _current: Rendezvous | None = None
 
 
 def set_current(rendezvous: Rendezvous | None) -> None:
-    """Makes the next ``init()`` of this process join by `rendezvous`; None clears it."""
+    """Make the next ``init()`` of this process join by `rendezvous`; None clears it."""
     global _current
     _current = rendezvous
 
 
 def current(rendezvous_fd: int | None = None) -> Rendezvous | None:
-    """This process's rendezvous: the one passed to `set_current`, else the one that the launcher wrote to
+    """Return this process's rendezvous: the one passed to `set_current`, else the one that the launcher wrote to
     `rendezvous_fd`.
 
     Args:
@@ -344,7 +344,8 @@ def current(rendezvous_fd: int | None = None) -> Rendezvous | None:
         None if there is neither: the process is a job of one rank.
 
     Raises:
-        ValueError: the descriptor is not the launcher's, so this process is not the one that the launcher started.
+        ValueError: the descriptor is not the launcher's, so this process is not the one that the launcher
+            started.
     """
     global _current
     if _current is None and rendezvous_fd is not None:
@@ -353,7 +354,7 @@ def current(rendezvous_fd: int | None = None) -> Rendezvous | None:
 
 
 def offer_to_command(rendezvous: Rendezvous) -> tuple[int, Mapping[str, str]]:
-    """Makes `rendezvous` readable for a command that is about to be started and whose stdin is its own.
+    """Make `rendezvous` readable for a command that is about to be started and whose stdin is its own.
 
     Returns:
         (fd, variables): an anonymous file to be inherited (``pass_fds``, beside the sockets) and then closed here, and

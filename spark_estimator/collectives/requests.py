@@ -33,7 +33,7 @@ Addresses = list[ctypes.c_void_p | int | None]
 def submit(
     engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, *, repeats: bool = True, stream: int = 0
 ) -> Handle:
-    """Submits a collective and returns at once. A named one takes less time from its third use on.
+    """Submit a collective and return at once. A named one takes less time from its third use on.
 
     Args:
         engine: of the group.
@@ -80,7 +80,7 @@ def run(
     timeout: timedelta | None = None,
     stream: int = 0,
 ) -> Handle | None:
-    """Submits a collective and waits for it. From its third use on, it uses the engine's fastest path.
+    """Submit a collective and wait for it. From its third use on, it uses the engine's fastest path.
 
     On a GPU the stream is made to wait as well, but for an op that makes its result itself: see ``Handle.collect``.
 
@@ -123,7 +123,7 @@ def run(
 def gather_bytes(
     engine: Engine, name: str, payload: bytes, *, unnamed: bool = False, timeout: timedelta | None = None
 ) -> list[memoryview]:
-    """The bytes of each rank of the group, on every rank. All call it. Raises as `run` does.
+    """Return the bytes of each rank of the group, on every rank. All call it. Raises as `run` does.
 
     Args:
         engine: of the group.
@@ -139,7 +139,7 @@ def gather_bytes(
 
 
 def submit_bytes(engine: Engine, name: str, payload: bytes) -> Handle:
-    """As `gather_bytes`, without waiting: `gathered_bytes` gives the result of the handle."""
+    """Submit what `gather_bytes` does, without waiting: `fetch_bytes` gives the result of the handle."""
     return submit(engine, Call(Op.ALLGATHER, name), *_as_tensor(payload), repeats=False)
 
 
@@ -149,7 +149,7 @@ def _as_tensor(payload: bytes) -> tuple[list[Tensor], object]:
 
 
 def gathered_bytes(handle: Handle) -> list[memoryview]:
-    """The bytes of each rank of the group; waits until the handle's allgather is done."""
+    """Return the bytes of each rank of the group; waits until the handle's allgather is done."""
     data, rows = handle.gathered()
     ends = list(itertools.accumulate(rows))
     return [data[end - length : end] for end, length in zip(ends, rows, strict=True)]
@@ -203,13 +203,13 @@ class Plan:
         self._run = library.se_plan_run
 
     def suits(self, call: Call, forms: Sequence[Form]) -> bool:
-        """Whether a call on tensors of some forms is this one."""
+        """Return whether a call on tensors of some forms is this one."""
         return self.call == call and self.forms == forms
 
     def submit(
         self, inputs: Addresses, outputs: Addresses, keep: object, *, defer: bool = False, stream: int = 0
     ) -> Handle:
-        """Submits it and returns at once. Raises as the function `submit` does.
+        """Submit it and return at once. Raise as the function `submit` does.
 
         Args:
             inputs, outputs: addresses, in the order of the forms.
@@ -231,7 +231,7 @@ class Plan:
             raise
 
     def run(self, inputs: Addresses, outputs: Addresses, keep: object, stream: int = 0) -> Handle | None:
-        """Submits it and waits for a moment. Raises as the function `run` does.
+        """Submit it and wait for a moment. Raise as the function `run` does.
 
         Returns: None if it is done: the result is in its outputs, and on a GPU the stream waits for it. Else a handle
         to wait for.
@@ -274,7 +274,7 @@ def _handle_of(
 
 
 def _abandon(engine: Engine, number: c_int64, call: Call, keep: object, stream: int, error: BaseException) -> None:
-    """Keeps the memory of a failed call's request, which the engine or a GPU may still use."""
+    """Keep the memory of a failed call's request, which the engine or a GPU may still use."""
     if number.value:  # interrupted between two lines
         engine.detach(number.value, keep, None if call.device is None else stream)
     elif call.device is not None:
@@ -290,8 +290,8 @@ def _forms(tensors: Sequence[Tensor]) -> list[Form]:
 
 
 def _recalled(engine: Engine, call: Call, key: object) -> object:
-    """What `_remember` noted, taken out while it is used: two threads must not write the addresses of one plan, and the
-    most recently used plan is the last of the dict.
+    """Take out what `_remember` noted, while it is used: two threads must not write the addresses of one plan, and
+    the most recently used plan is the last of the dict.
 
     Raises:
         TypeError: the call has something that cannot be hashed, such as a list for a name.
@@ -303,7 +303,7 @@ def _recalled(engine: Engine, call: Call, key: object) -> object:
 
 
 def _remember(engine: Engine, call: Call, forms: list[Form], key: object, known: object) -> None:
-    """Notes a call; at its second use with the same form in a row a plan is made of it. A plan stays when a call of its
+    """Note a call; at its second use with the same form in a row a plan is made of it. A plan stays when a call of its
     name has another form, as that of a last batch."""
     if not isinstance(known, Plan):
         known = Plan(engine, call, forms) if known == (call, forms) else (call, forms)

@@ -69,16 +69,16 @@ class Ring(NamedTuple):
     halves: bool = False
 
     def of(self, ranks: Sequence[int]) -> Ring:
-        """The ring of some of these ranks, by their indices in `ranks`."""
+        """Return the ring of some of these ranks, by their indices in `ranks`."""
         position = {rank: position for position, rank in enumerate(self.ranks)}
         return Ring(tuple(sorted(range(len(ranks)), key=lambda index: position[ranks[index]])), self.halves)
 
 
 def pair_rounds(hosts: int) -> list[list[Pair]]:
-    """All pairs of hosts, in rounds in which each host is in one pair at most; each pair is in one round.
+    """Return all pairs of hosts, in rounds in which each host is in one pair at most; each pair is in one round.
 
-    The order is that of the circle method for tournaments: host 0 keeps its place, and the others move on by one place
-    a round.
+    The order is that of the circle method for tournaments: host 0 keeps its place, and the others move on by one
+    place a round.
     """
     places = hosts + hosts % 2  # an odd number of hosts has one more place, whose partner pauses
     rounds = []
@@ -90,7 +90,7 @@ def pair_rounds(hosts: int) -> list[list[Pair]]:
 
 
 def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> Ring | None:
-    """Sets how rings pass through the ranks of a job, as rank 0's settings ask. All ranks call it.
+    """Set how rings pass through the ranks of a job, as rank 0's settings ask. All ranks call it.
 
     Args:
         job: the engine of all ranks, which has no request in progress.
@@ -145,7 +145,7 @@ def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> 
 
 
 def _obstacle(job: Engine, leaders: Sequence[int], settings: Settings, *, connects_late: bool) -> str:
-    """Why the links cannot be measured, as a sentence, the same on all ranks, which all call it; '' if they can."""
+    """Return why the links cannot be measured, a sentence; '' if they can. All ranks call it, and get the same."""
     if len(leaders) > MOST_HOSTS:
         return f"this job is on {len(leaders)} hosts, and it measures the links of {MOST_HOSTS} at most."
     # Each rank has neighbours in two rings, and the first one of a host exchanges bytes with those of the others.
@@ -156,7 +156,7 @@ def _obstacle(job: Engine, leaders: Sequence[int], settings: Settings, *, connec
 
 
 def _faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tuple[Ring, float]:
-    """The first of two rings, unless an allreduce in the second one is clearly faster. All ranks call it.
+    """Return the first of two rings, unless an allreduce in the second one is clearly faster. All ranks call it.
 
     It is one of float32, or of 16-bit floats if that is what the second one adds.
 
@@ -210,7 +210,7 @@ def measured_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
 
 
 def _exchange(job: Engine, partner: int | None, count: int) -> float:
-    """Sends `count` bytes to a rank while it sends some to this one, if there is a partner. A collective.
+    """Send `count` bytes to a rank while it sends some to this one, if there is a partner. A collective.
 
     Returns: seconds a byte, of the longer direction.
     """
@@ -226,10 +226,10 @@ def _exchange(job: Engine, partner: int | None, count: int) -> float:
 
 
 def order_of(costs: Mapping[Pair, float], hosts: int) -> list[int]:
-    """A closed way through all hosts that costs little; 0, 1, 2... if no other one that is found saves a tenth.
+    """Return a short tour of all hosts; 0, 1, 2... if no other tour that is found saves a tenth.
 
-    From a greedy way, and from the hosts' own order, parts are reversed as long as that saves something (2-opt: Croes,
-    "A method for solving traveling-salesman problems", 1958). A pure function.
+    From a greedy tour, and from the hosts' own order, parts are reversed as long as that saves something (2-opt:
+    Croes, "A method for solving traveling-salesman problems", 1958). A pure function.
 
     Args:
         costs: of each pair of hosts, the lower one first.
@@ -246,7 +246,7 @@ def order_of(costs: Mapping[Pair, float], hosts: int) -> list[int]:
 
 
 def cost_of(order: Sequence[int], costs: Mapping[Pair, float]) -> float:
-    """What the links from each host to the next, and from the last to the first, cost together."""
+    """Return the cost of all links together: from each host to the next, and from the last to the first."""
     return sum(_between(costs, order[place - 1], order[place]) for place in range(len(order)))
 
 
@@ -255,7 +255,7 @@ def _between(costs: Mapping[Pair, float], host: int, other: int) -> float:
 
 
 def _greedy(costs: Mapping[Pair, float], hosts: int) -> list[int]:
-    """From host 0 always to the nearest that is left, the lowest of equal ones."""
+    """Return the tour from host 0 that always goes to the nearest host that is left, the lowest of equal ones."""
     way, left = [0], list(range(1, hosts))
     while left:
         nearest = min(left, key=lambda host: _between(costs, way[-1], host))
@@ -265,7 +265,7 @@ def _greedy(costs: Mapping[Pair, float], hosts: int) -> list[int]:
 
 
 def _improved(way: list[int], costs: Mapping[Pair, float]) -> list[int]:
-    """Reverses parts of a way until that saves nothing. Host 0 stays the first."""
+    """Reverses parts of a tour until that saves nothing. Host 0 stays the first."""
     way = list(way)
     least = 1e-9 * cost_of(way, costs)  # rounding is no saving
     improved = True

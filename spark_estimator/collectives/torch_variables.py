@@ -22,7 +22,7 @@ NAMES = (
 
 
 def torch_variables(rendezvous: Rendezvous) -> dict[str, str]:
-    """The variables that torchrun would set for this rank.
+    """Return the variables that torchrun would set for this rank.
 
     MASTER_PORT is the port at which rank 0 listens for its peers. Torch's own handler of ``env://`` fails there,
     because the port is in use, and so does not listen at every interface. The handler of
@@ -44,6 +44,6 @@ def torch_variables(rendezvous: Rendezvous) -> dict[str, str]:
 
 
 def has_launchers_master(environ: Mapping[str, str]) -> bool:
-    """Whether MASTER_ADDR and MASTER_PORT are those of this package's launcher, or neither is set."""
+    """Return whether MASTER_ADDR and MASTER_PORT are those of this package's launcher, or neither is set."""
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     return not (address or port) or f"{address}:{port}" == environ.get(MASTER_VARIABLE)

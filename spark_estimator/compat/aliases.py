@@ -175,7 +175,7 @@ ROOTS = frozenset(name.partition(".")[0] for name in PACKAGES)
 
 
 def advice(old: str) -> str:
-    """The replacement of a missing name `old` (dotted), and the available names of its package."""
+    """Return the replacement of a missing name `old` (dotted), and the available names of its package."""
     known = old
     while known and known not in INSTEAD:
         known = known.rpartition(".")[0]

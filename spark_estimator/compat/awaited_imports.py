@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def when_imported(name: str, act: Callable[[str], None]) -> None:
-    """Calls ``act(name)`` when the module has been imported: now, or at the end of its import."""
+    """Call ``act(name)`` when the module has been imported: now, or at the end of its import."""
     if is_imported(name):
         act(name)
         return
@@ -19,7 +19,7 @@ def when_imported(name: str, act: Callable[[str], None]) -> None:
 
 
 def is_imported(name: str) -> bool:
-    """Whether a module has been imported, to its end."""
+    """Return whether a module has been imported, to its end."""
     module = sys.modules.get(name)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 

@@ -41,13 +41,13 @@ def _answer(question: str) -> bool:
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether this package supports the framework (such as "torch") and the framework is installed."""
+    """Return whether this package supports the framework (such as "torch") and the framework is installed."""
     binding = importlib.util.find_spec(f"spark_estimator.{ext_base_name}")
     return binding is not None and importlib.util.find_spec(ext_base_name) is not None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework ("torch", "tensorflow") sees a GPU."""
+    """Return whether the framework ("torch", "tensorflow") sees a GPU."""
     if ext_base_name not in ("torch", "tensorflow") or importlib.util.find_spec(ext_base_name) is None:
         return False
     framework = importlib.import_module(ext_base_name)
@@ -57,47 +57,47 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether the number of ranks is a power of 2, as Adasum requires."""
+    """Return whether the number of ranks is a power of 2, as Adasum requires."""
     return num_rank > 0 and not num_rank & (num_rank - 1)
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """True: collectives on CPU tensors work. Scripts check for Gloo to learn that."""
+    """Return True: collectives on CPU tensors work. Scripts check for Gloo to learn that."""
     return _answer("gloo_built")
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """False: MPI is not used."""
+    """Return False: MPI is not used."""
     return _answer("mpi_built")
 
 
 def nccl_built(verbose: bool = False) -> bool:
-    """Whether GPU collectives use NCCL."""
+    """Return whether GPU collectives use NCCL."""
     return _answer("nccl_built")
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """Whether the engine works on GPU memory."""
+    """Return whether the engine works on GPU memory."""
     return _answer("cuda_built")
 
 
 def rocm_built(verbose: bool = False) -> bool:
-    """False: ROCm is not used."""
+    """Return False: ROCm is not used."""
     return _answer("rocm_built")
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """False: IBM's DDL is not used."""
+    """Return False: IBM's DDL is not used."""
     return _answer("ddl_built")
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """False: Intel's oneCCL is not used."""
+    """Return False: Intel's oneCCL is not used."""
     return _answer("ccl_built")
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Returns if the binding that `args` end with ("torch", "tensorflow") can be imported.
+    """Return if the binding that `args` end with ("torch", "tensorflow") can be imported.
 
     Args:
         ext_name: of the binding, for the message.
@@ -112,7 +112,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version is at least another one, by their first three numbers.
+    """Return whether a version is at least another one, by their first three numbers.
 
     Raises:
         ValueError: one doesn't begin with three numbers.
@@ -127,14 +127,14 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 
 def split_list(items: Sequence[_Item], chunks: int) -> list[Sequence[_Item]]:
-    """`chunks` parts of nearly equal size, in order; the first ones are larger."""
+    """Return `chunks` parts of nearly equal size, in order; the first ones are larger."""
     size, larger = divmod(len(items), chunks)
     ends = [number * size + min(number, larger) for number in range(chunks + 1)]
     return [items[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def is_iterable(value: Any) -> bool:
-    """Whether ``iter(value)`` works."""
+    """Return whether ``iter(value)`` works."""
     try:
         iter(value)
     except TypeError:
@@ -144,7 +144,7 @@ def is_iterable(value: Any) -> bool:
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Inside of it, the process has these environment variables; those that are None stay as they are."""
+    """Give the process these environment variables in this context; those that are None stay as they are."""
     before = {name: os.environ.get(name) for name, value in variables.items() if value is not None}
     os.environ.update({name: value for name, value in variables.items() if value is not None})
     try:
@@ -158,7 +158,7 @@ def env(**variables: str | None) -> Iterator[None]:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
-    """A function of (op, average) that returns the operation which the two arguments mean together.
+    """Return a function of (op, average) that returns the operation which the two arguments mean together.
 
     Args:
         reduce_ops: has the attributes Average and Sum.

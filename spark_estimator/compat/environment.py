@@ -23,7 +23,7 @@ _CHECK_SECONDS = 60
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of ``compat``."""
+    """Make the command line of ``compat``."""
     command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator compat",
         description="Make `import horovod.torch`, `from sparkdl import HorovodRunner` and `import petastorm` import "
@@ -36,13 +36,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one of the three verbs; returns the exit status: 0, or 1 if the verb was refused or failed."""
+    """Run one of the three verbs; return the exit status: 0, or 1 if the verb was refused or failed."""
     verb = parser().parse_args(argv).verb
     return {"enable": enable, "disable": disable, "status": status}[verb]()
 
 
 def enable() -> int:
-    """Writes the ``.pth`` file, prints its path, and checks it with a new interpreter. Returns the exit status."""
+    """Write the ``.pth`` file, prints its path, and checks it with a new interpreter. Return the exit status."""
     for root in sorted(ROOTS):
         origin = real_package(root)
         # An installed petastorm is imported under its name, as the aliases are behind all installed packages.
@@ -73,7 +73,7 @@ def enable() -> int:
 
 
 def disable() -> int:
-    """Removes the files that `enable` wrote, if any. Returns the exit status."""
+    """Remove the files that `enable` wrote, if any. Return the exit status."""
     files = written_files()
     for file in files:
         try:
@@ -88,7 +88,7 @@ def disable() -> int:
 
 
 def status() -> int:
-    """Prints whether the aliases are enabled, by which file, and which real packages are installed."""
+    """Print whether the aliases are enabled, by which file, and which real packages are installed."""
     files = written_files()
     print(f"aliases: {'enabled by ' + ', '.join(map(str, files)) if files else 'not enabled in this environment'}")
     for root in sorted(ROOTS):
@@ -98,18 +98,18 @@ def status() -> int:
 
 
 def site_folders() -> list[Path]:
-    """The folders of this environment whose ``.pth`` files an interpreter reads at start, in that order."""
+    """Return the folders of this environment whose ``.pth`` files an interpreter reads at start, in that order."""
     folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     return [Path(folder) for folder in folders if os.path.isdir(folder)]
 
 
 def written_files() -> list[Path]:
-    """The files that `enable` has written for this environment."""
+    """Return the files that `enable` has written for this environment."""
     return [file for file in (folder / PTH_NAME for folder in site_folders()) if file.exists()]
 
 
 def check_in_fresh_interpreter() -> str | None:
-    """None if a new interpreter can import the aliases without PYTHONPATH; else the last line of its error."""
+    """Return None if a new interpreter can import the aliases without PYTHONPATH; else the last line of its error."""
     program = "import horovod, sparkdl; assert horovod.__version__ and 'HorovodRunner' in dir(sparkdl), sparkdl"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(

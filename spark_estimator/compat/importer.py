@@ -60,7 +60,7 @@ class AliasPackage(ModuleType):
             self.__dict__["__version__"] = VERSIONS[name]
 
     def __getattr__(self, name: str) -> object:
-        """Loads an alias at its first use.
+        """Load an alias at its first use.
 
         Also submodules: a pickled function that calls ``horovod.torch.rank()`` refers to the package ``horovod`` only,
         so its receiver would not import the submodule.
@@ -115,7 +115,7 @@ class AliasFinder:
 
 
 def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool = False) -> None:
-    """Makes the old names importable in this process; a second call changes nothing.
+    """Make the old names importable in this process; a second call changes nothing.
 
     Args:
         force: use the aliases even if the real Horovod, sparkdl or petastorm is installed. By default the real one is
@@ -149,7 +149,7 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
 
 
 def _restore_names_of_lightning() -> None:
-    """Clients of ``horovod.spark.lightning`` were written for Lightning 1, some of whose names Lightning 2 moved."""
+    """Restore names that clients of ``horovod.spark.lightning``, written for Lightning 1, expect."""
     try:
         importlib.import_module(_OLD_SPELLINGS).restore_names()
     except ModuleNotFoundError:
@@ -157,7 +157,7 @@ def _restore_names_of_lightning() -> None:
 
 
 def _name_its_strategy() -> None:
-    """Programs that import ``lightning_horovod`` expect its strategy of ``Trainer(strategy="horovod")``, too."""
+    """Name the strategy as programs that import ``lightning_horovod`` expect ``Trainer(strategy="horovod")`` to."""
     try:
         importlib.import_module(_FLAVOURS).name_class("AddOnStrategy")
     except ModuleNotFoundError:
@@ -165,13 +165,13 @@ def _name_its_strategy() -> None:
 
 
 def worker_variables() -> dict[str, str]:
-    """The variables by which workers of this process's jobs know its switches; see `install_as_driver`."""
+    """Return the variables by which workers of this process's jobs know its switches; see `install_as_driver`."""
     old_spellings = sys.modules.get(_OLD_SPELLINGS)
     return {LIGHTNING_VARIABLE: "1"} if old_spellings is not None and old_spellings.installed() else {}
 
 
 def install_as_driver() -> None:
-    """In a worker: `install`, with ``lightning`` if the driver has it and this host has Lightning."""
+    """Call `install` in a worker, with ``lightning`` if the driver has it and this host has Lightning."""
     install()
     if os.environ.get(LIGHTNING_VARIABLE):
         with suppress(ModuleNotFoundError):
@@ -179,7 +179,7 @@ def install_as_driver() -> None:
 
 
 def installed() -> bool:
-    """Whether this process has the aliases by `install`."""
+    """Return whether this process has the aliases by `install`."""
     return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
 
 
@@ -198,7 +198,7 @@ def uninstall() -> None:
 
 
 def replace_shim(root: str) -> None:
-    """Replaces a package of ``shims/`` that is being imported by the real package, or else by the alias package.
+    """Replace a package of ``shims/`` that is being imported by the real package, or else by the alias package.
 
     Args:
         root: such as "horovod". ``sys.modules[root]`` is the shim before, and the right module afterwards.
@@ -216,23 +216,23 @@ def replace_shim(root: str) -> None:
 
 
 def real_package(root: str) -> str | None:
-    """The file of a real package (Horovod, ...) in this environment; None if it is not installed. Imports nothing."""
+    """Return the file of a real package (Horovod, ...); None if it is not installed. Imports nothing."""
     spec = _real_spec(root)
     return spec.origin if spec is not None else None
 
 
 def real_horovod_present() -> bool:
-    """Whether the real Horovod is installed; it then takes precedence over the aliases."""
+    """Return whether the real Horovod is installed; it then takes precedence over the aliases."""
     return real_package("horovod") is not None
 
 
 def shims_path() -> str:
-    """The folder to add to PYTHONPATH, so that a command can ``import horovod.torch``."""
+    """Return the folder to add to PYTHONPATH, so that a command can ``import horovod.torch``."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "shims")
 
 
 def autoload_path() -> str:
-    """The folder to add to PYTHONPATH, so that torch calls this package when it is imported: ``torch_autoload/``."""
+    """Return the folder ``torch_autoload/`` to add to PYTHONPATH, so that torch calls this package at its import."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.join(package, "extensions", "process_group", "torch_autoload")
 

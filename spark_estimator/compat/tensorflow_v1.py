@@ -180,7 +180,7 @@ def _switch_to_v1(module: ModuleType) -> None:
 
 
 def _with_keras_of_v1(folder: str) -> str:
-    """A folder of ``tensorflow.__path__``; Keras 2's names for TensorFlow 1 in place of those for TensorFlow 2."""
+    """Return a folder of ``tensorflow.__path__``, that of Keras 2 replaced by its names for TensorFlow 1."""
     parent, name = os.path.split(folder)
     is_keras_2 = name == "_v2" and os.path.basename(os.path.dirname(parent)) == "tf_keras"
     return os.path.join(parent, "_v1") if is_keras_2 else folder
@@ -199,7 +199,7 @@ _package = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 def _is_the_programs(frame: FrameType) -> bool:
-    """Whether a frame runs the user's code: not that of the standard library, an installed package or this package."""
+    """Return whether a frame runs the user's code: not the standard library's, an installed or this package's."""
     file = frame.f_code.co_filename
     if file.startswith("<frozen"):
         return False

@@ -183,7 +183,7 @@ for _sentence, _modules in _MODULES.items():
 
 
 def placeholder(old: str, sentence: str) -> type:
-    """A class under an old name, so that programs can import it, and derive from it; a call of it raises.
+    """Make a class under an old name, so that programs can import it, and derive from it; a call of it raises.
 
     Args:
         old: the dotted name.

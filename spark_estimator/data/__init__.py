@@ -25,7 +25,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name at its first use: one needs PyTorch, the other Spark."""
+    """Load a public name at its first use: one needs PyTorch, the other Spark."""
     if name not in _HOME:
         raise AttributeError(f"module 'spark_estimator.data' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

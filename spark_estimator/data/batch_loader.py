@@ -17,11 +17,11 @@ class BaseDataLoader:
         raise NotImplementedError(f"{type(self).__name__} has no __len__().")
 
     def _iterate(self) -> Iterator[Any]:
-        """The batches of one pass."""
+        """Yield the batches of one pass."""
         raise NotImplementedError(f"{type(self).__name__} has no _iterate().")
 
     def _process_batch(self, batch: Any) -> Any:
-        """Called for each batch in the thread that uses it."""
+        """Return the batch to give out. Called for each batch in the thread that uses it."""
         return batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -52,7 +52,7 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Ends the current pass."""
+        """End the current pass."""
         self._stop.set()
 
     def __iter__(self) -> Iterator[Any]:
@@ -84,7 +84,7 @@ class AsyncDataLoaderMixin:
 
 
 def _put(batches: queue.Queue[Any], batch: Any, stop: threading.Event) -> bool:
-    """Hands a batch over. Returns False where the pass has ended meanwhile."""
+    """Hand a batch over. Return False if the pass has ended meanwhile."""
     while not stop.is_set():
         try:
             batches.put(batch, timeout=0.1)
@@ -95,7 +95,7 @@ def _put(batches: queue.Queue[Any], batch: Any, stop: threading.Event) -> bool:
 
 
 def _next(batches: queue.Queue[Any], stop: threading.Event) -> Any:
-    """The next batch; `_END` where the pass has ended."""
+    """Return the next batch; `_END` if the pass has ended."""
     while not stop.is_set():
         try:
             return batches.get(timeout=0.1)

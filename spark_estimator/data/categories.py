@@ -1,7 +1,8 @@
 """Turns categories into ids: texts, whole numbers and booleans, by a vocabulary or a hash.
 
-Ids begin at 1. Id 0 is null, and a value that the vocabulary does not contain. Training, validation, `transform`,
-`predict` and MLflow's pyfunc all call `CategoryEncoder.ids`. Texts are compared by their bytes in UTF-8.
+Ids begin at 1. Id 0 is null, and a value that the vocabulary does not contain. Training, validation,
+`transform`, `predict` and MLflow's pyfunc all call `CategoryEncoder.find_ids`. Texts are compared by their
+bytes in UTF-8.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ class CategoryEncoder(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """The number of ids: they are 0 to ``size - 1``."""
+        """Return the number of ids: they are 0 to ``size - 1``."""
 
     @property
     @abstractmethod
     def entry(self) -> Any:
-        """The column's entry in the parameter `categories`."""
+        """Return the column's entry in the parameter `categories`."""
 
     @property
     @abstractmethod
     def holds_texts(self) -> bool | None:
-        """Whether its values are texts; None: they may be texts or numbers."""
+        """Return whether its values are texts; None: they may be texts or numbers."""
 
     @abstractmethod
     def _id(self, value: bytes | int) -> int:
-        """The id of a value: a number, or a text in UTF-8."""
+        """Return the id of a value: a number, or a text in UTF-8."""
 
     @property
     def summary(self) -> str:
-        """Its values in a line: equal for equal ids."""
+        """Return its values in a line: equal for equal ids."""
         return f"{self.name}: {self.size} ids, checksum {zlib.crc32(repr(self.entry).encode()):08x}"
 
     def check(self, name: str, kind: str) -> None:
-        """Refuses a column whose type does not fit.
+        """Raise DataError for a column whose type does not fit.
 
         Args:
             name: of the column.
@@ -88,7 +89,7 @@ class CategoryEncoder(ABC):
             )
 
     def ids(self, array: pyarrow.Array) -> pyarrow.Array:
-        """The ids of a column's values.
+        """Return the ids of a column's values.
 
         Args:
             array: [rows] values, or arrays of values.
@@ -106,10 +107,10 @@ class CategoryEncoder(ABC):
         return pyarrow.array(ids[pyarrow.compute.fill_null(encoded.indices, len(ids) - 1).to_numpy()])
 
     def keys(self, array: pyarrow.Array) -> pyarrow.Array:
-        """[rows] the values as they are compared: int64, or texts in UTF-8; nulls are left.
+        """Return [rows] the values as they are compared: int64, or texts in UTF-8; nulls are left.
 
         Raises:
-            DataError: as `ids`.
+            DataError: as `find_ids`.
         """
         types, kind = pyarrow.types, array.type
         if types.is_null(kind):
@@ -154,7 +155,7 @@ class Vocabulary(CategoryEncoder):
 
     @cached_property
     def _known(self) -> dict[bytes | int, int]:
-        """The ids by value, made at the first use."""
+        """Return the ids by value, made at the first use."""
         keys = [value.encode("utf-8", "replace") if isinstance(value, str) else value for value in self.values]
         return {value: number for number, value in enumerate(keys, 1)}
 
@@ -162,7 +163,7 @@ class Vocabulary(CategoryEncoder):
         return self._known.get(value, 0)
 
     def common_ids(self, other: Vocabulary) -> list[tuple[int, int]]:
-        """The ids of each value that another vocabulary has, too: here, and there."""
+        """Return the ids of each value that another vocabulary has, too: here, and there."""
         return [(number, other._known[value]) for value, number in self._known.items() if value in other._known]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -236,14 +237,14 @@ class Uncounted(Hashing):
 
 
 def encoders_of(categories: Mapping[str, Any] | None) -> dict[str, CategoryEncoder]:
-    """By column, of the parameter `categories` as `checks.categories` returns it."""
+    """Return encoders by column, of the parameter `categories` as `checks.check_categories` returns it."""
     entries = categories or {}
     alone = {name: encoder_of(name, entry) for name, entry in entries.items() if not isinstance(entry, str)}
     return {name: alone[name] if name in alone else Shared(name, alone[entry]) for name, entry in entries.items()}
 
 
 def encoder_of(name: str, entry: Any) -> CategoryEncoder:
-    """The encoder of an entry of the parameter `categories` that does not name another column.
+    """Return the encoder of an entry of the parameter `categories` that does not name another column.
 
     Args:
         name: of the column, for messages.
@@ -254,7 +255,8 @@ def encoder_of(name: str, entry: Any) -> CategoryEncoder:
 
 
 def with_largest_ids(batch: pyarrow.RecordBatch, sizes: Sequence[int]) -> pyarrow.RecordBatch:
-    """A batch of ids whose first row has the largest id of each column, so that a trial shows an embedding's size.
+    """Return a batch of ids whose first row has the largest id of each column, so that a trial shows an embedding's
+    size.
 
     Args:
         sizes: [columns] the numbers of ids; 0: the column is left as it is.
@@ -266,7 +268,9 @@ def with_largest_ids(batch: pyarrow.RecordBatch, sizes: Sequence[int]) -> pyarro
 
 
 def is_text(kind: str) -> bool:
-    """Whether a Spark type, as ``simpleString`` has it, is one of texts; they may have a length, or a collation."""
+    """Return whether a Spark type, as ``simpleString`` has it, is one of texts; they may have a length, or a
+    collation.
+    """
     return kind.startswith(("string", "varchar", "char"))
 
 

@@ -69,17 +69,17 @@ class Readable:
 
     @property
     def takes_nulls(self) -> bool:
-        """Whether null is a value as any other: that of a category is id 0."""
+        """Return whether null is a value as any other: that of a category is id 0."""
         return bool(self.ids) and not self.is_array
 
     @property
     def is_of_dates(self) -> bool:
-        """Whether its numbers are days."""
+        """Return whether its numbers are days."""
         return self.kind in ("date", "array<date>")
 
     @property
     def marks(self) -> Column:
-        """True and false, under the name ``marker``; null where there is another number than 0 and 1."""
+        """Return true and false, under the name ``marker``; null for another number than 0 and 1."""
         from pyspark.sql import functions
 
         assert self.expression is not None, self.name
@@ -88,13 +88,13 @@ class Readable:
 
     @property
     def stored(self) -> Column:
-        """Its numbers as they are kept in files, under its name."""
+        """Return its numbers as they are kept in files, under its name."""
         assert self.expression is not None, self.name
         kept = self.expression.cast("double") if self.kind.startswith("decimal") else self.expression
         return kept.alias(self.name)
 
     def cast(self, dtype: str) -> Column:
-        """The Spark expression of the column for a tensor of `dtype`."""
+        """Return the Spark expression of the column for a tensor of `dtype`."""
         assert self.expression is not None, self.name
         spark_type = self.type_for(dtype)
         return self.expression if spark_type == "binary" else self.expression.cast(spark_type)
@@ -113,7 +113,7 @@ class Readable:
 
 
 def raw(schema: StructType, name: str) -> Readable:
-    """A column as it is, of any type, for a function of the user's; of vectors the values.
+    """Return a column as it is, of any type, for a function of the user's; of vectors the values.
 
     Raises:
         DataError: the column is missing.
@@ -129,7 +129,7 @@ def raw(schema: StructType, name: str) -> Readable:
 
 
 def category(schema: StructType, name: str, encoder: CategoryEncoder) -> Readable:
-    """How a column of categories is read.
+    """Return how a column of categories is read.
 
     Args:
         name: of a column, or a path into a struct.
@@ -147,7 +147,7 @@ def category(schema: StructType, name: str, encoder: CategoryEncoder) -> Readabl
 
 
 def readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
-    """How a column is read.
+    """Return how a column is read.
 
     Args:
         name: of a column, or a path into a struct: ``address.zip``.
@@ -177,12 +177,12 @@ def readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
 
 
 def cast_columns(columns: Sequence[Readable], dtypes: Sequence[str], nulls: Nulls) -> list[Column]:
-    """The columns, cast to the types of their tensors, under the names ``c0``, ``c1`` and so on.
+    """Return the columns, cast to the types of their tensors, under the names ``c0``, ``c1`` and so on.
 
     Args:
         dtypes: [columns] of their tensors.
-        nulls: a number replaces nulls and NaN, as Spark's ``fillna``, but neither values in arrays nor categories;
-            "error" and "drop" leave both.
+        nulls: a number replaces nulls and NaN, as Spark's ``fillna``, but neither values in arrays nor
+            categories; "error" and "drop" leave both.
     """
     from pyspark.sql import functions
 
@@ -198,7 +198,7 @@ def cast_columns(columns: Sequence[Readable], dtypes: Sequence[str], nulls: Null
 
 
 def dropping_columns(columns: Sequence[Readable], nulls: Nulls) -> list[str]:
-    """The names in `cast_columns` of those in which null or NaN drops the row; in categories null drops none."""
+    """Return the names in `cast_columns` of those in which null or NaN drops the row; in categories null drops none."""
     return [
         f"c{number}"
         for number, column in enumerate(columns)
@@ -229,7 +229,7 @@ def pack_columns(columns: Sequence[Column], kinds: Sequence[str]) -> tuple[list[
 
 
 def _find(schema: StructType, name: str) -> tuple[DataType, str]:
-    """The type of a column, and how Spark's functions call it."""
+    """Return the type of a column, and how Spark's functions call it."""
     places = _places(schema).get(name, [])
     if len(places) > 1:
         raise DataError(f"there are {len(places)} columns named {name!r}: rename all but one of them.")
@@ -261,7 +261,8 @@ def _places(schema: StructType) -> dict[str, list[int]]:
 
 
 def check_names(frame: DataFrame, names: Iterable[str]) -> None:
-    """Refuses names that several columns have, to Spark: by default it does not mind which letters are capital.
+    """Raise DataError for names that several columns have, to Spark: by default it does not mind which letters are
+    capital.
 
     Args:
         names: of columns, or paths into structs; those that are missing are left to others.
@@ -286,7 +287,7 @@ def check_names(frame: DataFrame, names: Iterable[str]) -> None:
 
 
 def did_you_mean(name: str, there: Iterable[Any]) -> str:
-    """A sentence on the names that were meant, perhaps; empty where none is near.
+    """Return a sentence on the names that were meant, perhaps; empty if none is near.
 
     Spark does not mind, by default, which letters are capital; files, pandas and this package do.
     """
@@ -327,7 +328,7 @@ _NUMBERS_OF: dict[str, Callable[[Column], Column]] = {
 
 
 def check_decoded(name: str, kind: str) -> None:
-    """Refuses a decoder for a column that is not binary.
+    """Raise DataError for a decoder of a column that is not binary.
 
     Raises:
         DataError: the text names the column.
@@ -337,7 +338,7 @@ def check_decoded(name: str, kind: str) -> None:
 
 
 def remedy(type_name: str) -> str:
-    """The remedy for a column whose type cannot be trained on, as the end of a sentence.
+    """Return the remedy for a column whose type cannot be trained on, as the end of a sentence.
 
     Args:
         type_name: as Spark's ``typeName`` has it.

@@ -23,7 +23,7 @@ class Decoder:
         name: of the column, for messages.
         function: from bytes to what numpy makes an array of; all rows' have one shape and type.
         shape: of a row's array; None: that of the first row.
-        dtype: of the arrays as they are kept, one of `kept_dtype`; None: likewise.
+        dtype: of the arrays as they are kept, one of `choose_kept_dtype`; None: likewise.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Decoder:
     dtype: str | None = None
 
     def arrays(self, column: pyarrow.Array, row: int = 0, source: str = "this rank's rows") -> tuple[Decoder, Array]:
-        """Decodes some rows.
+        """Decode some rows.
 
         Args:
             column: [rows] of binary.
@@ -89,7 +89,8 @@ class Decoder:
 
 
 def kept_dtype(dtype: numpy.dtype[Any], what: str) -> str:
-    """In which type arrays that a function gave are kept: uint8 (which bool is, too), int64, float32 or float64.
+    """Return the type in which arrays that a function gave are kept: uint8 (which bool is, too), int64, float32 or
+    float64.
 
     Args:
         what: gave them, for the message.
@@ -107,14 +108,14 @@ def kept_dtype(dtype: numpy.dtype[Any], what: str) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """The error of a user's function, with its traceback from there on."""
+    """Return the error of a user's function, with its traceback from there on."""
     inside = error.__traceback__.tb_next if error.__traceback__ else None
     lines = "".join(traceback.format_exception(type(error), error, inside)).rstrip()
     return f"{type(error).__name__}: {error}\n{lines}"
 
 
 def lists_of(values: Array, valid: pyarrow.Array) -> pyarrow.Array:
-    """[rows] of lists, from [rows, *shape]; of plain numbers where the shape is ().
+    """Return [rows] of lists, from [rows, *shape]; of plain numbers if the shape is ().
 
     Args:
         valid: [rows] of truth; null where it is false.

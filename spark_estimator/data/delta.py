@@ -62,7 +62,7 @@ class _State:
     protocol: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, action: Mapping[str, Any]) -> None:
-        """One action of a version or of a checkpoint."""
+        """Apply one action of a version or of a checkpoint."""
         if (removed := action.get("remove")) is not None:
             self.files.pop(removed["path"], None)
         elif (added := action.get("add")) is not None:
@@ -72,12 +72,13 @@ class _State:
 
 
 def is_delta(folder: str, store: FilesystemStore) -> bool:
-    """Whether a folder is a Delta table."""
+    """Return whether a folder is a Delta table."""
     return store.exists(f"{folder}/{LOG}")
 
 
 def table_files(folder: str, store: FilesystemStore) -> tuple[tuple[DataFile, ...], Mapping[str, str]]:
-    """The files of the table's last version, by path, and the kinds of all its columns, in the order of its schema.
+    """Return the files of the table's last version, by path, and the kinds of all its columns, in the order of its
+    schema.
 
     Raises:
         DataError: the log is incomplete or damaged, or the table uses what this module does not read.
@@ -138,7 +139,7 @@ def _read_log(folder: str, store: FilesystemStore) -> _State:
 
 
 def _last_checkpoint(names: list[str]) -> tuple[int | None, list[str]]:
-    """The version of the last complete checkpoint, and its files."""
+    """Return the version of the last complete checkpoint, and its files."""
     parts: dict[tuple[int, int], list[str]] = {}
     for name in names:
         if match := _CHECKPOINT.fullmatch(name):
@@ -180,7 +181,7 @@ def _check_features(folder: str, state: _State) -> None:
 
 
 def _type_of(kind: Any) -> pyarrow.DataType | None:
-    """The Arrow type of a column; None: it is found in the files alone."""
+    """Return the Arrow type of a column; None: it is found in the files alone."""
     if isinstance(kind, dict):
         item = _type_of(kind["elementType"]) if kind.get("type") == "array" else None
         return None if item is None else pyarrow.list_(item)
@@ -196,7 +197,7 @@ def _kind_of(column: str, kind: pyarrow.DataType | None, files: list[DataFile]) 
 
 
 def _partition_value(folder: str, column: str, text: str | None, kind: pyarrow.DataType | None) -> pyarrow.Scalar:
-    """A value as the log writes it; the empty text is null."""
+    """Return a value as the log writes it; the empty text is null."""
     if kind is None:
         raise DataError(f"{folder}: the partition column {column!r} has a type that is not known.")
     if text is None or text == "":

@@ -78,7 +78,7 @@ class Field:
 
 
 def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: str = "this rank's rows") -> Array:
-    """The rows of one batch as a matrix.
+    """Return the rows of one batch as a matrix.
 
     Args:
         row: the number of the batch's first row among those of `source`, for messages.
@@ -160,7 +160,7 @@ class _Wanted:
         return self.names[0]
 
     def name_of(self, position: int) -> str:
-        """The column of the value at this position, counted over the values of all rows."""
+        """Return the column of the value at this position, counted over the values of all rows."""
         return self.names[position % len(self.names)]
 
 
@@ -195,7 +195,7 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
 
 
 def _opened(lists: pyarrow.Array) -> tuple[pyarrow.Array, Array]:
-    """The values of arrays, one after the other, and [rows] the arrays' lengths. None of them may be null."""
+    """Return the values of arrays, one after the other, and [rows] the arrays' lengths. None of them may be null."""
     if pyarrow.types.is_fixed_size_list(lists.type):
         return lists.flatten(), numpy.full(len(lists), lists.type.list_size)
     offsets = lists.offsets.to_numpy()
@@ -214,7 +214,7 @@ def _null(name: str, wanted: _Wanted, row: int, *, of_arrays: bool = False) -> D
 
 
 def _check_lengths(lengths: Array, wanted: _Wanted, row: int) -> None:
-    """Refuses arrays that have not the length that is wanted, and cannot be filled up to it."""
+    """Refuse arrays that have not the length that is wanted, and cannot be filled up to it."""
     wrong = lengths != wanted.width if wanted.padding is None else lengths > wanted.width
     if not wrong.any():
         return
@@ -258,7 +258,7 @@ def _converted(values: Array, wanted: _Wanted, row: int, lengths: Array | None) 
 
 
 def _row_of(position: int, width: int, lengths: Array | None) -> int:
-    """The row of a value, counted among the values of all rows."""
+    """Return the row of a value, counted among the values of all rows."""
     if lengths is None:
         return position // max(1, width)
     return int(numpy.searchsorted(numpy.cumsum(lengths), position, side="right"))
@@ -286,5 +286,5 @@ def with_values(lists: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
 
 
 def _first(mask: pyarrow.Array) -> int:
-    """The index of the first true."""
+    """Return the index of the first true."""
     return int(numpy.asarray(mask).argmax())

@@ -37,12 +37,12 @@ class DataSet:
     store: FilesystemStore = field(repr=False)
 
     def remove(self) -> None:
-        """Removes it. A training that reads it fails, or is past reading: ranks read it once, as they begin."""
+        """Remove it. A training that reads it fails, or is past reading: ranks read it once, as they begin."""
         self.store.remove(self.folder)
 
 
 def data_sets(store: FilesystemStore) -> list[DataSet]:
-    """All data sets for training in a store, by number.
+    """Return all data sets for training in a store, by number.
 
     To remove what `fit` of this session will not use again::
 

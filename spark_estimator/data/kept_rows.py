@@ -55,7 +55,7 @@ class KeptRows(RowEncoder):
 
     @property
     def untransformed(self) -> KeptRows:
-        """The same rows without the function."""
+        """Return the same rows without the function."""
         assert self.then is not None
         return replace(self, then=self.then.untransformed)
 
@@ -106,7 +106,7 @@ class KeptRows(RowEncoder):
 
 
 def bytes_of_row(lengths: int, columns: int) -> int:
-    """The most bytes of a row.
+    """Return the most bytes of a row.
 
     Args:
         lengths: of its texts and arrays, in bytes.
@@ -116,7 +116,7 @@ def bytes_of_row(lengths: int, columns: int) -> int:
 
 
 def lengths_of(batch: pyarrow.RecordBatch) -> int:
-    """The most bytes that the texts and arrays of one of these rows have."""
+    """Return the most bytes that the texts and arrays of one of these rows have."""
     total = numpy.zeros(batch.num_rows, numpy.int64)
     for array in batch.columns:
         array = _numbers(array)
@@ -133,7 +133,7 @@ def lengths_of(batch: pyarrow.RecordBatch) -> int:
 
 
 def check_kept(name: str, kind: pyarrow.DataType) -> None:
-    """Refuses a column whose values can't be kept as bytes.
+    """Raise DataError for a column whose values can't be kept as bytes.
 
     Raises:
         DataError: it has values other than numbers, times, texts, bytes and arrays of numbers.
@@ -156,12 +156,12 @@ def _numbers(array: pyarrow.Array) -> pyarrow.Array:
 
 
 def read_back_as(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type of a column that is read back: decimals are floats, and vectors arrays of floats."""
+    """Return the type of a column that is read back: decimals are floats, and vectors arrays of floats."""
     return _numbers(pyarrow.array([], kind)).type
 
 
 def _plain(array: pyarrow.Array) -> list[Any]:
-    """[rows] values that `marshal` writes."""
+    """Return [rows] values that `marshal` writes."""
     array = _numbers(array)
     kind = array.type
     if is_list(kind):

@@ -49,7 +49,7 @@ def check_calendar(path: str, columns: Sequence[str], rows: pyarrow.RecordBatch 
 
     Args:
         path: the file's, for the error.
-        columns: what `legacy_columns` returns.
+        columns: what `find_legacy_columns` returns.
         rows: that were read.
 
     Raises:

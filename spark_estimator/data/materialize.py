@@ -129,14 +129,14 @@ def _write_group(writer: Any, held: list[pyarrow.RecordBatch]) -> int:
 def materialized(
     frame: DataFrame, columns: Sequence[Readable], store: FilesystemStore, of_chance: bool = False
 ) -> DataFiles:
-    """The columns of a DataFrame as files of the store: those that a fit before has written, or new ones.
+    """Return the columns of a DataFrame as files of the store: those that a fit before has written, or new ones.
 
-    They keep their numbers as Spark has them, nulls included; vectors become arrays of floats, dates and timestamps
-    numbers. Rows are those of one moment: they are used again only where the plan, and the files below it, are known to
-    be the same.
+    They keep their numbers as Spark has them, nulls included; vectors become arrays of floats, dates and
+    timestamps numbers. Rows are those of one moment: they are used again only where the plan, and the files below
+    it, are known to be the same.
 
     Args:
-        of_chance: as in `fingerprint_of`.
+        of_chance: as in `compute_fingerprint`.
 
     Raises:
         DataError: the store's folder is not the same for the driver and the executors.
@@ -155,7 +155,7 @@ def materialized(
 
 
 def folders_of(store: FilesystemStore) -> dict[int | None, str]:
-    """The folders of training data in a store, by their numbers; that without one is None's, and the first.
+    """Return the folders of training data in a store, by their numbers; that without one is None's, and the first.
 
     Raises:
         DataError: the store cannot be reached.
@@ -181,14 +181,14 @@ def folders_of(store: FilesystemStore) -> dict[int | None, str]:
 
 
 def fingerprint_of(frame: DataFrame, columns: Sequence[Readable], of_chance: bool = False) -> str | None:
-    """A hash that is equal for equal rows; None for a plan whose rows may change.
+    """Return a hash that is equal for equal rows; None for a plan whose rows may change.
 
-    A plan has one if it uses neither random numbers nor the time, and reads files that have not changed or rows that
-    are in the plan itself. It is valid for the session only, as is Spark's comparison of plans.
+    A plan has one if it uses neither random numbers nor the time, and reads files that have not changed or rows
+    that are in the plan itself. It is valid for the session only, as is Spark's comparison of plans.
 
     Args:
-        of_chance: the plan may use random numbers: the rows drawn first are kept for this same plan. (Spark treats
-            each function of Spark ML as random, `VectorAssembler`'s too.)
+        of_chance: the plan may use random numbers: the rows drawn first are kept for this same plan. (Spark
+            treats each function of Spark ML as random, `VectorAssembler`'s too.)
     """
     try:
         if type(frame).__module__.startswith("pyspark.sql.connect"):
@@ -227,13 +227,13 @@ def fingerprint_of(frame: DataFrame, columns: Sequence[Readable], of_chance: boo
 
 
 def _claimed(store: FilesystemStore, there: Collection[int | None]) -> tuple[str, str]:
-    """A new folder of training data that is this driver's alone, and its mark in it.
+    """Return a new folder of training data that is this driver's alone, and its mark in it.
 
-    Each driver writes its mark before it lists the folder. So of two that have chosen the same one, at least the later
-    sees the other's mark, and takes another folder.
+    Each driver writes its mark before it lists the folder. So of two that have chosen the same one, at least the
+    later sees the other's mark, and takes another folder.
 
     Args:
-        there: the numbers of the folders that exist.
+        existing: the numbers of the folders that exist.
 
     Raises:
         DataError: the store cannot be written.
@@ -296,7 +296,7 @@ def _written(
 
 
 def _discard(store: FilesystemStore, folder: str, mark: str) -> None:
-    """Removes a folder whose data set was not finished. Tasks that still write find that the mark is missing."""
+    """Remove a folder whose data set was not finished. Tasks that still write find that the mark is missing."""
     with contextlib.suppress(Exception):
         store.remove(mark)
     for _ in range(_TRIES):  # a task may just have begun a file in it
@@ -307,14 +307,15 @@ def _discard(store: FilesystemStore, folder: str, mark: str) -> None:
 
 
 def _session_of(frame: DataFrame) -> str | None:
-    """The id of the Spark application; None on Spark Connect, which does not report it."""
+    """Return the id of the Spark application; None on Spark Connect, which does not report it."""
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         return None
     return str(frame.sparkSession.sparkContext.applicationId)
 
 
 def prepared(store: FilesystemStore, folder: str) -> DataFiles:
-    """The data set in a folder: what a manifest lists, or all that Spark (or who writes ``_SUCCESS``) has put there.
+    """Return the data set in a folder: what a manifest lists, or all that Spark (or who writes ``_SUCCESS``) has put
+    there.
 
     Raises:
         DataError: there is none, it is incomplete, or its manifest is not one of this package.
@@ -331,7 +332,7 @@ def prepared(store: FilesystemStore, folder: str) -> DataFiles:
 
 
 def manifest_of(store: FilesystemStore, folder: str) -> dict[str, Any]:
-    """The manifest of a data set, which was written after all of its files.
+    """Return the manifest of a data set, which was written after all of its files.
 
     Raises:
         DataError: it is not one of this package.

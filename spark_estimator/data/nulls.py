@@ -13,22 +13,24 @@ STATISTICS = ("mean", "median")
 
 
 def policy_of(nulls: Nulls, column: str) -> NullPolicy:
-    """The policy of a column."""
+    """Return the policy of a column."""
     return nulls.get(column, "error") if isinstance(nulls, Mapping) else nulls
 
 
 def drops_rows(nulls: Nulls) -> bool:
-    """Whether a null drops a row in some column."""
+    """Return whether a null drops a row in some column."""
     return "drop" in _policies(nulls)
 
 
 def has_statistics(nulls: Nulls) -> bool:
-    """Whether a statistic replaces nulls in some column."""
+    """Return whether a statistic replaces nulls in some column."""
     return not _policies(nulls).isdisjoint(STATISTICS)
 
 
 def with_numbers(nulls: Nulls, numbers: Mapping[str, float]) -> Nulls:
-    """The policies with numbers for statistics; a statistic for all columns is that of the columns with a number."""
+    """Return the policies with numbers for statistics; a statistic for all columns is that of the columns with a
+    number.
+    """
     if isinstance(nulls, Mapping):
         return {**nulls, **numbers}
     return dict(numbers) if nulls in STATISTICS else nulls

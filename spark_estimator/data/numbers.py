@@ -38,7 +38,9 @@ EXACT = ("tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "
 
 
 def kind_of(kind: pyarrow.DataType) -> str:
-    """An Arrow type in Spark's words, as ``simpleString`` has them: ``array<float>``; ``vector`` for Spark ML's."""
+    """Return an Arrow type in Spark's words, as ``simpleString`` has them: ``array<float>``; ``vector`` for Spark
+    ML's.
+    """
     if pyarrow.types.is_struct(kind):
         names = [kind.field(number).name for number in range(kind.num_fields)]
         return "vector" if names == _VECTOR else "struct"
@@ -52,13 +54,13 @@ def kind_of(kind: pyarrow.DataType) -> str:
 
 
 def is_exact(kind: str) -> bool:
-    """Whether a column of this kind is one of `EXACT`, or holds arrays of one."""
+    """Return whether a column of this kind is one of `EXACT`, or holds arrays of one."""
     element = kind[len("array<") : -1] if kind.startswith("array<") else kind
     return element in EXACT and not (element == "vector" and kind != "vector")
 
 
 def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> Readable:
-    """How a column of files is read.
+    """Return how a column of files is read.
 
     Args:
         kinds: of all columns, by name.
@@ -85,7 +87,7 @@ def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> R
 
 
 def category_in(kinds: Mapping[str, str], name: str, encoder: CategoryEncoder) -> Readable:
-    """As `columns.category`, for a column of files.
+    """Return what `columns.make_category` does, for a column of files.
 
     Args:
         kinds: of all columns, by name.
@@ -107,7 +109,7 @@ def _kind(kinds: Mapping[str, str], name: str) -> str:
 
 
 def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
-    """A column's numbers, or arrays of numbers: days of dates, seconds of timestamps, the values of vectors."""
+    """Return a column's numbers, or arrays of numbers: days of dates, seconds of timestamps, the values of vectors."""
     kind = array.type
     if pyarrow.types.is_struct(kind):
         return _values_of_vectors(array)
@@ -130,12 +132,14 @@ def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
 
 
 def without_nulls(batch: pyarrow.RecordBatch, rules: Sequence[tuple[NullPolicy, str]]) -> pyarrow.RecordBatch:
-    """Return a batch as after Spark's ``fillna`` and ``dropna``: a number replaces nulls, or rows are dropped.
+    """Return a batch as after `columns.cast_columns` and ``dropna`` in Spark: rows are dropped, or a number replaces
+    nulls.
 
     Args:
-        rules: [columns] the policy, and the type of the tensor that the column is for. "error" leaves nulls, "drop"
-            drops rows with a null (or, as Spark's ``dropna``, NaN) in the column, a number replaces null and NaN that
-            are not in arrays. Further columns are taken along as they are.
+        policies: [columns] "error" leaves nulls, "drop" drops rows with a null (or, as Spark's ``dropna``, NaN)
+            in the column, a number replaces null and NaN that are not in arrays. Further columns are taken along
+            as they are.
+        dtypes: [columns] of the tensors that they are for.
     """
     if all(policy == "error" for policy, _ in rules):
         return batch
@@ -167,7 +171,7 @@ def _nan_as_null(column: pyarrow.Array) -> pyarrow.Array:
 
 
 def _filled(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Array:
-    """A column with a number in place of nulls; unchanged if it has arrays."""
+    """Return a column with a number in place of nulls; unchanged if it has arrays."""
     if pyarrow.types.is_nested(column.type) or pyarrow.types.is_binary(column.type):
         return column
     # In the type of the tensor, as Spark has it: 0.5 in a column of whole numbers is 0.
@@ -179,7 +183,7 @@ def _filled(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Array:
 
 
 def _values_of_vectors(array: pyarrow.Array) -> pyarrow.Array:
-    """Spark ML's vectors, dense and sparse, as lists of doubles."""
+    """Return Spark ML's vectors, dense and sparse, as lists of doubles."""
     kinds = _integers(pyarrow.compute.struct_field(array, "type"), _DENSE)
     values = pyarrow.compute.struct_field(array, "values")
     if (kinds == _DENSE).all():

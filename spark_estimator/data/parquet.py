@@ -45,17 +45,17 @@ class DataFiles:
 
     @property
     def rows(self) -> int:
-        """Of all files."""
+        """Return the rows of all files."""
         return sum(file.rows for file in self.files)
 
     @property
     def kinds(self) -> Mapping[str, str]:
-        """The columns' types in Spark's words, by name."""
+        """Return the columns' types in Spark's words, by name."""
         kinds = {**(self.files[0].kinds if self.files else {}), **self.known_kinds}
         return {name: kinds[name] for name in (*self.known_kinds, *kinds)}
 
     def check(self, columns: Sequence[str], like: DataFiles | None = None) -> None:
-        """Refuses files whose columns differ from those of the first file.
+        """Raise DataError for files whose columns differ from those of the first file.
 
         Args:
             like: files whose first one counts, instead of the first of these.
@@ -73,7 +73,7 @@ class DataFiles:
                 )
 
     def batches(self, columns: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
-        """The rows of one rank's share, in the order of the files.
+        """Yield the rows of one rank's share, in the order of the files.
 
         Args:
             columns: by name; none twice.
@@ -119,7 +119,7 @@ class FileRows:
         return train.spool(), held.spool()
 
     def first_rows(self, dtypes: Sequence[str], count: int) -> pyarrow.RecordBatch:
-        """At most `count` rows, as ``c0``, ``c1`` and so on; none where there are none.
+        """Return at most `count` rows, as ``c0``, ``c1`` and so on; none if there are none.
 
         Args:
             dtypes: [columns] of their tensors.
@@ -130,10 +130,11 @@ class FileRows:
         return pyarrow.RecordBatch.from_pydict({f"c{number}": [] for number in range(len(self.encoder.columns))})
 
     def longest(self, dtypes: Sequence[str], columns: Sequence[str]) -> list[int]:
-        """The most values that a row's array has, in each of these of ``c0``, ``c1`` and so on. It reads all rows.
+        """Return the most values that a row's array has, in each of these of ``c0``, ``c1`` and so on. It reads all
+        rows.
 
         Args:
-            dtypes: as in `first_rows`.
+            dtypes: as in `read_first_rows`.
         """
         most = [0] * len(columns)
         for batch in self._batches(dtypes, 0, 1, _ROWS_TO_MEASURE):
@@ -167,13 +168,13 @@ def _on_the_cluster(path: str) -> str:
 def files_at(
     paths: str | Sequence[str], store: FilesystemStore | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> DataFiles:
-    """The Parquet files of a folder, of a Delta table's present version, or those that are named.
+    """Return the Parquet files of a folder, of a Delta table's present version, or those that are named.
 
     Files whose names begin with ``_`` or ``.`` are none, as for Spark.
 
     Raises:
-        DataError: there are none, or the folder is divided by the values of a column, or it is part of a table whose
-            metadata is not read.
+        DataError: there are none, or the folder is divided by the values of a column, or it is part of a table
+            whose metadata is not read.
     """
     written = [paths] if isinstance(paths, str) else paths
     named = [local_form(path) for path in written]

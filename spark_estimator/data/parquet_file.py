@@ -50,7 +50,7 @@ class DataFile:
 
     @classmethod
     def at(cls, path: str, store: FilesystemStore, size: int | None = None) -> DataFile:
-        """Reads the footer of a file.
+        """Read the footer of a file.
 
         Raises:
             DataError: it cannot be read, is no Parquet file, or two of its columns have one name.
@@ -69,11 +69,11 @@ class DataFile:
 
     @property
     def rows(self) -> int:
-        """How many it has."""
+        """Return the number of rows."""
         return sum(self.groups)
 
     def with_constants(self, constants: Mapping[str, pyarrow.Scalar]) -> DataFile:
-        """The same file with columns that it does not hold itself; see `constants`."""
+        """Return the same file with columns that it does not hold itself; see `constants`."""
         kinds = {name: kind_of(value.type) for name, value in constants.items()}
         return replace(self, kinds={**self.kinds, **kinds}, constants=dict(constants))
 
@@ -81,7 +81,7 @@ class DataFile:
     def opened(
         self, store: FilesystemStore, buffer_bytes: int = BUFFER_BYTES, footer: Any = None
     ) -> Iterator[pyarrow.parquet.ParquetFile]:
-        """The open file. Inside the block each error becomes a `DataError` that names the file.
+        """Yield the open file. Inside the block each error becomes a `DataError` that names the file.
 
         Args:
             buffer_bytes: the encoded bytes of each column that are buffered at a time.
@@ -111,7 +111,7 @@ class DataFile:
         batch_rows: int,
         parallel: bool = True,
     ) -> Iterator[pyarrow.RecordBatch]:
-        """All rows of a row group, in batches of at most `batch_rows`.
+        """Yield all rows of a row group, in batches of at most `batch_rows`.
 
         Args:
             opened: what `opened` gives.
@@ -133,7 +133,9 @@ class DataFile:
 
 
 def _arrow_file(raw: Any) -> Any:
-    """A local file as Arrow opens it: it reads without Python's lock, and copies once less. Other files as they are."""
+    """Return a local file as Arrow opens it: it reads without Python's lock, and copies once less. Other files as
+    they are.
+    """
     if isinstance(raw, io.BufferedReader) and isinstance(raw.name, str):
         return pyarrow.OSFile(raw.name)
     return raw
@@ -141,7 +143,7 @@ def _arrow_file(raw: Any) -> Any:
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Turns each error inside the block into a `DataError` that names the file: Arrow raises any type on damage."""
+    """Turn each error inside the block into a `DataError` that names the file: Arrow raises any type on damage."""
     try:
         yield
     except DataError:
@@ -153,17 +155,18 @@ def naming(path: str) -> Iterator[None]:
 
 
 def store_for(path: str, storage_options: Mapping[str, Any] | None = None) -> FilesystemStore:
-    """The store that opens a path: of this machine, of DBFS, or a URL that fsspec knows."""
+    """Return the store that opens a path: of this machine, of DBFS, or a URL that fsspec knows."""
     store = Store.create(path, **({"storage_options": dict(storage_options)} if storage_options else {}))
     assert isinstance(store, FilesystemStore)
     return store
 
 
 def local_form(path: str) -> str:
-    """A path as Spark has it, as this machine's programs have it: without ``file:``, and ``dbfs:/`` as ``/dbfs/``.
+    """Return a path as Spark has it, as this machine's programs have it: without ``file:``, and ``dbfs:/`` as
+    ``/dbfs/``.
 
-    Spark writes ``file:`` before the characters of a path; `pathlib.Path.as_uri` quotes some with ``%``. Where the path
-    as written does not exist, and the unquoted one does, it is that one.
+    Spark writes ``file:`` before the characters of a path; `pathlib.Path.as_uri` quotes some with ``%``. Where
+    the path as written does not exist, and the unquoted one does, it is that one.
     """
     if DBFSLocalStore.matches(path):
         return DBFSLocalStore.normalize_path(path)
@@ -178,7 +181,7 @@ def local_form(path: str) -> str:
 
 
 def some_rows(batches: Iterator[pyarrow.RecordBatch], start: int, rows: int) -> Iterator[pyarrow.RecordBatch]:
-    """From a stream of batches, `rows` rows from `start` on.
+    """Yield `rows` rows from `start` on of a stream of batches.
 
     Raises:
         ValueError: there are fewer.

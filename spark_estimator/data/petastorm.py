@@ -73,7 +73,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name from the extension at its first use: some need PyTorch or TensorFlow."""
+    """Load a public name from the extension at its first use: some need PyTorch or TensorFlow."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

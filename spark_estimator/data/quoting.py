@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def quoted(name: str) -> str:
-    """The name of one column, or of one field, for ``functions.col`` and for schemas."""
+    """Return the name of one column, or of one field, for ``functions.col`` and for schemas."""
     return f"`{name.replace('`', '``')}`"
 
 
 def numbered(columns: Iterable[Column]) -> list[Column]:
-    """The columns as ``c0``, ``c1`` and so on, for ``mapInArrow``, which reads a name with dots as a path.
+    """Return the columns as ``c0``, ``c1`` and so on, for ``mapInArrow``, which reads a name with dots as a path.
 
-    See `renamed`.
+    See `rename_columns`.
     """
     return [column.alias(f"c{number}") for number, column in enumerate(columns)]
 
 
 def renamed(batch: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.RecordBatch:
-    """The same columns under other names; all else of its schema stays."""
+    """Return the same columns under other names; all else of its schema stays."""
     fields = [field.with_name(name) for field, name in zip(batch.schema, names, strict=True)]
     return pyarrow.RecordBatch.from_arrays(batch.columns, schema=pyarrow.schema(fields))

@@ -15,7 +15,9 @@ from spark_estimator.errors import DataError
 
 
 def rows_of(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> list[dict[str, Any]]:
-    """[rows] what the function receives: numpy's scalars and arrays, texts and bytes by column; None where null is."""
+    """Return [rows] what the function receives: numpy's scalars and arrays, texts and bytes by column; None for
+    null.
+    """
     values = {name: _values(column) for name, column in columns.items()}
     count = len(next(iter(values.values()), []))
     return [{name: column[row] for name, column in values.items()} for row in range(count)]
@@ -24,7 +26,7 @@ def rows_of(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> list[d
 def called_by_row(
     function: Callable[[Any], Any], rows: Sequence[dict[str, Any]], removed: Sequence[str], row: int
 ) -> dict[str, list[Any] | Array]:
-    """[rows] of each name that the function returns: a list of arrays, or an array of numbers.
+    """Return [rows] of each name that the function returns: a list of arrays, or an array of numbers.
 
     Args:
         removed: names that are left out of what it returns.
@@ -74,7 +76,7 @@ def _values(column: pyarrow.Array | list[Array | None]) -> Sequence[Any]:
 
 
 def _value(value: Any) -> Any:
-    """A returned value without a framework: tensors as arrays, those of no extent as numpy's scalars."""
+    """Return a returned value without a framework: tensors as arrays, those of no extent as numpy's scalars."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     if hasattr(value, "__array__"):

@@ -26,7 +26,7 @@ class Ragged:
     label_shapes: Shapes | None = None
 
     def paddings(self, fed: Sequence[Readable]) -> tuple[float | None, ...]:
-        """[columns] the fill value of each column's arrays; None: there is none.
+        """Return [columns] the fill value of each column's arrays; None: there is none.
 
         Raises:
             DataError: padding refers to a column that holds no arrays, or that cannot hold the fill value.
@@ -60,11 +60,11 @@ class Ragged:
         features: int,
         longest: Callable[[Sequence[int]], list[int]],
     ) -> tuple[int, ...]:
-        """[columns] values per row of each tensor.
+        """Return [columns] values per row of each tensor.
 
         Args:
             shown: [columns] in the first rows; None where rows differ.
-            padding: [columns] as `paddings`.
+            padding: [columns] as `find_paddings`.
             features: the number of columns that are inputs; labels follow.
             longest: measures, over all rows, the columns at these positions.
 
@@ -94,7 +94,7 @@ class Ragged:
         return tuple(width for width in widths if width is not None)
 
     def _with_shapes(self, widths: Sequence[int | None], features: int) -> list[int | None]:
-        """The widths, with those of input_shapes and label_shapes."""
+        """Return the widths, with those of input_shapes and label_shapes."""
         known = list(widths)
         inputs = [math.prod(shape[1:]) for shape in self.input_shapes or ()]
         if len(inputs) == features:
@@ -110,5 +110,5 @@ class Ragged:
 
 
 def _is_array(column: Readable) -> bool:
-    """Whether arrays may differ in length: vectors and the results of decoders may not."""
+    """Return whether arrays may differ in length: vectors and the results of decoders may not."""
     return column.is_array and column.kind not in ("vector", "binary")

@@ -48,7 +48,7 @@ class ThroughSpark(Exception):
 
 
 def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> DataFiles:
-    """The files that hold just the rows of the DataFrame.
+    """Return the files that hold just the rows of the DataFrame.
 
     Args:
         columns: that are wanted.
@@ -101,7 +101,8 @@ def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> Dat
 
 
 def files_of(frame: DataFrame, columns: Sequence[str] | None = None) -> DataFiles:
-    """The Parquet files that hold just the rows of the DataFrame, for `make_torch_dataloader`. It is sent to ranks.
+    """Return the Parquet files that hold just the rows of the DataFrame, for `make_torch_dataloader`. It is sent to
+    ranks.
 
     Args:
         columns: that are wanted; None: all.
@@ -121,7 +122,7 @@ def files_of(frame: DataFrame, columns: Sequence[str] | None = None) -> DataFile
 
 
 def _of_classic(frame: DataFrame) -> tuple[list[str], dict[str, str]]:
-    """URIs of the files, and those of the read's options that `_LEAVING_OUT` names, in small letters."""
+    """Return URIs of the files, and those of the read's options that `_LEAVING_OUT` names, in small letters."""
     # The plan with cached data: rows that are already in memory are not read from files.
     plan = frame._jdf.queryExecution().withCachedData()
     for _ in range(_MOST_NODES):
@@ -154,7 +155,7 @@ def _of_classic(frame: DataFrame) -> tuple[list[str], dict[str, str]]:
 
 
 def _of_connect(frame: Any) -> list[str]:
-    """URIs of the files."""
+    """Return URIs of the files."""
     from pyspark.sql.connect import expressions
     from pyspark.sql.connect import plan as plans
 
@@ -208,7 +209,7 @@ def _report(path: str, number: int) -> str:
 
 
 def _footers(spark: SparkSession, paths: list[str], tasks: int) -> DataFiles:
-    """The files with their row groups, from footers that executors read.
+    """Return the files with their row groups, from footers that executors read.
 
     Raises:
         ThroughSpark: they cannot read them.

@@ -50,13 +50,13 @@ def make_torch_dataloader(
     cache_bytes: int | None = None,
     buffer_bytes: int | None = None,
 ) -> TorchLoader:
-    """Reads this rank's equal share of Parquet files, once, into its host's spool, and makes batches of it.
+    """Read this rank's equal share of Parquet files, once, into its host's spool, and make batches of it.
 
-    With `cache_bytes`, and more rows than that, it reads the files in each epoch: the rows may be more than disk and
-    memory hold. They are then mixed by blocks (see `spark_estimator.data.stream.order`).
+    With `cache_bytes`, and more rows than that, it reads the files in each epoch: the rows may be more than disk
+    and memory hold. They are then mixed by blocks (see `spark_estimator.data.stream.order`).
 
-    On ranks it is a collective: after ``init()``, every rank calls it, with the same arguments. In a process that is no
-    rank it reads all rows.
+    On ranks it is a collective: after ``init()``, every rank calls it, with the same arguments. In a process that
+    is no rank it reads all rows.
 
     Args:
         data: a folder, a Delta table's folder, files, or what `files_of` has made of a DataFrame on the driver.
@@ -67,19 +67,22 @@ def make_torch_dataloader(
         shuffle: the rows of the share are read in another order in each epoch.
         seed: names the orders.
         nulls: "error" refuses them, "drop" drops their rows, a number replaces them; both treat NaN as null.
-        padding: fills up arrays that are shorter than the longest one of their column, at the end; a number for all
-            columns, or one for each by name. It costs rank 0 a look at all rows. None: they are refused.
+        padding: fills up arrays that are shorter than the longest one of their column, at the end; a number for
+            all columns, or one for each by name. It costs rank 0 a look at all rows. None: they are refused.
         decoders: by the name of a column of bytes, a function from these to an array, the same shape in all rows.
         storage_options: for fsspec.
-        cache_bytes: the most bytes of rows that a host's disk keeps, for all of its ranks; 0: none. None: all rows.
-        buffer_bytes: the most bytes of rows that each rank keeps in memory, where not all are on disk; None: 256 MiB.
+        cache_bytes: the most bytes of rows that a host's disk keeps, for all of its ranks; 0: none. None: all
+            rows.
+        buffer_bytes: the most bytes of rows that each rank keeps in memory, where not all are on disk; None: 256
+            MiB.
 
     Returns:
         What gives one epoch each time that it is iterated; ``len()`` is the number of its batches.
 
     Raises:
         DataError: files or columns that cannot be read; the text names them.
-        ValueError: both `columns` and `feature_cols` are set, `batch_size` is less than 1, or a limit is negative.
+        ValueError: both `columns` and `feature_cols` are set, `batch_size` is less than 1, or a limit is
+            negative.
     """
     check_request(batch_size, columns, feature_cols, label_cols)
     limits = RowLimits.of(cache_bytes, buffer_bytes)
@@ -116,7 +119,7 @@ def make_torch_dataloader(
 def check_request(
     batch_size: int, columns: Sequence[str] | None, feature_cols: Sequence[str] | None, label_cols: Sequence[str] | None
 ) -> None:
-    """Refuses arguments of `make_torch_dataloader` that contradict each other.
+    """Raise ValueError for arguments of `make_torch_dataloader` that contradict each other.
 
     Raises:
         ValueError: they do.
@@ -162,25 +165,25 @@ class TorchLoader:
 
     @property
     def total_rows(self) -> int:
-        """Rows of all ranks together."""
+        """Return the rows of all ranks together."""
         return self._rows.total
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch, counted from 0."""
+        """Return the epoch of the next batch, counted from 0."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that epoch, from its beginning, counted from 0."""
+        """Begin, in the next iteration, that epoch, from its beginning, counted from 0."""
         self._epoch, self._earlier, self._steps, self._state = epoch, (), 0, _Reading.BEFORE
 
     def state_dict(self) -> dict[str, Any]:
-        """The position: returned batches count as done. After the last one the next epoch begins."""
+        """Return the position: returned batches count as done. After the last one the next epoch begins."""
         leg = self._rows.leg(self._batch_size, self._steps)
         return {"epoch": self._epoch, "seed": self._seed, "rows": self._rows.total, "legs": [*self._earlier, leg]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next iteration continues where another loader of the same rows was, with as many ranks or others.
+        """Continue, in the next iteration, where another loader of the same rows was, with as many ranks or others.
 
         On as many ranks, with the same `batch_size`, it gives the batches that would have followed.
 
@@ -260,14 +263,14 @@ def loader_of(
     seed: int | None,
     feature_cols: Sequence[str] | None,
 ) -> TorchLoader:
-    """The loader of rows that this rank has already, `selected` and `labels` of their columns `names`."""
+    """Return the loader of rows that this rank has already, `selected` and `labels` of their columns `names`."""
     return _Selection(
         rows, joined, names, batch_size, seed, selected=selected, features=feature_cols is not None, labels=labels or ()
     )
 
 
 def _agreed(data: Any, storage_options: Mapping[str, Any] | None) -> DataFiles:
-    """The files as rank 0 finds them: listings at different moments may differ. A collective."""
+    """Return the files as rank 0 finds them: listings at different moments may differ. A collective."""
     if isinstance(data, DataFiles):
         return data
     if hasattr(data, "sparkSession"):
@@ -316,7 +319,9 @@ class _Column:
 def _inspected(
     files: DataFiles, names: Sequence[str], wanted: RowEncoder, padding: float | Mapping[str, float] | None
 ) -> tuple[FileRows, list[_Column]]:
-    """The shapes that the first rows show; for arrays that are padded, all rows. A collective if `padding` is set."""
+    """Return the shapes that the first rows show; for arrays that are padded, all rows. A collective if `padding` is
+    set.
+    """
     result = [readable_in(files.kinds, name, name in wanted.decoders) for name in names]
     bare = FileRows(files, replace(wanted, decoders={}))
     dtypes = [column.dtype for column in result]

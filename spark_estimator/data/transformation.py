@@ -44,12 +44,12 @@ class Shown:
 
     @property
     def words(self) -> str:
-        """In Spark's words, as ``simpleString`` has them."""
+        """Return the type in Spark's words, as ``simpleString`` has them."""
         return f"array<{kind_of(self.kind)}>" if self.is_array else kind_of(self.kind)
 
     @property
     def is_bytes(self) -> bool:
-        """It holds arrays of small whole numbers: pixels."""
+        """Return whether it holds arrays of small whole numbers: pixels."""
         return self.is_array and bool(pyarrow.types.is_uint8(self.kind))
 
 
@@ -91,7 +91,7 @@ class Transformation:
         marker: str | None = None,
         by_name: bool = False,
     ) -> tuple[Transformation, dict[str, pyarrow.Array]]:
-        """Calls the function for some rows.
+        """Call the function for some rows.
 
         Args:
             columns: by name; [rows] of numpy's arrays where a decoder made them.
@@ -142,7 +142,7 @@ class Transformation:
     def _called(
         self, columns: Mapping[str, pyarrow.Array | list[Array | None]], row: int
     ) -> tuple[Takes, pandas.DataFrame]:
-        """The kind of the function's argument, and its result for some rows."""
+        """Return the kind of the function's argument, and its result for some rows."""
         import pandas
 
         takes = _annotated(self.function) if self.takes is Takes.UNKNOWN else self.takes
@@ -174,7 +174,7 @@ class Transformation:
         )
 
     def _warn_if_it_takes_frames(self, columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> None:
-        """Logs the choice for a function that takes rows and frames."""
+        """Log the choice for a function that takes rows and frames."""
         import pandas
 
         try:
@@ -198,7 +198,7 @@ class Transformation:
         return pandas.DataFrame({name: pandas.Series(values) for name, values in results.items()})
 
     def _check(self, result: pandas.DataFrame) -> None:
-        """Compares the result with the declared columns."""
+        """Compare the result with the declared columns."""
         there = next((name for name in self.removed if name in result.columns), None)
         if there is not None:
             raise DataError(f"transformation_removed_fields lists {there!r}, but {_NAME} returns it.")
@@ -229,7 +229,7 @@ class Transformation:
 
 
 def _annotated(function: Callable[[Any], Any]) -> Takes:
-    """The kind of argument that the annotation of a function's first parameter names."""
+    """Return the kind of argument that the annotation of a function's first parameter names."""
     try:
         parameter = next(iter(inspect.signature(function).parameters.values()), None)
     except (TypeError, ValueError):
@@ -245,7 +245,7 @@ def _annotated(function: Callable[[Any], Any]) -> Takes:
 
 
 def _copied(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> dict[str, pyarrow.Array | list[Array | None]]:
-    """Columns for a trial: the function may write to the arrays that a decoder has made."""
+    """Return columns for a trial: the function may write to the arrays that a decoder has made."""
     return {
         name: [None if array is None else array.copy() for array in column] if isinstance(column, list) else column
         for name, column in columns.items()
@@ -259,7 +259,7 @@ def _frame_of(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> pand
 
 
 def _tried_by_row(function: Callable[[Any], Any], rows: list[dict[str, Any]]) -> tuple[Takes, str]:
-    """ROW for a function that returns a dict for a dict of one row; else UNKNOWN, and how the call failed."""
+    """Return ROW for a function that returns a dict for a dict of one row; else UNKNOWN, and how the call failed."""
     try:
         by_row = bool(rows) and isinstance(function(rows[0]), Mapping)
     except KeyboardInterrupt:
@@ -270,7 +270,7 @@ def _tried_by_row(function: Callable[[Any], Any], rows: list[dict[str, Any]]) ->
 
 
 def _series(column: pyarrow.Array | list[Array | None]) -> Any:
-    """A column as the function gets it: arrays as numpy arrays, vectors too, decimals as floats."""
+    """Return a column as the function gets it: arrays as numpy arrays, vectors too, decimals as floats."""
     if isinstance(column, list):
         return column
     kind = column.type
@@ -284,7 +284,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> tuple[Shown, pyarrow.Array]:
-    """A column of the result as Arrow's, of the type that the first rows have shown.
+    """Return a column of the result as Arrow's, of the type that the first rows have shown.
 
     Args:
         row: the number of the first row that was passed to the function, for messages.
@@ -316,7 +316,9 @@ def _column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> 
 
 
 def _family(kind: pyarrow.DataType) -> str:
-    """Types of one family are cast to each other; Arrow casts others, too: it reads numbers out of texts."""
+    """Return the family of a type. Types of one family are cast to each other; Arrow casts others, too: it reads
+    numbers out of texts.
+    """
     if pyarrow.types.is_dictionary(kind):
         return _family(kind.value_type)
     if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind):

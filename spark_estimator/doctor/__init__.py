@@ -44,7 +44,7 @@ _STOPPING = timedelta(seconds=10)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of ``doctor``."""
+    """Make the parser of the command line of ``doctor``."""
     command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator doctor", description="Check everything that a job needs."
     )
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    """A number such as 25600000, 350M or 1.5B, for argparse."""
+    """Parse a number such as 25600000, 350M or 1.5B, for argparse."""
     factor = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper())
     try:
         number = int(text) if factor is None else round(float(text[:-1]) * factor)
@@ -90,7 +90,7 @@ def _count(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """A time-out in seconds, for argparse."""
+    """Parse a time-out in seconds, for argparse."""
     try:
         seconds = float(text)
     except ValueError:
@@ -101,7 +101,7 @@ def _seconds(text: str) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the report; returns 0 when a job could run here and 1 when something that it needs is missing."""
+    """Print the report; return 0 when a job could run here and 1 when something that it needs is missing."""
     command_line = parser()
     arguments = command_line.parse_args(argv)
     if (arguments.master or arguments.remote or arguments.conf) and not arguments.cluster:
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def cluster(spark: SparkSession | None = None, *, timeout: float = CLUSTER_SECONDS) -> list[Finding]:
-    """Checks every executor of a session, and every pair of them, for what a job needs.
+    """Check every executor of a session, and every pair of them, for what a job needs.
 
     Args:
         spark: classic or Connect; None: the existing session, else a new one on this machine.
@@ -154,7 +154,7 @@ def cluster(spark: SparkSession | None = None, *, timeout: float = CLUSTER_SECON
 def speed(
     spark: SparkSession | None = None, *, parameters: int = PARAMETERS, timeout: float = CLUSTER_SECONDS
 ) -> Speed:
-    """Measures a job on all slots of a session: the links between its hosts, allreduce, and a model's gradients.
+    """Measure a job on all slots of a session: the links between its hosts, allreduce, and a model's gradients.
 
     Args:
         spark: classic or Connect; None: the existing session, else a new one on this machine.
@@ -212,7 +212,7 @@ def _examined(session: SparkSession, arguments: argparse.Namespace) -> Iterator[
 def _measured(
     session: SparkSession, arguments: argparse.Namespace, findings: Sequence[Finding]
 ) -> tuple[Speed | None, list[Finding]]:
-    """The speed of a job in the session, and the findings on it.
+    """Measure the speed of a job in the session. Return it, and the findings on it.
 
     Args:
         findings: of the checks. A job is not tried where something is missing.
@@ -233,7 +233,7 @@ _given_up: list[threading.Thread] = []
 
 
 def _ended_within(time: timedelta, function: Callable[[], object], name: str) -> bool:
-    """Whether `function`, called in a separate thread, has ended in time; if not, the thread is abandoned."""
+    """Call `function` in a separate thread. Return whether it ended in time; if not, the thread is abandoned."""
     thread = threading.Thread(target=function, name=f"spark_estimator {name}", daemon=True)
     thread.start()
     thread.join(time.total_seconds())
@@ -243,7 +243,7 @@ def _ended_within(time: timedelta, function: Callable[[], object], name: str) ->
 
 
 def _leave(status: int) -> NoReturn:
-    """Ends the program at once: what PySpark does at its end asks the server again, which would never end."""
+    """End the program at once: what PySpark does at its end asks the server again, which would never end."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -252,7 +252,7 @@ def _leave(status: int) -> NoReturn:
 
 @contextlib.contextmanager
 def _session_of(arguments: argparse.Namespace) -> Iterator[SparkSession | Finding]:
-    """The session that the command line asks for, or the problem that prevents it."""
+    """Yield the session that the command line asks for, or the problem that prevents it."""
     from spark_estimator.launch.spark.session import session_for
 
     if not (arguments.master or arguments.remote or arguments.conf):
@@ -269,7 +269,7 @@ def _session_of(arguments: argparse.Namespace) -> Iterator[SparkSession | Findin
 def _session_at(
     master: str | None, remote: str | None, settings: Sequence[str], timeout: timedelta
 ) -> SparkSession | Finding:
-    """The requested session, or the problem that prevents it.
+    """Start the requested session. Return it, or the problem that prevents it.
 
     Args:
         timeout: in which it has to be ready; it is made in a separate thread, which is abandoned after that.
@@ -318,7 +318,7 @@ def _print_json(findings: Sequence[Finding], more: Mapping[str, object] | None =
 
 
 def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[Finding]:
-    """Yields the findings as they are made.
+    """Yield the findings as they are made.
 
     Args:
         with_spark: whether Spark, PyArrow and Java count as needed.

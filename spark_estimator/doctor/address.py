@@ -15,11 +15,11 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def silence(address: str) -> str:
-    """Why no server can be reached at an address, a sentence without its full stop; '' when a server answers.
+    """Explain why no server can be reached at an address, without a full stop; '' when a server answers.
 
     Args:
-        address: ``spark://host:port,host:port`` (one of them is enough) or ``sc://host:port/...``; of others ('yarn',
-            'local[2]'), and of what is no address at all, nothing is known, so the answer is ''.
+        address: ``spark://host:port,host:port`` (one of them is enough) or ``sc://host:port/...``; of others
+            ('yarn', 'local[2]'), and of what is no address at all, nothing is known, so the answer is ''.
     """
     ends = _ends(address)
     if not ends:
@@ -34,7 +34,7 @@ def silence(address: str) -> str:
 
 
 def _ends(address: str) -> Sequence[tuple[str, int]]:
-    """The hosts and ports of an address; none if it has another form, or is reached through a proxy."""
+    """Return the hosts and ports of an address; none if it has another form, or is reached through a proxy."""
     scheme, _, rest = address.partition("://")
     if scheme == "spark":
         ends = [_end(end, 0) for end in rest.split(",")]
@@ -48,7 +48,7 @@ def _ends(address: str) -> Sequence[tuple[str, int]]:
 
 
 def _end(text: str, default: int) -> tuple[str, int] | None:
-    """Host and port of ``host:port``, ``[::1]:port``, or ``host`` with the default port; None when it is neither."""
+    """Parse ``host:port``, ``[::1]:port``, or ``host`` with the default port; None when it is neither."""
     host, port = text.strip(), default
     with contextlib.suppress(ValueError):
         before, colon, after = host.rpartition(":")
@@ -64,7 +64,7 @@ def _by_proxy(host: str) -> bool:
 
 
 def _refusal(host: str, port: int) -> str:
-    """Why a connection cannot be made; '' when it can."""
+    """Return why a connection cannot be made; '' when it can."""
     try:
         socket.create_connection((host, port), _SECONDS).close()
     except TimeoutError:

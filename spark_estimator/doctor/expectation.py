@@ -27,13 +27,13 @@ _PAGE = "docs/how-to/fewer-bytes.md"
 
 
 def findings_of_speed(speed: Speed) -> list[Finding]:
-    """The report for people, of findings for the session as a whole."""
+    """Describe a speed for people, in findings for the session as a whole."""
     turn_on = Finding("turn on", Severity.NOTE, advice(speed))
     return [*_links(speed), *_connections(speed), *_ring_order(speed), _allreduce(speed), _gradients(speed), turn_on]
 
 
 def advice(speed: Speed) -> str:
-    """The format of gradients, or the strategy, that suits the network; as ``docs/how-to/fewer-bytes.md`` decides."""
+    """Recommend the format of gradients, or the strategy, that suits the network; by ``docs/how-to/fewer-bytes.md``."""
     seconds = speed.gradients
     full = seconds["float32"]
     if not speed.links:

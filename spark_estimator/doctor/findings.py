@@ -44,7 +44,7 @@ class Finding:
 
 
 def attempt(name: str, look: Callable[[], str], *, state: Severity = Severity.MISSING, fix: str = "") -> Finding:
-    """Runs one check; what it raises becomes the finding."""
+    """Run one check; what it raises becomes the finding."""
     try:
         return Finding(name, Severity.OK, look())
     except SparkEstimatorError as error:

@@ -25,7 +25,7 @@ WORKERS_PYTHON_SECONDS = 60
 
 
 def python() -> Finding:
-    """The interpreter that runs this."""
+    """Check the interpreter that runs this."""
     text = f"{platform.python_version()} ({sys.executable}) on {platform.platform()}"
     if sys.version_info < OLDEST_PYTHON:
         return Finding("python", Severity.MISSING, text, "install Python 3.10 or later")
@@ -33,7 +33,7 @@ def python() -> Finding:
 
 
 def workers_python() -> Finding:
-    """Tries the Python with which Spark starts its workers here: it must have this package and PyArrow."""
+    """Try the Python with which Spark starts its workers here: it must have this package and PyArrow."""
     name = "workers' python"
     fix = f"export PYSPARK_PYTHON={sys.executable}"
     chosen = os.environ.get("PYSPARK_PYTHON", "")
@@ -71,7 +71,7 @@ def workers_python() -> Finding:
 
 
 def _prefix_of(program: str) -> str:
-    """The environment that an interpreter belongs to; two links to one binary may belong to two."""
+    """Return the environment that an interpreter belongs to; two links to one binary may belong to two."""
     answer = subprocess.run(
         [program, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=False,
         stdin=subprocess.DEVNULL, timeout=WORKERS_PYTHON_SECONDS,
@@ -80,7 +80,7 @@ def _prefix_of(program: str) -> str:
 
 
 def package() -> Finding:
-    """The package's version, the installed wheel's tag, and which of the two this process imported."""
+    """Report the package's version, the installed wheel's tag, and which of the two this process imported."""
     here = Path(spark_estimator.__file__).resolve().parent
     text = spark_estimator.__version__
     try:
@@ -105,7 +105,7 @@ def package() -> Finding:
 def distribution(
     name: str, *, state: Severity = Severity.MISSING, needed_for: str = "", requirement: str | None = None
 ) -> Finding:
-    """The version of an installed package, without importing it: TensorFlow alone takes ten seconds."""
+    """Find the version of an installed package, without importing it: TensorFlow alone takes ten seconds."""
     if version := _version(name):
         return Finding(name, Severity.OK, version)
     need = f", needed for {needed_for}" if needed_for else ", not needed" if state is Severity.NOTE else ""
@@ -114,7 +114,7 @@ def distribution(
 
 
 def _version(package: str) -> str:
-    """The version of an installed package; empty where it is not installed."""
+    """Return the version of an installed package; empty where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -122,7 +122,7 @@ def _version(package: str) -> str:
 
 
 def tensorflow() -> Finding:
-    """The version of TensorFlow, under either of its names."""
+    """Find the version of TensorFlow, under either of its names."""
     name = "tensorflow"
     findings = [distribution(each, state=Severity.NOTE) for each in (name, f"{name}-cpu")]
     present = [finding for finding in findings if finding.state is Severity.OK]
@@ -130,7 +130,7 @@ def tensorflow() -> Finding:
 
 
 def spark_with_arrow() -> str:
-    """Whether PySpark accepts the installed PyArrow and pandas. Raises PySpark's own error."""
+    """Check that PySpark accepts the installed PyArrow and pandas. Raises PySpark's own error."""
     from pyspark.sql.pandas.utils import require_minimum_pandas_version, require_minimum_pyarrow_version
 
     require_minimum_pyarrow_version()
@@ -139,7 +139,7 @@ def spark_with_arrow() -> str:
 
 
 def engine() -> str:
-    """Loads the native library. Raises NativeLibraryError."""
+    """Load the native library. Raises NativeLibraryError."""
     from spark_estimator import _native
 
     library = _native.library()
@@ -147,7 +147,7 @@ def engine() -> str:
 
 
 def shared_memory() -> str:
-    """Makes a segment as a job of two ranks would, maps it twice, and reads through one what the other wrote."""
+    """Make a segment as a job of two ranks would, map it twice, and read through one what the other wrote."""
     from spark_estimator import _native
 
     descriptor = c_int32(-1)
@@ -164,7 +164,7 @@ def shared_memory() -> str:
 
 
 def sockets() -> str:
-    """Connects to both of a rank's listening sockets, as a peer on this host would."""
+    """Connect to both of a rank's listening sockets, as a peer on this host would."""
     from spark_estimator.collectives.rendezvous import Endpoint
 
     endpoint = Endpoint.open("127.0.0.1")
@@ -181,7 +181,7 @@ def sockets() -> str:
 
 
 def two_local_ranks() -> str:
-    """Starts a job of two ranks on this host and lets them reduce a tensor of 1 MiB."""
+    """Start a job of two ranks on this host and let them reduce a tensor of 1 MiB."""
     from spark_estimator.launch.local import run_local
 
     [(total, shared)] = run_local(_meet, 2)
@@ -203,7 +203,7 @@ def _meet() -> tuple[float, bool]:
 
 
 def java() -> str:
-    """The Java that Spark would be started with. Raises JavaNotFoundError."""
+    """Find the Java that Spark would be started with. Raises JavaNotFoundError."""
     from spark_estimator.launch.spark.java import find_java
     from spark_estimator.launch.spark.java_environment import java_environment
 
@@ -216,7 +216,7 @@ def java() -> str:
 
 
 def spark_session() -> str:
-    """Finds or starts a Spark session, counts its slots, and runs one rank in it. Raises PreflightError."""
+    """Find or start a Spark session, count its slots, and run one rank in it. Raises PreflightError."""
     from spark_estimator.launch.spark.configuration import Configuration
     from spark_estimator.launch.spark.session import session_for
     from spark_estimator.launch.spark.slots import check_session, count_slots
@@ -239,7 +239,7 @@ def _where() -> str:
 
 
 def gpus() -> Finding:
-    """The GPUs of this machine; ranks on a cluster get theirs from Spark's task resources."""
+    """Find the GPUs of this machine; ranks on a cluster get theirs from Spark's task resources."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return Finding("gpus", Severity.NOTE, "none: nvidia-smi isn't installed; jobs run on the CPU")
@@ -258,7 +258,7 @@ def gpus() -> Finding:
 
 
 def gpu_collectives() -> Finding:
-    """How tensors on GPUs are sent, and what is missing for a faster way."""
+    """Report how tensors on GPUs are sent, and what is missing for a faster way."""
     from spark_estimator.collectives import gpu_libraries as found
     from spark_estimator.env import Settings, hides_all_gpus
     from spark_estimator.errors import NativeLibraryError
@@ -296,7 +296,7 @@ def gpu_collectives() -> Finding:
 
 
 def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
-    """Text on how the GPUs of this machine reach each other."""
+    """Describe how the GPUs of this machine reach each other."""
     if devices == 1:
         return "1 GPU"
     if not apart:
@@ -308,7 +308,7 @@ def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
 
 
 def old_names() -> Finding:
-    """Whether ``import horovod`` and ``import sparkdl`` lead here."""
+    """Check whether ``import horovod`` and ``import sparkdl`` lead here."""
     from spark_estimator.compat import real_horovod_present
     from spark_estimator.compat.environment import written_files
 

@@ -1,8 +1,9 @@
-"""Measures what the ranks of a job reach: the links between all pairs of hosts, allreduce, and a model's gradients.
+"""Measures what the ranks of a job reach: the links between all pairs of hosts, allreduce, and a model's
+gradients.
 
-All of it is measured with the engine's own collectives, as a training would use them: encrypted where a job encrypts,
-through the memory of a host where its ranks share it. Pairs of hosts are measured in rounds, in which each host is in
-one pair, so that a round takes as long as its slowest pair; see `rounds_of`.
+All of it is measured with the engine's own collectives, as a training would use them: encrypted where a job
+encrypts, through the memory of a host where its ranks share it. Pairs of hosts are measured in rounds, in
+which each host is in one pair, so that a round takes as long as its slowest pair; see `choose_rounds`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Speed:
 
 
 def rounds_of(hosts: int) -> list[list[Pair]]:
-    """The rounds of ``pair_rounds``; of more than `MOST_ROUNDS`, that many, evenly spread."""
+    """Return the rounds of ``pair_rounds``; of more than `MOST_ROUNDS`, that many, evenly spread."""
     rounds = pair_rounds(hosts)
     if len(rounds) <= MOST_ROUNDS:
         return rounds
@@ -97,7 +98,7 @@ def rounds_of(hosts: int) -> list[list[Pair]]:
 
 
 def measure(parameters: int) -> Speed | None:
-    """Measures on the ranks of a job, which call it together. Returns the result on rank 0.
+    """Measure on the ranks of a job, which call it together. Return the result on rank 0.
 
     Args:
         parameters: of a model, whose gradients are exchanged.
@@ -128,10 +129,10 @@ def _links(hosts: Sequence[str], measured: dict[tuple[int, int], tuple[float, fl
 
 
 def _striped(leaders: Sequence[int]) -> dict[tuple[int, int], tuple[float, float]]:
-    """The figures of one round of pairs, after the ranks have connected again with `CONNECTIONS` data connections.
+    """Measure one round of pairs, after the ranks have connected again with `CONNECTIONS` data connections.
 
-    A collective. Nothing if some ranks have several already or lack file descriptors, or if anything fails: the other
-    results are worth more.
+    A collective. Nothing if some ranks have several already or lack file descriptors, or if anything fails: the
+    other results are worth more.
     """
     more = descriptors.needed(context.size()) + (CONNECTIONS - 1) * context.size()
     possible = Settings.read().connections == 1 and not descriptors.shortage(more)
@@ -154,17 +155,17 @@ def _striped(leaders: Sequence[int]) -> dict[tuple[int, int], tuple[float, float
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """The names; those that several hosts have, as containers may, with the host's number."""
+    """Return the names; those that several hosts have, as containers may, with the host's number."""
     return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
 
 
 def _measured_links(
     pairs: Sequence[tuple[int, int]], leaders: Sequence[int]
 ) -> dict[tuple[int, int], tuple[float, float]]:
-    """Gigabits a second and microseconds of each of some pairs of hosts, at the same time. A collective.
+    """Measure Gbit/s and microseconds of each of some pairs of hosts, at the same time. A collective.
 
     Args:
-        pairs: a round of `rounds_of`.
+        pairs: a round of `choose_rounds`.
         leaders: [hosts] their ranks.
     """
     sets = {}
@@ -186,7 +187,7 @@ def _measured_links(
 
 
 def _link_figures(pair: ProcessSet | None) -> tuple[float, float]:
-    """As of `Link`. A collective of the pair. Each of two ranks sends and receives as many bytes as it reduces."""
+    """Measure a `Link`. A collective of the pair. Each of two ranks sends and receives as many bytes as it reduces."""
     latency = _seconds_of(4, pair, calls=_LATENCY_CALLS)
     rate = MIB / _seconds_of(MIB, pair)
     count = _sample_bytes(rate, pair)
@@ -194,7 +195,7 @@ def _link_figures(pair: ProcessSet | None) -> tuple[float, float]:
 
 
 def _sample_bytes(rate: float, process_set: ProcessSet | None = None) -> int:
-    """How many bytes to exchange at `rate` bytes a second: 4 KiB or more, as many on all ranks. A collective."""
+    """Return how many bytes to exchange at `rate` bytes a second: at least 4 KiB, equal on all ranks. A collective."""
     count = max(min(int(rate * _SECONDS), MOST_BYTES), 4096)
     return int(arrays.allreduce(numpy.array([count]), Min, "speed.bytes", process_set=process_set)[0])
 
@@ -202,7 +203,7 @@ def _sample_bytes(rate: float, process_set: ProcessSet | None = None) -> int:
 def _seconds_of(
     count: int, process_set: ProcessSet | None = None, *, dtype: Any = numpy.float32, int8: bool = False, calls: int = 5
 ) -> float:
-    """The median seconds of an allreduce of `count` bytes. A collective of the set."""
+    """Return the median seconds of an allreduce of `count` bytes. A collective of the set."""
     values: NDArray[Any] = numpy.ones(max(count // numpy.dtype(dtype).itemsize, 1), dtype)
     seconds = []
     for _ in range(calls + 1):  # the first one touches new memory
@@ -220,7 +221,7 @@ def _seconds_of(
 
 
 def _gradient_seconds(parameters: int, rate: float, dtype: Any, *, int8: bool = False) -> float:
-    """The seconds of the exchange of a model's gradients, computed from a part of them if they are many.
+    """Return the seconds of the exchange of a model's gradients, computed from a part of them if they are many.
 
     Args:
         rate: bytes a second that an allreduce of float32 reaches.

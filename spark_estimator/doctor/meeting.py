@@ -30,7 +30,7 @@ Facts = dict[str, Any]
 
 
 def callers(everyone: Sequence[Facts]) -> dict[str, int]:
-    """The partition that represents each executor: its lowest that can listen.
+    """Choose the partition that represents each executor: its lowest that can listen.
 
     Args:
         everyone: [partitions] each task's report; those without a port cannot listen.
@@ -43,7 +43,7 @@ def callers(everyone: Sequence[Facts]) -> dict[str, int]:
 
 
 def sharers(everyone: Sequence[Facts]) -> list[tuple[int, int]]:
-    """Two partitions of each host that has two, (that makes a segment, that maps it): of two executors if possible."""
+    """Choose two partitions of each host that has two, (makes a segment, maps it): of two executors if possible."""
     hosts: dict[str, list[int]] = {}
     for partition, facts in enumerate(everyone):
         if facts.get("local_name"):
@@ -86,7 +86,7 @@ class Meeting:
         self._handshake_server = HandshakeServer(listeners, key, self._admit, name="doctor")
 
     def meet(self, everyone: Sequence[Facts], partition: int) -> Facts:
-        """Tries all that this task is to try.
+        """Try all that this task is to try.
 
         Returns:
             reached: executors that this one has connected to; unreached: {executor: why not}, both empty for a task
@@ -108,7 +108,7 @@ class Meeting:
         return facts
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stop listening."""
         self._handshake_server.close()
 
     def _connect_to(self, others: list[Facts]) -> Facts:
@@ -136,7 +136,7 @@ class Meeting:
         return {"reached": sorted(reached), "unreached": unreached}
 
     def _take_segment(self, local_name: str) -> None:
-        """Maps another task's segment and writes a mark into it, which the other then reads from its own mapping."""
+        """Map another task's segment and write a mark into it, which the other then reads from its own mapping."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(self._timeout.total_seconds())
             sock.connect(b"\0" + local_name.encode())
@@ -163,7 +163,7 @@ class Meeting:
             sock.close()
 
     def _share_memory(self, sock: socket.socket) -> None:
-        """Sends a segment of shared memory over a connection, and reads the peer's mark in it."""
+        """Send a segment of shared memory over a connection, and read the peer's mark in it."""
         with sock, suppress(OSError):
             sock.settimeout(self._timeout.total_seconds())
             try:

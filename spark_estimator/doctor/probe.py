@@ -40,12 +40,12 @@ ENCRYPTION = "; from spark_estimator.security.encryption import check_encryption
 
 
 def task_of(order: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What Spark runs in each task: yields one row of `SCHEMA`, whose report is a JSON object.
+    """Make the function that Spark runs in each task: it yields one row of `SCHEMA`, whose report is a JSON object.
 
     Args:
-        order: barrier (whether it is a barrier stage), encrypted (whether ranks encrypt), channel (host, port, token in
-            hex and job id of the driver's server; None: there is none), key (in hex, for connections between
-            executors), seconds (for each of these).
+        order: barrier (whether it is a barrier stage), encrypted (whether ranks encrypt), channel (host, port,
+            token in hex and job id of the driver's server; None: there is none), key (in hex, for connections
+            between executors), seconds (for each of these).
     """
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
@@ -61,7 +61,7 @@ def task_of(order: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def examine(order: dict[str, Any]) -> dict[str, Any]:
-    """Runs every check. One that raises leaves ``{"error": text}`` under its name."""
+    """Run every check. One that raises leaves ``{"error": text}`` under its name."""
     from pyspark import BarrierTaskContext, TaskContext
 
     began = time.monotonic()
@@ -96,19 +96,19 @@ def examine(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def python() -> dict[str, str]:
-    """The interpreter."""
+    """Report the interpreter."""
     return {"version": platform.python_version(), "executable": sys.executable}
 
 
 def package() -> dict[str, str]:
-    """Our package, by importing it."""
+    """Report our package, by importing it."""
     import spark_estimator
 
     return {"version": spark_estimator.__version__, "path": os.path.dirname(spark_estimator.__file__)}
 
 
 def packages() -> dict[str, str]:
-    """Versions of the packages that a job uses; '' for packages that are not installed."""
+    """Report the versions of the packages that a job uses; '' for packages that are not installed."""
     import pyspark
 
     versions = {"pyspark": pyspark.__version__}  # a part of Spark, not installed as a package on most clusters
@@ -121,7 +121,7 @@ def packages() -> dict[str, str]:
 
 
 def engine(encrypted: bool = False) -> dict[str, str]:
-    """Loads the native library, in a separate process; if the ranks encrypt, also OpenSSL's."""
+    """Load the native library, in a separate process; if the ranks encrypt, also OpenSSL's."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     program = ENGINE + ENCRYPTION if encrypted else ENGINE
     answer = subprocess.run(
@@ -137,7 +137,7 @@ def engine(encrypted: bool = False) -> dict[str, str]:
 
 
 def driver(order: dict[str, Any], partition: int) -> dict[str, Any]:
-    """Connects to the driver as a job would; how far this host's clock is before the driver's, in seconds."""
+    """Connect to the driver as a job would; report how far this host's clock is ahead of the driver's, in seconds."""
     where = order["channel"]
     if where is None:
         return {"error": "the driver has no address to listen at"}
@@ -168,7 +168,7 @@ def driver(order: dict[str, Any], partition: int) -> dict[str, Any]:
 
 
 def disk() -> dict[str, Any]:
-    """Free space for temporary files, in bytes; a file is written to it."""
+    """Report free space for temporary files, in bytes; a file is written to it."""
     folder = tempfile.gettempdir()
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"\0" * 4096)
@@ -177,7 +177,7 @@ def disk() -> dict[str, Any]:
 
 
 def memory() -> dict[str, int]:
-    """Bytes that programs here could still get: of the host's memory, or within the control group's limit."""
+    """Report the bytes that programs here could still get, of the host's memory or the control group's limit."""
     with open("/proc/meminfo", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     free = int(lines["MemAvailable"].split()[0]) * 1024
@@ -194,7 +194,7 @@ def memory() -> dict[str, int]:
 
 
 def cores() -> dict[str, int]:
-    """Cores that this process may use."""
+    """Report the cores that this process may use."""
     try:
         from spark_estimator.collectives.cores import available_cores
 
@@ -204,7 +204,7 @@ def cores() -> dict[str, int]:
 
 
 def gpus(context: Any) -> dict[str, Any]:
-    """The host's GPUs, those that Spark assigned to this task, and the value of CUDA_VISIBLE_DEVICES."""
+    """Report the host's GPUs, those that Spark assigned to this task, and the value of CUDA_VISIBLE_DEVICES."""
     resource = context.resources().get("gpu")
     facts: dict[str, Any] = {
         "given": list(resource.addresses) if resource is not None else [],
@@ -225,8 +225,9 @@ def gpus(context: Any) -> dict[str, Any]:
 
 
 def meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]:
-    """Connects to the other tasks of the stage, see ``doctor.meeting``. A task that cannot still takes part in the
-    barriers: the others would wait for it.
+    """Connect to the other tasks of the stage, see ``doctor.meeting``.
+
+    A task that cannot still takes part in the barriers: the others would wait for it.
     """
     try:
         from spark_estimator.doctor.meeting import Meeting

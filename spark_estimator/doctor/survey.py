@@ -50,7 +50,7 @@ _ON_DEMAND = 2
 
 
 def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding]:
-    """Yields what ``doctor.cluster`` returns, as it is found.
+    """Yield what ``doctor.cluster`` returns, as it is found.
 
     Args:
         timeout: in which all slots of the session have to be free at the same time, and the checks to end.
@@ -92,7 +92,7 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
 
 
 def measure_speed(spark: SparkSession, parameters: int, timeout: timedelta) -> Speed:
-    """Measures in a job on all slots of a session, as ``doctor.speed`` does.
+    """Measure in a job on all slots of a session, as ``doctor.speed`` does.
 
     Args:
         parameters: of a model, whose gradients are exchanged.
@@ -120,7 +120,7 @@ def _start(spark: SparkSession, conf: Configuration) -> str:
 
 
 def _slots(spark: SparkSession, conf: Configuration) -> tuple[int, str]:
-    """How many tasks to try, and the reason for that number."""
+    """Return how many tasks to try, and the reason for that number."""
     if on_demand(conf):
         size = max(count_slots(spark).count or 0, _ON_DEMAND)
         return size, f"executors start on demand; trying {size} tasks"
@@ -129,7 +129,7 @@ def _slots(spark: SparkSession, conf: Configuration) -> tuple[int, str]:
 
 
 def _guess(spark: SparkSession) -> int:
-    """How many tasks to try if Spark does not report its number of slots."""
+    """Return how many tasks to try if Spark does not report its number of slots."""
     with contextlib.suppress(PreflightError):
         return default_size(spark)
     return 0
@@ -155,7 +155,7 @@ class _Survey:
         self._error: BaseException | None = None
 
     def run(self, timeout: timedelta) -> list[dict[str, Any]]:
-        """Returns the tasks' reports, by partition.
+        """Return the tasks' reports, by partition.
 
         Raises:
             PreflightError: they did not all arrive in time.
@@ -193,7 +193,7 @@ class _Survey:
         return [parse_object(row.report) for row in sorted(self._rows, key=lambda row: int(row.partition))]
 
     def _listen(self) -> DriverServer | None:
-        """The driver's server, as a job has it. It answers a task's facts with the time."""
+        """Open the driver's server, as a job has it. It answers a task's facts with the time."""
         listening = threading.Event()
 
         def receive(partition: int, frame: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class _Survey:
         return server
 
     def _collect(self, order: dict[str, Any]) -> None:
-        """Runs the stage; in a separate thread, so that it can be abandoned."""
+        """Run the stage; in a separate thread, so that it can be abandoned."""
         try:
             self._tag.add(f"doctor's checks in {self._size} tasks")
             with _travelling_whole():
@@ -222,7 +222,7 @@ class _Survey:
 
 @contextlib.contextmanager
 def _travelling_whole() -> Iterator[None]:
-    """The probe is pickled by value: executors need not have it."""
+    """Pickle the probe by value: executors need not have it."""
     cloudpickle.register_pickle_by_value(probe)
     try:
         yield

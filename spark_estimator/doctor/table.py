@@ -11,7 +11,7 @@ _MOST_NAMED = 4
 
 
 def table_of(findings: Sequence[Finding]) -> str:
-    """The report of ``doctor.cluster`` for people, below the lines on the session as a whole."""
+    """Return the report of ``doctor.cluster`` for people, below the lines on the session as a whole."""
     lines: list[str] = []
     on_executors = [finding for finding in findings if finding.executor]
     if on_executors:
@@ -36,7 +36,7 @@ def _matrix(findings: Sequence[Finding]) -> list[str]:
 
 
 def _details(findings: Sequence[Finding]) -> list[str]:
-    """Problems first, then the rest; equal findings of several executors appear once."""
+    """List problems first, then the rest; equal findings of several executors appear once."""
     alike: dict[tuple[str, Severity, str, str], list[str]] = {}
     for finding in sorted(findings, key=lambda finding: list(Severity).index(finding.state), reverse=True):
         alike.setdefault((finding.name, finding.state, finding.text, finding.fix), []).append(finding.executor)

@@ -47,7 +47,7 @@ class DriverSide:
 
 
 def findings_of(here: DriverSide, reports: Sequence[Report]) -> list[Finding]:
-    """A finding for each executor and check.
+    """Return a finding for each executor and check.
 
     Args:
         reports: of all tasks; see ``doctor.probe``.

@@ -36,12 +36,12 @@ class Terms:
 
     @property
     def most(self) -> int:
-        """The most ranks that the job may have."""
+        """Return the most ranks that the job may have."""
         return self.size if self.max_size is None else self.max_size
 
     @property
     def places(self) -> int:
-        """The most processes that the job may have."""
+        """Return the most processes that the job may have."""
         return self.most + self.standby
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ _log = logger(__name__)
 
 
 def ring_target(rank: int, size: int, host_ranks: int) -> int:
-    """The rank that keeps what `rank` alone has: one on the next host, where hosts have as many ranks as each other.
+    """Return the rank that keeps what `rank` alone has: one on the next host, where all hosts have as many ranks.
 
     Args:
         host_ranks: the most ranks of a host; the same on all ranks.
@@ -30,14 +30,14 @@ def ring_target(rank: int, size: int, host_ranks: int) -> int:
 
 
 def smallest_within(sizes: Sequence[int], most_bytes: int) -> set[int]:
-    """The places of the smallest of some sizes, in bytes, which have at most `most_bytes` together."""
+    """Return the positions of the smallest of some sizes, in bytes, which have at most `most_bytes` together."""
     by_size = sorted(range(len(sizes)), key=lambda place: sizes[place])
     totals = itertools.accumulate(sizes[place] for place in by_size)
     return {place for place, total in zip(by_size, totals, strict=True) if total <= most_bytes}
 
 
 def ranks_stay(facts: Sequence[Facts]) -> bool:
-    """Whether a new round has as many ranks as the one before, and new processes only in the place of lost ones.
+    """Return whether a new round has as many ranks as the one before, and new processes only replace lost ones.
 
     Args:
         facts: [ranks] of the new round.
@@ -59,7 +59,7 @@ class PeerCopies:
         self._kept: dict[tuple[int, int], bytes] = {}  # by source and step
 
     def agree(self, content: bytes, committed: int) -> None:
-        """Sends what only this rank has after the step that follows `committed`, and waits for the agreement.
+        """Send what only this rank has after the step that follows `committed`, and wait for the agreement.
 
         A collective.
 
@@ -73,12 +73,12 @@ class PeerCopies:
         arrays.allgather(numpy.array([committed], numpy.int64), "elastic.step.agreement")
 
     def carry_over(self, step: int) -> None:
-        """No step was taken before the commit with this number: the copies of the one before are its, too."""
+        """Use the copies of the commit before for the commit with this number: no step was taken between them."""
         of_last = {key: value for key, value in self._kept.items() if key[1] == step - 1}
         self._kept = {(source, step): value for (source, _), value in of_last.items()}
 
     def recovered(self, facts: Sequence[Facts], at: Resumption) -> bytes | None:
-        """On a process in the place of a lost one, what only that had; None on others. A collective.
+        """Return, on a process that replaces a lost one, what only that had; None on others. A collective.
 
         A warning reports that the copy was lost, too.
 
@@ -103,7 +103,7 @@ class PeerCopies:
         return copies.get(rank)
 
     def inherited(self, facts: Sequence[Facts], at: Resumption) -> list[bytes]:
-        """What lost ranks alone had that no process replaces: of those of which this rank keeps copies. A collective.
+        """Return what lost ranks without a replacement alone had, as far as this rank keeps copies. A collective.
 
         A warning reports which copies were lost, too.
 
@@ -125,7 +125,7 @@ class PeerCopies:
         return [mine[source] for source in sorted(mine)]
 
     def begin(self, content: bytes, step: int) -> None:
-        """A round begins on all ranks, at a commit. A collective.
+        """Begin a round on all ranks, at a commit. A collective.
 
         Args:
             content: what only this rank has.
@@ -143,7 +143,7 @@ class PeerCopies:
         self._kept = {key: value for key, value in self._kept.items() if key not in former}
 
     def _send(self, content: bytes, step: int) -> tuple[int, int]:
-        """Sends this rank's content to the next rank of the ring, and keeps what it receives. A collective.
+        """Send this rank's content to the next rank of the ring, and keep what it receives. A collective.
 
         Returns:
             The key of what it has received.

@@ -36,7 +36,7 @@ class Facts:
 
     @property
     def is_whole(self) -> bool:
-        """Whether parameters and attributes belong together here."""
+        """Return whether parameters and attributes belong together here."""
         return self.state in (RecoveryState.COMMITTED, RecoveryState.LOST)
 
 
@@ -58,7 +58,7 @@ class Resumption:
 
 
 def resumption(facts: Sequence[Facts]) -> Resumption:
-    """The step at which to continue.
+    """Choose the step at which to continue.
 
     Args:
         facts: [ranks] of the new round.

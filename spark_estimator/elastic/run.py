@@ -27,24 +27,25 @@ _log = logger(__name__)
 
 
 def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str = "commit") -> Callable[..., ValueT]:
-    """Makes ``func(state, *args, **kwargs)`` continue in the next round, whenever a round ends.
+    """Make ``func(state, *args, **kwargs)`` continue in the next round, whenever a round ends.
 
-    A collective fails: restores the last commit. The job is about to be made of other ranks: it stays as it is. Then
-    `reset` is called, `State.on_reset`, `State.sync`, and `func` once more.
+    A collective fails: restores the last commit. The job is about to be made of other ranks: it stays as it is.
+    Then `reset` is called, `State.on_reset`, `State.sync`, and `func` once more.
 
     Args:
         func: the training. Its first argument is a `State`, from which it takes up its work.
-        reset: leaves the round and joins the next one, as `rejoin` does; it may raise HorovodInternalError when that
-            round ends before it has begun.
-        mode: "commit": a loss costs the work since the last commit. "step": it costs the step in progress, and a new
-            process takes the rank of the lost one; the state has to support that, as ``TorchState`` does.
+        reset: leaves the round and joins the next one, as `rejoin` does; it may raise HorovodInternalError when
+            that round ends before it has begun.
+        mode: "commit": a loss costs the work since the last commit. "step": it costs the step in progress, and a
+            new process takes the rank of the lost one; the state has to support that, as ``TorchState`` does.
 
     Returns:
         A function that is called like `func` and returns what that returns.
 
     Raises:
         HorovodInternalError: a failure that repeats itself (see `SAME_FAILURES`).
-        PeerLostError: with `rejoin` in a job of a fixed size, which can't replace a rank; its cause is NotElasticError.
+        PeerLostError: with `rejoin` in a job of a fixed size, which can't replace a rank; its cause is
+            NotElasticError.
         ValueError: another mode.
     """
     if mode not in ("commit", "step"):
@@ -83,10 +84,10 @@ class JobRounds:
             _keep_ranks()
 
     def begin(self) -> None:
-        """Joins the next round if one has ended, and syncs the state. A collective.
+        """Join the next round if one has ended, and sync the state. A collective.
 
         Raises:
-            HorovodInternalError: this round ends, too; `ended` takes it.
+            HorovodInternalError: this round ends, too; `end` takes it.
         """
         if self._why is not None:
             _note_reason(self._why)
@@ -98,7 +99,7 @@ class JobRounds:
         self._why = None  # its traceback keeps what the last round had in memory
 
     def ended(self, error: HorovodInternalError | HostsUpdatedInterrupt) -> None:
-        """A round has ended: restores the last commit, unless the job is only about to be made of other ranks.
+        """End a round: restore the last commit, unless the job is only about to be made of other ranks.
 
         Raises:
             HorovodInternalError: `error`, where no other round can follow.
@@ -118,8 +119,9 @@ class JobRounds:
 
 
 def rejoin() -> None:
-    """Leaves the round and joins the next one: in an elastic job when the launcher has gathered it, else when all ranks
-    have left this one.
+    """Leave the round and join the next one.
+
+    In an elastic job it begins when the launcher has gathered it, else when all ranks have left this one.
 
     Raises:
         JobFailedError: the launcher has ended.
@@ -137,7 +139,7 @@ def rejoin() -> None:
 
 
 def _raise_if_final(error: HorovodInternalError) -> None:
-    """Raises the loss of a rank in a job of a fixed size: no other process can take its place."""
+    """Raise the loss of a rank in a job of a fixed size: no other process can take its place."""
     if isinstance(error, PeerLostError) and launcher_link.link() is None:
         raise error from NotElasticError(
             "this job has a fixed number of ranks and can't continue without one: start it with `horovodrun -np N "
@@ -147,14 +149,14 @@ def _raise_if_final(error: HorovodInternalError) -> None:
 
 
 def _keep_ranks() -> None:
-    """Asks the launcher to assign the ranks of lost processes to new ones."""
+    """Ask the launcher to assign the ranks of lost processes to new ones."""
     link = launcher_link.link()
     if link is not None:
         link.keeps_ranks = True
 
 
 def _note_reason(error: Exception) -> None:
-    """Stores what ended this round, for this process's next request to the launcher."""
+    """Store what ended this round, for this process's next request to the launcher."""
     link = launcher_link.link()
     if link is not None:
         link.leaves_because(error)

@@ -37,21 +37,21 @@ class State:
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
-        """Has these called in each later round, when ``size()`` and ``rank()`` are new and before the state is synced.
+        """Have these called in each later round, when ``size()`` and ``rank()`` are new, before the state is synced.
 
         A process that has just joined does not call them: they must run no collectives.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """A new round has begun on a process that was in the one before."""
+        """Begin a new round on a process that was in the one before."""
         self._update = HostUpdateResult.no_update
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Notes that the job is about to be made of other ranks; the next `check_host_updates` acts on rank 0's note.
+        """Note that other ranks are about to form the job; the next `check_host_updates` acts on rank 0's note.
 
         Args:
             timestamp: when, in seconds; of no consequence here.
@@ -60,7 +60,7 @@ class State:
         self._update |= HostUpdateResult(update_res)
 
     def commit(self) -> None:
-        """Saves the state, then looks for changes. All ranks call it at the same step.
+        """Save the state, then look for changes. All ranks call it at the same step.
 
         It costs a copy of the state and a message: call it as often as the work in between is worth more than that.
 
@@ -75,7 +75,7 @@ class State:
         self.check_host_updates()
 
     def keep_steps(self) -> None:
-        """Prepares the state for ``mode="step"``.
+        """Prepare the state for ``mode="step"``.
 
         Raises:
             TypeError: states of this class return to the last commit.
@@ -83,7 +83,7 @@ class State:
         raise TypeError(f'{type(self).__name__} does not support mode="step": use TorchState, or commit often.')
 
     def check_host_updates(self) -> None:
-        """Lets waiting ranks join and others leave. All ranks call it at the same step.
+        """Let waiting ranks join and others leave. All ranks call it at the same step.
 
         Raises:
             HostsUpdatedInterrupt: on all ranks, if the job's ranks are about to change.
@@ -99,19 +99,19 @@ class State:
             raise HostsUpdatedInterrupt(skip_sync=update == HostUpdateResult.removed)
 
     def save(self) -> None:
-        """Keeps a copy of the state in this process's memory."""
+        """Keep a copy of the state in this process's memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Restores the copy."""
+        """Restore the copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Takes over rank 0's state, as it is now, and saves it. Collective."""
+        """Take over rank 0's state, as it is now, and save it. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """For subclasses: a new round has begun, before the callbacks."""
+        """Prepare a new round, before the callbacks; for subclasses."""
 
 
 class ObjectState(State):
@@ -144,16 +144,16 @@ class ObjectState(State):
         self._saved_state: dict[str, Any] = copy.deepcopy(kwargs)
 
     def save(self) -> None:
-        """Copies all attributes deeply."""
+        """Copy all attributes deeply."""
         self._saved_state = copy.deepcopy({name: getattr(self, name) for name in self._names})
 
     def restore(self) -> None:
-        """Sets all attributes to copies of what was saved last."""
+        """Set all attributes to copies of what was saved last."""
         for name, value in copy.deepcopy(self._saved_state).items():
             setattr(self, name, value)
 
     def sync(self) -> None:
-        """Takes over rank 0's attributes and saves them. Collective."""
+        """Take over rank 0's attributes and save them. Collective."""
         received = self._bcast_object({name: getattr(self, name) for name in self._names})
         for name, value in received.items():
             setattr(self, name, value)

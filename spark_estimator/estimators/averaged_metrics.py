@@ -19,7 +19,7 @@ _NO_MEANS = re.compile(
 
 
 def warn_of_averages(metrics: Iterable[tuple[str, Callable[..., Any]]], remedy: str) -> None:
-    """Warns at the user's line of metrics that are known to be no means over rows.
+    """Warn at the user's line of metrics that are known to be no means over rows.
 
     Args:
         metrics: names, and functions that return the metric of a batch.
@@ -39,12 +39,12 @@ def _is_no_mean(name: str, metric: Any) -> bool:
 
 
 def _words(name: str) -> str:
-    """``BinaryAUROC`` as ``_binary_auroc_``."""
+    """Return ``BinaryAUROC`` as ``_binary_auroc_``."""
     return f"_{re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name)}_".lower()
 
 
 def _names(metric: Any) -> Iterator[str]:
-    """The names of a function, or of an object's class, and of what its code calls."""
+    """Yield the names of a function, or of an object's class, and of what its code calls."""
     while isinstance(metric, functools.partial):
         if metric.keywords.get("squared") is False:  # torchmetrics' spelling of a root
             yield "rmse"

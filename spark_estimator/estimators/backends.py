@@ -21,23 +21,25 @@ _MOST_RESULT_BYTES = 1 << 30
 
 
 def check_alone(backend: Any, num_proc: int | None) -> None:
-    """Raises ValueError where the user has given both."""
+    """Raise ValueError if the user has given both."""
     if backend is not None and num_proc is not None:
         raise ValueError("num_proc and backend can't be combined: the backend has its own num_proc.")
 
 
 def size_of(backend: Any, num_proc: int | None) -> Any:
-    """The number of ranks, or what chooses it for a session."""
+    """Return the number of ranks, or the function that chooses it for a session."""
     return num_proc or default_size if backend is None else backend.num_processes()
 
 
 def takes_rows(backend: Any) -> bool:
-    """Whether Spark's tasks start the ranks and can send them rows; a backend with its own run() starts them itself."""
+    """Return whether Spark's tasks start the ranks and can send them rows; a backend with its own run() starts them
+    itself.
+    """
     return backend is None or getattr(backend.run, "__func__", None) is SparkBackend.run
 
 
 def check_restarts(backend: Any, max_restarts: int) -> None:
-    """Refuses the estimator's max_restarts where the backend has others, or starts the ranks itself.
+    """Raise ValueError if max_restarts conflicts with the backend's, or the backend starts the ranks itself.
 
     Raises:
         ValueError: the backend has another number of restarts, or has its own run().
@@ -55,7 +57,7 @@ def check_restarts(backend: Any, max_restarts: int) -> None:
 
 
 def warn_without_store(value: Callable[[str], Any]) -> None:
-    """Warns about parameters that have no effect, or less, because there is no store for checkpoints.
+    """Warn about parameters that have no effect, or less, because there is no store for checkpoints.
 
     Args:
         value: gives a parameter of the estimator by its name.
@@ -85,10 +87,10 @@ def launched(
     recovers: bool = False,
     take_record: TakeRecord | None = None,
 ) -> TrainResult:
-    """Runs a training. Returns rank 0's result.
+    """Run a training. Return rank 0's result.
 
     Args:
-        size: as `size_of` gave it.
+        size: as `get_size` gave it.
         rows: that Spark's tasks bring; None: the ranks read files. A backend that has its own run() gets none.
         caller: how messages call what the user has called.
         max_restarts: of the estimator.

@@ -28,7 +28,7 @@ _REPR.maxother = _REPR.maxstring = _REPR.maxlong = 100
 
 
 def described(value: Any, arguments: str = "...") -> str:
-    """A value in a message: on one line and short; for a class, the hint to pass an instance.
+    """Return a value as a message shows it: on one line and short; for a class, the hint to pass an instance.
 
     Args:
         arguments: of the class's constructor, for the hint.
@@ -39,12 +39,12 @@ def described(value: Any, arguments: str = "...") -> str:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """A number of Python's or NumPy's, and neither true nor false."""
+    """Return whether a value is a number of Python's or NumPy's, and neither true nor false."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _items(name: str, value: Any, kind: str) -> list[Any]:
-    """The items of a list, or of what can be read as one.
+    """Return the items of a list, or of what can be read as one.
 
     Raises:
         TypeError: it can't, or is a string; the text has `kind`, what it should be.
@@ -55,12 +55,12 @@ def _items(name: str, value: Any, kind: str) -> list[Any]:
 
 
 def anything(name: str, value: Any) -> Any:
-    """Takes it as it is."""
+    """Return the value as it is."""
     return value
 
 
 def whole(least: int) -> Callable[[str, Any], int | None]:
-    """A whole number, at least `least`; or None."""
+    """Return a check for a whole number, at least `least`; or None."""
 
     def check(name: str, value: Any) -> int | None:
         if value is None:
@@ -75,21 +75,21 @@ def whole(least: int) -> Callable[[str, Any], int | None]:
 
 
 def truth(name: str, value: Any) -> bool:
-    """True or False."""
+    """Return True or False."""
     if not isinstance(value, (bool, int, numpy.bool_)) or value not in (0, 1):
         raise TypeError(f"{name} must be True or False; got {described(value)}.")
     return bool(value)
 
 
 def text(name: str, value: Any) -> str | None:
-    """Text, or None."""
+    """Return text, or None."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name} must be a string; got {described(value)} ({type(value).__name__}).")
     return value
 
 
 def names(name: str, value: Any) -> list[str] | None:
-    """A list of names, or None."""
+    """Return a list of names, or None."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -105,7 +105,7 @@ def names(name: str, value: Any) -> list[str] | None:
 
 
 def weights(name: str, value: Any) -> list[float] | None:
-    """A list of numbers, or None."""
+    """Return a list of numbers, or None."""
     if value is None:
         return None
     items = _items(name, value, "a list of numbers")
@@ -115,7 +115,7 @@ def weights(name: str, value: Any) -> list[float] | None:
 
 
 def shapes(name: str, value: Any) -> list[list[int]] | None:
-    """A list of shapes, the first extent of each being -1: the rows of the batch; or None.
+    """Return a list of shapes, the first extent of each being -1: the rows of the batch; or None.
 
     A shape without -1 is taken as that of a row, with a warning: Horovod reshapes a batch to it, of one row.
     """
@@ -138,7 +138,7 @@ def shapes(name: str, value: Any) -> list[list[int]] | None:
 
 
 def share_or_column(name: str, value: Any) -> float | str | None:
-    """A share of the rows in [0, 1), or the name of a column that marks them."""
+    """Return a share of the rows in [0, 1), or the name of a column that marks them."""
     if value is None or isinstance(value, str):
         return value
     if not _is_number(value):
@@ -151,7 +151,7 @@ def share_or_column(name: str, value: Any) -> float | str | None:
 
 
 def null_policy(name: str, value: Any) -> str | float:
-    """'error', 'drop', 'mean', 'median', or a number."""
+    """Return 'error', 'drop', 'mean', 'median', or a number."""
     if value in ("error", "drop", *STATISTICS):
         return str(value)
     if _is_number(value):
@@ -162,7 +162,7 @@ def null_policy(name: str, value: Any) -> str | float:
 
 
 def null_policies(name: str, value: Any) -> str | float | dict[str, str | float]:
-    """The same, or a dict with one for each of some columns."""
+    """Return a policy for nulls, or a dict with one for each of some columns."""
     if not isinstance(value, Mapping):
         return null_policy(name, value)
     if not all(isinstance(column, str) for column in value):
@@ -171,7 +171,7 @@ def null_policies(name: str, value: Any) -> str | float | dict[str, str | float]
 
 
 def paddings(name: str, value: Any) -> float | dict[str, float] | None:
-    """A number, or one for each of some columns; or None."""
+    """Return a number, or one for each of some columns; or None."""
     if value is None:
         return None
     by_column = value if isinstance(value, dict) else {"": value}
@@ -185,7 +185,7 @@ def paddings(name: str, value: Any) -> float | dict[str, float] | None:
 
 
 def numbers_by_column(name: str, value: Any) -> dict[str, float] | None:
-    """A dict from columns to numbers, or None."""
+    """Return a dict from columns to numbers, or None."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not all(isinstance(key, str) and _is_number(value[key]) for key in value):
@@ -194,14 +194,14 @@ def numbers_by_column(name: str, value: Any) -> dict[str, float] | None:
 
 
 def function(name: str, value: Any) -> Any:
-    """Checks that a value is callable, or None."""
+    """Check that a value is callable, or None."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be a function; got {described(value)}.")
     return value
 
 
 def functions(name: str, value: Any) -> dict[str, Any] | None:
-    """A dict with a function for each of some columns; or None."""
+    """Return a dict with a function for each of some columns; or None."""
     if value is None:
         return None
     if not isinstance(value, dict) or not all(isinstance(item, str) and callable(of) for item, of in value.items()):
@@ -210,8 +210,8 @@ def functions(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def categories(name: str, value: Any) -> dict[str, Any] | None:
-    """A dict from columns to a number of ids, a list of values, ``{"hash": number of ids}``, or one of the other
-    columns; or None.
+    """Return a dict from columns to a number of ids, a list of values, ``{"hash": number of ids}``, or one of the
+    other columns; or None.
     """
     if value is None:
         return None
@@ -230,7 +230,7 @@ def categories(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def known_categories(name: str, value: Any) -> dict[str, Any] | None:
-    """The same for a trained model, whose vocabularies have been counted."""
+    """Return what `check_categories` does, for a trained model, whose vocabularies have been counted."""
     result = categories(name, value)
     for column, entry in (result or {}).items():
         if isinstance(entry, int):
@@ -239,7 +239,7 @@ def known_categories(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def _categories_of(name: str, entry: Any) -> Any:
-    """An entry of `categories`, as JSON can hold it."""
+    """Return an entry of `check_categories`, as JSON can hold it."""
     if isinstance(entry, Mapping) and list(entry) == ["hash"]:
         return {"hash": _id_count(f"{name}['hash']", entry["hash"], MOST_HASHED_IDS)}
     if isinstance(entry, numbers.Number):
@@ -275,7 +275,7 @@ def _is_no_category(value: str | int) -> bool:
 
 
 def _id_count(name: str, value: Any, most: int) -> int:
-    """A number of ids."""
+    """Return a number of ids."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, the number of ids; got {described(value)}.")
     count = int(value)
@@ -285,7 +285,7 @@ def _id_count(name: str, value: Any, most: int) -> int:
 
 
 def edited_fields(name: str, value: Any) -> list[list[Any]] | None:
-    """Horovod's tuples (name, numpy type, shape, whether null is allowed), as JSON can hold them; or None."""
+    """Return Horovod's tuples (name, numpy type, shape, whether null is allowed), as JSON can hold them; or None."""
     if value is None:
         return None
     kind = "a list of (name, numpy type, shape, nullable)"
@@ -303,7 +303,7 @@ def edited_fields(name: str, value: Any) -> list[list[Any]] | None:
 
 
 def positive(name: str, value: Any) -> float | None:
-    """A number above 0, or None."""
+    """Return a number above 0, or None."""
     if value is None:
         return None
     if not _is_number(value):
@@ -314,21 +314,21 @@ def positive(name: str, value: Any) -> float | None:
 
 
 def precision(name: str, value: Any) -> str | None:
-    """'bf16', or None."""
+    """Return 'bf16', or None."""
     if value not in (None, "bf16"):
         raise ValueError(f"{name} must be 'bf16' or None (float16 would need loss scaling); got {described(value)}.")
     return None if value is None else "bf16"
 
 
 def autocast_type(name: str, value: Any) -> str | None:
-    """'bf16', 'fp16', or None."""
+    """Return 'bf16', 'fp16', or None."""
     if value not in (None, "bf16", "fp16"):
         raise ValueError(f"{name} must be 'bf16', 'fp16' or None; got {described(value)}.")
     return None if value is None else str(value)
 
 
 def one_of(*known: str) -> Callable[[str, Any], str]:
-    """One of some words."""
+    """Return a check for one of some words."""
 
     def check(name: str, value: Any) -> str:
         if value not in known:
@@ -339,14 +339,14 @@ def one_of(*known: str) -> Callable[[str, Any], str]:
 
 
 def listed(name: str, value: Any) -> list[Any]:
-    """A list; what is no list becomes one of one."""
+    """Return a list; a value that is no list becomes a list of one."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def objects(name: str, value: Any) -> dict[str, Any]:
-    """A dict with something for each of some names."""
+    """Return a dict with something for each of some names."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value):
@@ -355,7 +355,7 @@ def objects(name: str, value: Any) -> dict[str, Any]:
 
 
 def one_frame(what: str, dataset: Any, df: Any) -> Any:
-    """The DataFrame of a method that takes it as `dataset`, Spark's name, or as `df`, Horovod's.
+    """Return the DataFrame of a method that takes it as `dataset`, Spark's name, or as `df`, Horovod's.
 
     Raises:
         TypeError: there is none, or one under each name.
@@ -369,7 +369,7 @@ def one_frame(what: str, dataset: Any, df: Any) -> Any:
 
 
 def spark_frame(what: str, frame: Any) -> None:
-    """Refuses a value that is not a Spark DataFrame, or a DataFrame whose session has ended.
+    """Raise for a value that is not a Spark DataFrame, or a DataFrame whose session has ended.
 
     Raises:
         TypeError: it is not a DataFrame; the message explains how to convert pandas and NumPy data.
@@ -391,7 +391,7 @@ def spark_frame(what: str, frame: Any) -> None:
 
 
 def batch_frame(what: str, frame: Any) -> None:
-    """As `spark_frame`; a streaming DataFrame is a DataError, too."""
+    """Raise as `check_frame` does; a streaming DataFrame is a DataError, too."""
     spark_frame(what, frame)
     if frame.isStreaming:
         raise DataError(
@@ -401,7 +401,7 @@ def batch_frame(what: str, frame: Any) -> None:
 
 
 def stored(name: str, value: Any) -> Any:
-    """A store, or None; of a path, the store there."""
+    """Return a store, or None; of a path, the store there."""
     if value is None or isinstance(value, Store):
         return value
     if not isinstance(value, (str, os.PathLike)):
@@ -412,7 +412,7 @@ def stored(name: str, value: Any) -> Any:
 
 
 def training_backend(name: str, value: Any) -> Any:
-    """Checks that a value is a backend, or None."""
+    """Check that a value is a backend, or None."""
     if value is not None and not all(callable(getattr(value, method, None)) for method in ("run", "num_processes")):
         raise TypeError(
             f"{name} must be a SparkBackend, or another Backend with run() and num_processes(); got {described(value)}."
@@ -431,7 +431,7 @@ def no_data_module(name: str, value: Any) -> None:
 
 
 def labels_of(value: Callable[[str], Any]) -> list[str]:
-    """The label columns, with what has to fit them: the parameters of all frameworks that depend on each other.
+    """Return the label columns, and check the parameters of all frameworks that have to fit them.
 
     Args:
         value: gives a parameter by its name.

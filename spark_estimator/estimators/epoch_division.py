@@ -14,7 +14,7 @@ class Division:
     """How the rows of the present epoch were divided among ranks.
 
     Attributes:
-        earlier: parts of the epoch that other ranks have trained on: results of `EpochRows.leg`.
+        earlier: parts of the epoch that other ranks have trained on: results of `EpochRows.make_leg`.
         present: such a part for the present ranks, of no steps.
     """
 
@@ -25,7 +25,7 @@ class Division:
         return self  # nothing changes it, so that a commit need not copy it
 
     def next(self, steps: int, present: Mapping[str, Any]) -> Division:
-        """For the ranks of a new round, after `steps` steps of the ranks before."""
+        """Return the division for the ranks of a new round, after `steps` steps of the ranks before."""
         if present == self.present or not steps:
             return Division(self.earlier, present)
         return Division((*self.earlier, {**self.present, "steps": steps}), present)
@@ -34,12 +34,12 @@ class Division:
 def rest_of_epoch(
     rows: EpochRows, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None, most_steps: int | None
 ) -> tuple[EpochRows, int | None]:
-    """The rows of an epoch that no rank has trained on, and the most steps that are left for them.
+    """Return the rows of an epoch that no rank has trained on, and the most steps that are left for them.
 
     Args:
         rows: of the whole epoch.
         legs: `Division.earlier`.
-        order, most_steps: as of `EpochRows.batches`.
+        order, most_steps: as of `EpochRows.read_batches`.
     """
     if not legs:
         return rows, most_steps

@@ -76,10 +76,10 @@ class FrameworkTraining(Protocol):
         """Return how many bytes the numbers are that the model is saved with."""
 
     def digest(self) -> str:
-        """Of the model's numbers before the training; empty where a run's identity has it."""
+        """Return a digest of the model's numbers before the training; empty if a run's identity has it."""
 
     def trained(self, state: bytes) -> tuple[Any, Any]:
-        """A copy of the framework's model with the weights of rank 0's result; the user's model is not changed.
+        """Return a copy of the framework's model with the weights of rank 0's result; the user's model is not changed.
 
         Also the optimizer of its parameters if rank 0's result has the optimizer's state, else None.
         """
@@ -114,7 +114,7 @@ class TrainingMetadata(ModelMetadata):
         self.features = features
 
     def of_model(self) -> ModelMetadata:
-        """The model's copy of this metadata."""
+        """Return the model's copy of this metadata."""
         return ModelMetadata(self, self.inputs, self.outputs, self.label_types, self.output_kinds, self.zone)
 
 
@@ -127,7 +127,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
 
     @abstractmethod
     def _training(self) -> FrameworkTraining:
-        """The framework's side, of the parameters as they are now.
+        """Return the framework's side, of the parameters as they are now.
 
         Raises:
             TypeError, ValueError: one cannot be used.
@@ -135,7 +135,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
 
     @abstractmethod
     def _write_files(self, folder: Path) -> None:
-        """Puts the estimator's files into a new folder."""
+        """Put the estimator's files into a new folder."""
 
     @overload
     def fit(self, dataset: DataFrame, params: Mapping[Param[Any], Any] | None = None) -> _Model: ...
@@ -146,7 +146,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     @overload
     def fit(self, *, df: DataFrame, params: Sequence[Mapping[Param[Any], Any]]) -> list[_Model]: ...
     def fit(self, dataset: DataFrame | None = None, params: Any = None, *, df: DataFrame | None = None) -> Any:
-        """Trains on the rows of a DataFrame. Returns the model; with a list of `params`, a list of models.
+        """Train on the rows of a DataFrame. Return the model; with a list of `params`, a list of models.
 
         Args:
             params: parameters for this training only, as a dict from Params to values; or a list of such dicts.
@@ -173,7 +173,9 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         return (self.copy(dict(params)) if params else self)._fit(dataset)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """As Spark ML's: CrossValidator calls it. The models' MLflow runs are below the run that is active now."""
+        """Train as Spark ML's method does, which CrossValidator calls. The models' MLflow runs are below the run
+        that is active now.
+        """
         options = self._value("mlflow")
         if not options:
             return super().fitMultiple(dataset, paramMaps)
@@ -185,7 +187,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         return Estimator.fitMultiple(informed, dataset, paramMaps)
 
     def fit_on_parquet(self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None) -> _Model:
-        """Trains on Parquet files at the store's path for training data.
+        """Train on Parquet files at the store's path for training data.
 
         `fit` with ``materialize=True`` writes such files, and so does
         ``df.write.parquet(store.get_train_data_path())``. If `validation` is set and the store has validation data,
@@ -252,7 +254,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         return result
 
     def _features(self, dataset: DataFrame, plan: RowPlan) -> Features:
-        """The columns that the model predicts from, for MLflow."""
+        """Return the columns that the model predicts from, for MLflow."""
         return Features.of_frame(dataset, {column.name: column.kind for column in plan.columns.features})
 
     def _fit_on_prepared_data(
@@ -264,7 +266,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         avg_row_size: float | None,
         dataset_idx: int | None = None,
     ) -> Any:
-        """Trains on the rows of a plan; see `HorovodEstimator`."""
+        """Train on the rows of a plan; see `HorovodEstimator`."""
         if not isinstance(metadata, TrainingMetadata):
             raise TypeError(
                 f"{type(self).__name__}._fit_on_prepared_data() takes the metadata that fit() calls it with; got "
@@ -299,7 +301,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     def _launched(
         self, backend: Any, spec: TrainSpec, metadata: TrainingMetadata, take_record: TakeRecord | None
     ) -> tuple[TrainResult, bytes]:
-        """Trains on the ranks. Returns rank 0's result, and the model's state."""
+        """Train on the ranks. Return rank 0's result, and the model's state."""
         # A run that the user has not named has a unique name: no other driver can use it.
         with run_lease.held(spec) if self._value("run_id") else contextlib.nullcontext():
             try:
@@ -323,7 +325,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             return result, model_transfer.taken(spec.store, *result.file)
 
     def _tracked(self, run_id: str) -> contextlib.AbstractContextManager[TrackedRun | None]:
-        """The MLflow run of a training, if there is to be one."""
+        """Return the MLflow run of a training, if there is to be one."""
         options = MlflowOptions.of(self._value("mlflow"))
         if options is None:
             return contextlib.nullcontext()
@@ -345,16 +347,16 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         )
 
     def _completed(self, fitted: Any, training: FrameworkTraining) -> Any:
-        """The model that `fit` returns, with what only the framework knows of it."""
+        """Return the model that `fit` returns, with what only the framework knows of it."""
         return fitted
 
     def write(self) -> FolderWriter:
-        """Spark ML's way to save: ``write().overwrite().save(path)``; not the store and the backend."""
+        """Return Spark ML's way to save: ``write().overwrite().save(path)``; not the store and the backend."""
         return FolderWriter(self._write_files)
 
     @classmethod
     def read(cls) -> FolderReader:
-        """Spark ML's way to load: ``read().load(path)``."""
+        """Return Spark ML's way to load: ``read().load(path)``."""
         return FolderReader(cls.load)
 
     def _data_store(self, what: str) -> FilesystemStore:

@@ -19,28 +19,28 @@ class Epochs:
     """Shows a history of any form as a frame, a plot or an HTML table.
 
     Attributes:
-        losses: the columns of `rows` that a picture has.
+        losses: the columns of `to_rows` that a picture has.
     """
 
     losses: ClassVar[tuple[str, str]]
 
     @abstractmethod
     def rows(self) -> list[dict[str, float]]:
-        """[epochs] flat: epoch, and a value for each column."""
+        """Return [epochs] flat dicts: epoch, and a value for each column."""
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A frame with the columns of `rows`, one row for each epoch."""
+        """Return a frame with the columns of `to_rows`, one row for each epoch."""
         import pandas
 
         return pandas.DataFrame(self.rows())
 
     def plot(self, axes: Any = None, names: Sequence[str] | str | None = None) -> Any:
-        """Draws losses or metrics over the epochs.
+        """Draw losses or metrics over the epochs.
 
         Args:
             axes: of matplotlib; None: new ones.
-            names: what to draw: columns of `rows` (``"validation_accuracy"``), or metrics (``"accuracy"``), which are
-                drawn for training and validation; None: the losses.
+            names: what to draw: columns of `to_rows` (``"validation_accuracy"``), or metrics (``"accuracy"``), which
+                are drawn for training and validation; None: the losses.
 
         Returns:
             The axes.
@@ -71,7 +71,7 @@ class Epochs:
         return axes
 
     def _columns(self, names: Sequence[str], rows: Sequence[Mapping[str, float]]) -> list[str]:
-        """The columns that `names` ask for."""
+        """Return the columns that `names` ask for."""
         available = list(dict.fromkeys(column for row in rows for column in row if column != "epoch"))
         prefixes = [loss.removesuffix("loss") for loss in self.losses]
         result = []
@@ -85,7 +85,7 @@ class Epochs:
         return list(dict.fromkeys(result))
 
     def _repr_html_(self) -> str:
-        """A table, for notebooks."""
+        """Return a table, for notebooks."""
         rows = self.rows()
         names = list(dict.fromkeys(name for row in rows for name in row))
         return table(names, [[short(row[name]) if name in row else "" for name in names] for row in rows])
@@ -102,7 +102,7 @@ class History(Epochs, list[dict[str, Any]]):
     losses = ("train_loss", "validation_loss")
 
     def rows(self) -> list[dict[str, float]]:
-        """[epochs] flat: epoch, train_loss, train_accuracy, validation_loss, validation_accuracy, ...
+        """Return [epochs] flat dicts: epoch, train_loss, train_accuracy, validation_loss, validation_accuracy, ...
 
         Entries of earlier versions have no names: their metrics are train_metric_0, and with several labels
         train_metric_1_0 by label and metric.
@@ -111,11 +111,11 @@ class History(Epochs, list[dict[str, Any]]):
 
 
 def history_of(name: str, value: Any) -> History:
-    """The history that a model gets.
+    """Return the history that a model gets.
 
     Args:
-        value: entries, one for each epoch; or as Horovod has it for Lightning, a dict of the last numbers that were
-            logged, which becomes one entry; a dict from names to a number for each epoch; a list of losses.
+        value: entries, one for each epoch; or as Horovod has it for Lightning, a dict of the last numbers that
+            were logged, which becomes one entry; a dict from names to a number for each epoch; a list of losses.
 
     Raises:
         TypeError: it is none of these.
@@ -136,7 +136,7 @@ def history_of(name: str, value: Any) -> History:
 
 
 def numbers_of(name: str, value: Any) -> list[Any]:
-    """[epochs] Python's numbers, or None, of a number or several; these may be tensors or arrays.
+    """Return [epochs] Python's numbers, or None, of a number or several; these may be tensors or arrays.
 
     Raises:
         TypeError: there is something else.
@@ -150,7 +150,7 @@ def numbers_of(name: str, value: Any) -> list[Any]:
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """An HTML table. All values are escaped: none of them is read as HTML."""
+    """Return an HTML table. All values are escaped: none of them is read as HTML."""
 
     def cells(tag: str, values: Sequence[Any]) -> str:
         return "<tr>" + "".join(f"<{tag}>{_escaped(value)}</{tag}>" for value in values) + "</tr>"
@@ -164,7 +164,7 @@ def _escaped(value: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """A loss or a metric as one reads it."""
+    """Return a loss or a metric as one reads it."""
     return f"{value:.5g}" if isinstance(value, (int, float)) else str(value)
 
 

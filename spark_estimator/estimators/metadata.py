@@ -44,7 +44,7 @@ class ModelMetadata(dict[str, dict[str, Any]]):
 
 
 def column_facts(columns: Sequence[Readable], widths: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """The entries of Horovod's metadata for each column."""
+    """Return the entries of Horovod's metadata for each column."""
     return {
         column.name: {
             "spark_data_type": _type_named(column.kind, column.is_array),
@@ -58,7 +58,7 @@ def column_facts(columns: Sequence[Readable], widths: Mapping[str, int]) -> dict
 
 
 def label_type_of(facts: Mapping[str, Any]) -> str:
-    """The Spark type of a label, as ``simpleString`` has it, by Horovod's metadata of its column."""
+    """Return the Spark type of a label, as ``simpleString`` has it, by Horovod's metadata of its column."""
     kind: Any = facts.get("spark_data_type")
     name = getattr(kind, "__name__", type(kind).__name__)
     if name in ("DenseVector", "SparseVector", "VectorUDT"):

@@ -14,7 +14,7 @@ PARENT_TAG = "mlflow.parentRunId"
 
 
 def _seconds(name: str, value: Any) -> bool | float:
-    """True or False, or a number of seconds."""
+    """Return True or False, or a number of seconds."""
     if isinstance(value, bool) or value is None:
         return bool(value)
     return checks.positive(name, value) or False
@@ -88,14 +88,14 @@ class MlflowOptions:
 
     @classmethod
     def of(cls, value: bool | Mapping[str, Any]) -> MlflowOptions | None:
-        """The options that a parameter's value sets; None: nothing is logged."""
+        """Return the options that a parameter's value sets; None: nothing is logged."""
         if isinstance(value, Mapping):
             return cls(**value)
         return cls() if value else None
 
 
 def mlflow_option(name: str, value: Any) -> bool | dict[str, Any]:
-    """True or False, or a dict of `MlflowOptions`."""
+    """Return True or False, or a dict of `MlflowOptions`."""
     if not isinstance(value, Mapping):
         try:
             return checks.truth(name, value)

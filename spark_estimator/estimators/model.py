@@ -87,7 +87,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
     @property
     def _known(self) -> ModelMetadata:
-        """The metadata of the columns.
+        """Return the metadata of the columns.
 
         Raises:
             ValueError: the model was made by hand.
@@ -102,7 +102,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
     @property
     def _widths(self) -> tuple[int, ...]:
-        """`_outputs`; empty where they are not known yet."""
+        """Return `_outputs`; empty if they are not known yet."""
         metadata = self._value("_metadata")
         return metadata.outputs if isinstance(metadata, ModelMetadata) else ()
 
@@ -137,11 +137,11 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         """
 
     def setLabelColoumns(self: _Self, value: list[str]) -> _Self:  # so spelt in Horovod
-        """As setLabelColumns."""
+        """Set as setLabelColumns does."""
         return self._set(label_columns=value)
 
     def _repr_html_(self) -> str:
-        """The model's source and its training's last metrics, for notebooks."""
+        """Return the model's source and its training's last metrics, for notebooks."""
         names = ("feature_columns", "label_columns", "run_id")
         rows = [*((name, self._value(name)) for name in names), ("model", repr(self._model))]
         history: History = self._value("history")
@@ -154,7 +154,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
     def transform(
         self, dataset: DataFrame | None = None, params: Any = None, *, df: DataFrame | None = None
     ) -> DataFrame:
-        """The DataFrame with a prediction column for each label.
+        """Return the DataFrame with a prediction column for each label.
 
         Args:
             params: parameters for this call only, as a dict from Params to values.
@@ -178,7 +178,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return self._predicted(dataset)
 
     def _predicted(self, dataset: DataFrame, function: RowFunction | None = None) -> DataFrame:
-        """The DataFrame with the predictions.
+        """Return the DataFrame with the predictions.
 
         Args:
             function: predicts a row; None: the model predicts batches.
@@ -212,14 +212,16 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return list(names) if names else [name for field in self._inputs for name in field.names]
 
     def _batches_predicted(self, dataset: DataFrame) -> Any:
-        """A column with a struct of the predictions."""
+        """Return a column with a struct of the predictions."""
         # Spark Connect copies the schema at each access.
         arguments, encoder = select_inputs(dataset.schema, self._encoder(self._inputs))
         predictor = replace(self._predictor(encoder), columns=self._prediction_columns())
         return udf_of(predictor.sent_by(dataset.sparkSession), len(arguments))(*arguments)
 
     def _row_function(self) -> RowFunction | None:
-        """The function that predicts row by row, from a subclass's `get_prediction_fn`; None: predict batches."""
+        """Return the function that predicts row by row, from a subclass's `get_prediction_fn`; None: predict
+        batches.
+        """
         base = next((kind for kind in type(self).__mro__ if "get_prediction_fn" in vars(kind)), None)
         if base is None or base.__module__.startswith("spark_estimator."):
             return None
@@ -228,7 +230,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return RowFunction.of(replace(self._predictor(RowEncoder(())), device="cpu"), function())
 
     def _metadata_for(self, dataset: DataFrame, function: RowFunction | None) -> ModelMetadata:
-        """Completes the metadata from the DataFrame's schema and from what the model returns for the first row."""
+        """Complete the metadata from the DataFrame's schema and from what the model returns for the first row."""
         known, labels = self._value("_metadata"), self._value("label_columns")
         if not labels:
             raise ValueError(f"{type(self).__name__} needs label_columns: they name the columns of its predictions.")
@@ -261,11 +263,11 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return ModelMetadata({}, inputs, outputs, label_types, output_kinds)
 
     def _output_kinds_by_loss(self) -> Sequence[OutputKind] | None:
-        """[labels] what each output of a model that was made by hand is; None: its loss is not known."""
+        """Return [labels] what each output of a model that was made by hand is; None: its loss is not known."""
         return None
 
     def _inputs_of_row(self, dataset: DataFrame, row: Any) -> list[Field]:
-        """[inputs] one field for each feature column, in its type, with the values of the first row."""
+        """Return [inputs] one field for each feature column, in its type, with the values of the first row."""
         shapes = self._value("input_shapes") if self.hasParam("input_shapes") else None
         encoders = encoders_of(self._value("categories"))
         schema = dataset.schema
@@ -284,11 +286,11 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
     @property
     def _floating(self) -> str:
-        """The type of the model's numbers."""
+        """Return the type of the model's numbers."""
         return "float32"
 
     def predict(self, features: Any) -> Any:
-        """Predicts without Spark.
+        """Predict without Spark.
 
         Args:
             features: a numpy array [rows, ...] for a model of one input, a list of such for several; or a pandas
@@ -308,17 +310,17 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return results[0] if len(results) == 1 else results
 
     def write(self) -> FolderWriter:
-        """Spark ML's way to save: ``write().overwrite().save(path)``."""
+        """Return Spark ML's way to save: ``write().overwrite().save(path)``."""
         return FolderWriter(self._write_files)
 
     @classmethod
     def read(cls) -> FolderReader:
-        """Spark ML's way to load: ``read().load(path)``."""
+        """Return Spark ML's way to load: ``read().load(path)``."""
         return FolderReader(cls.load)
 
     @abstractmethod
     def _write_files(self, folder: Path) -> None:
-        """Puts the model's files into a new folder."""
+        """Put the model's files into a new folder."""
 
     def _encoder(self, trained: Sequence[Field]) -> RowEncoder:
         """Return what makes the model's inputs of the columns to predict from, as in its training.
@@ -355,7 +357,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return RowEncoder(tuple(columns), fields, nulls=nulls, decoders=decoders, categories=ids)
 
     def _prediction_columns(self) -> tuple[PredictionColumn, ...]:
-        """The columns that `transform` adds.
+        """Return the columns that `transform` adds.
 
         Raises:
             ValueError, DataError: a requested one is not available.
@@ -388,7 +390,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return tuple(added)
 
     def _frame_predictor(self) -> Any:
-        """A predictor without Spark: its ``frame(features)`` returns the columns that `transform` adds."""
+        """Return a predictor without Spark: its ``frame(features)`` returns the columns that `transform` adds."""
         columns = self._prediction_columns()
         function = self._row_function()
         if function is not None:
@@ -398,7 +400,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
 
 
 def udf_of(predictor: Predictor, columns: int) -> Any:
-    """The predictor as a function of columns; it returns a struct of the predictions.
+    """Return the predictor as a function of columns; it returns a struct of the predictions.
 
     Args:
         columns: how many.

@@ -30,7 +30,7 @@ _ZONE = re.compile(r"[A-Z+-][A-Za-z0-9_+:/-]*")
 
 
 def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
-    """Writes the decoders, and returns the entries for `write_manifest`.
+    """Write the decoders, and return the entries for `write_manifest`.
 
     Raises:
         DataError: a decoder cannot be pickled.
@@ -52,7 +52,9 @@ def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
 
 
 def _columns_of(model: TableModel) -> dict[str, Any]:
-    """The metadata of the columns; for a model made by hand, at most the labels' types and the outputs' kinds."""
+    """Return the metadata of the columns; for a model made by hand, at most the labels' types and the outputs'
+    kinds.
+    """
     metadata = model._value("_metadata")
     if not isinstance(metadata, ModelMetadata):
         labels = model._value("label_columns") or []
@@ -70,7 +72,7 @@ def _columns_of(model: TableModel) -> dict[str, Any]:
 def loaded(
     manifest: Manifest, kind: type[_Model], framework_model: Any, decoders: Mapping[str, Any] | None, *, trust: bool
 ) -> _Model:
-    """The model that a folder holds.
+    """Return the model that a folder holds.
 
     Args:
         framework_model: with the trained numbers.
@@ -93,7 +95,7 @@ def loaded(
 
 
 def _metadata(manifest: Manifest) -> ModelMetadata:
-    """The metadata of the columns; nothing about outputs if the model was made by hand."""
+    """Return the metadata of the columns; nothing about outputs if the model was made by hand."""
     outputs = manifest.value("outputs", _listed(_is_count, least=0), "a list of numbers of values")
     inputs = _inputs(manifest, 1 if outputs else 0)
     count = len(outputs) or None
@@ -108,7 +110,7 @@ def _metadata(manifest: Manifest) -> ModelMetadata:
 
 
 def _listed(right: Callable[[Any], bool], count: int | None = None, least: int = 1) -> Callable[[Any], bool]:
-    """Whether a value is a list of such.
+    """Return a test whether a value is a list of such items.
 
     Args:
         count: how many it has; None: `least` or more.
@@ -131,7 +133,7 @@ def _is_output_kind(value: Any) -> bool:
 
 
 def _inputs(manifest: Manifest, least: int) -> list[Field]:
-    """The fields, from what JSON has kept of them, which knows no tuples."""
+    """Return the fields, from what JSON has kept of them, which knows no tuples."""
     fields = []
     for saved in manifest.value(
         "inputs", _listed(lambda item: isinstance(item, dict), least=least), "a list of objects, with one"

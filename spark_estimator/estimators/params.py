@@ -75,7 +75,7 @@ class Row:
 
     @property
     def camel(self) -> str:
-        """``num_proc`` as ``NumProc``."""
+        """Return ``num_proc`` as ``NumProc``."""
         return "".join(part.capitalize() for part in self.name.split("_"))
 
 
@@ -529,7 +529,7 @@ _Params = TypeVar("_Params", bound="TableParams")
 
 
 class TableParams(Params):
-    """Params made from a table: a subclass is decorated with `with_params`.
+    """Params made from a table: a subclass is decorated with `add_params`.
 
     Attributes:
         _public_path: where users import the class from; saved pipelines name it.
@@ -543,7 +543,7 @@ class TableParams(Params):
     _ineffective: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
-        """A client's class keeps what it mixes in under names that Horovod's classes lack.
+        """Keep what a client's class mixes in under names that Horovod's classes lack.
 
         Spark ML's ``HasPredictionCol``, for one: this class comes before it in the order of the base classes.
         """
@@ -564,7 +564,7 @@ class TableParams(Params):
         self._take(keywords)
 
     def _take(self, keywords: Mapping[str, Any]) -> Self:
-        """Sets parameters by name. Returns self.
+        """Set parameters by name. Return self.
 
         Raises:
             TypeError: an unknown name, or a value of the wrong type.
@@ -586,12 +586,12 @@ class TableParams(Params):
         return self
 
     def _repr_html_(self) -> str:
-        """The parameters that were set, for notebooks."""
+        """Return the parameters that were set, for notebooks."""
         values = [(row.name, self._value(row.name)) for row in self._rows if self.isSet(row.name)]
         return f"<b>{html.escape(self.uid)}</b>{table(['parameter', 'value'], values)}"
 
     def getOrDefault(self, param: Any) -> Any:
-        """The value of a parameter, or its default; a parameter that was set to None has its default, too."""
+        """Return the value of a parameter, or its default; a parameter that was set to None has its default, too."""
         value = super().getOrDefault(param)
         return self._defaultParamMap.get(self._resolveParam(param)) if value is None else value
 
@@ -599,11 +599,11 @@ class TableParams(Params):
         return self.getOrDefault(self.getParam(name))
 
     def _has_own(self, name: str) -> bool:
-        """Whether a param is of the table, and not another one of the same name that a client's class has."""
+        """Return whether a param is of the table, and not another one of the same name that a client's class has."""
         return isinstance(getattr(type(self), name).typeConverter, _Converter)
 
     def _get(self, param: Param[_T]) -> _T:
-        """The value of a parameter."""
+        """Return the value of a parameter."""
         value: _T = self._value(param.name)
         return value
 
@@ -615,7 +615,7 @@ def _evaluators_names() -> Iterator[str]:
 
 
 def warn_caller(text: str) -> None:
-    """Warns at the line outside of this package and of Spark that led here, through several functions of both."""
+    """Warn at the line outside of this package and of Spark that led here, through several functions of both."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("spark_estimator.", "pyspark.")):
         frame, level = frame.f_back, level + 1
@@ -623,7 +623,7 @@ def warn_caller(text: str) -> None:
 
 
 def _suggestion(name: str, names: Iterable[str]) -> str:
-    """A question with the parameter that was probably meant: a similar name, or one with these initials."""
+    """Return a question with the parameter that was probably meant: a similar name, or one with these initials."""
     candidates = list(names)
     matches = [word for word in candidates if "".join(part[:1] for part in word.split("_")) == name.lower()]
     matches = matches or difflib.get_close_matches(name, candidates, 1)

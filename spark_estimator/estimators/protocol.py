@@ -39,7 +39,7 @@ _SHARED = {
 def with_ineffective(
     rows: Mapping[str, tuple[str, Any]], reasons: Mapping[str, str]
 ) -> Callable[[type[_Params]], type[_Params]]:
-    """Adds parameters without effect to a class, which can be set and read; a setter warns with the reason.
+    """Add parameters without effect to a class, which can be set and read; a setter warns with the reason.
 
     Args:
         rows: as `_SHARED`.
@@ -89,11 +89,11 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
     _model_kind: type[Any]
 
     def get_model_class(self) -> type[Any]:  # Horovod's name
-        """The class of the model that `fit` returns: called with what `_get_model_kwargs` returns."""
+        """Return the class of the model that `fit` returns: called with what `_get_model_kwargs` returns."""
         return self._model_kind
 
     def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
-        """The keywords that the model is made with.
+        """Return the keywords that the model is made with.
 
         Args:
             model: the framework's, trained.
@@ -117,7 +117,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
         return {name: value for name, value in {**keywords, **passed_on}.items() if name in known}
 
     def _get_or_create_backend(self) -> Any:
-        """The backend of `fit`: an object with ``run(fn, args, kwargs, env)`` and ``num_processes()``.
+        """Return the backend of `fit`: an object with ``run(fn, args, kwargs, env)`` and ``num_processes()``.
 
         Raises:
             ValueError: num_proc and backend are both set.
@@ -135,7 +135,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
         avg_row_size: float | None,
         dataset_idx: int | None = None,
     ) -> Any:
-        """Trains, once the rows are there. A subclass that overrides it passes its arguments on.
+        """Train, once the rows are there. A subclass that overrides it passes its arguments on.
 
         Args:
             backend: of `_get_or_create_backend` if a subclass overrides it; else the parameter.
@@ -146,7 +146,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
         raise NotImplementedError(f"{type(self).__name__} must define _fit_on_prepared_data().")
 
     def _has_checkpoint(self, run_id: str) -> bool:
-        """Whether the store has a checkpoint of a training."""
+        """Return whether the store has a checkpoint of a training."""
         store = self._value("store")
         path = None if store is None else store.get_checkpoint_path(run_id)
         return path is not None and bool(store.exists(path))
@@ -164,7 +164,7 @@ class ModelParams(TableParams):
 
     @property
     def outputCols(self) -> Any:  # Horovod's name
-        """As output_cols."""
+        """Return output_cols."""
         return self.output_cols  # type: ignore[attr-defined]  # of the table
 
     def _get_metadata(self) -> Any:  # Horovod's name

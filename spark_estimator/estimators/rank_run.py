@@ -48,7 +48,7 @@ class KnownRun:
 
     @classmethod
     def of(cls, spec: TrainSpec, identity: Identity, kept: Checkpoint | None, read: tuple[int, ...] = ()) -> KnownRun:
-        """A run that begins, or that resumes from a checkpoint."""
+        """Return a run that begins, or that resumes from a checkpoint."""
         if kept is None:
             return cls(identity, spec.seed, read, spec.initial)
         return cls(identity, kept.seed, read, kept.initial)
@@ -65,16 +65,16 @@ class RankRun:
 
     @property
     def seed(self) -> int:
-        """Of the run, which is its checkpoint's if it resumes from one."""
+        """Return the seed of the run, which is its checkpoint's if it resumes from one."""
         return self.known.seed
 
     @property
     def identity(self) -> Identity:
-        """Of the training; empty without a store."""
+        """Return the identity of the training; empty without a store."""
         return self.known.identity
 
     def result(self, spec: TrainSpec, state: bytes, history: list[dict[str, Any]], name: str) -> TrainResult:
-        """On rank 0, at the end: the training's result, with a large model in the store.
+        """Return, on rank 0 at the end, the training's result, with a large model in the store.
 
         Args:
             state: of the trained model.
@@ -96,13 +96,13 @@ def begin(
     known: KnownRun | None = None,
     read: ReadRows = rank_rows,
 ) -> RankRun:
-    """Rows, evened out between the ranks, and the run's checkpoint. A collective.
+    """Return the rows, evened out between the ranks, and the run's checkpoint. A collective.
 
     Args:
         identity_of: (spec, checksums of all rows) returns what distinguishes the training from others.
         form: of the framework's checkpoints.
         known: the run has begun, and continues where it is, not from a checkpoint.
-        read: reads this rank's rows and those that are marked, as `rank_rows` does.
+        read: reads this rank's rows and those that are marked, as `read_rank_rows` does.
 
     Raises:
         DataError: something is wrong with rows or checkpoint, or the checkpoint is another training's.
@@ -126,12 +126,12 @@ def begin(
 
 
 def _read(rows: EpochRows) -> tuple[int, ...]:
-    """`KnownRun.read`."""
+    """Return `KnownRun.read`."""
     return rows.read if isinstance(rows, RankRows) else ()
 
 
 def _evened(spec: TrainSpec, read: ReadRows) -> tuple[EpochRows, EpochRows | None]:
-    """Rows to train on and those that are marked, as many on each rank. A collective."""
+    """Return the rows to train on and those that are marked, as many on each rank. A collective."""
     if spec.limits is not None and spec.source is not None:
         within = streamed(spec.source, spec.held_source, spec.limits, "training")
         if within is not None:
@@ -144,14 +144,14 @@ def _evened(spec: TrainSpec, read: ReadRows) -> tuple[EpochRows, EpochRows | Non
 
 
 def _recorded(spec: TrainSpec, kept: Checkpoint | None) -> Checkpoint | None:
-    """Sends the records of the epochs that a checkpoint has. Returns it."""
+    """Send the records of the epochs that a checkpoint has. Return it."""
     for entry in [] if kept is None else kept.history:
         record_epoch(spec, entry)
     return kept
 
 
 def record_epoch(spec: TrainSpec, entry: Mapping[str, Any]) -> None:
-    """Sends an entry of the history to the driver during the training, if the driver wants it; by rank 0.
+    """Send an entry of the history to the driver during the training, if the driver wants it; by rank 0.
 
     The driver takes the first record of each epoch: epochs that a restart repeats have the same numbers.
     """
@@ -160,7 +160,7 @@ def record_epoch(spec: TrainSpec, entry: Mapping[str, Any]) -> None:
 
 
 def meter_of(spec: TrainSpec) -> TrainingMeter:
-    """Counts this rank's training. Its counts are reported unless the estimator is silent."""
+    """Return a meter of this rank's training. Its counts are reported unless the estimator is silent."""
     every = None if spec.tracking is None else spec.tracking.log_every_n_steps
     meter = TrainingMeter(spec.epochs, None if every is None else StepRecorder(every, context.size()))
     if spec.verbose:
@@ -169,7 +169,8 @@ def meter_of(spec: TrainSpec) -> TrainingMeter:
 
 
 def averages_of(entry: Mapping[str, Any]) -> dict[str, float]:
-    """A history's entry as the progress display names its numbers: loss, val_loss, accuracy, val_accuracy, ...
+    """Return a history's entry as the progress display names its numbers: loss, val_loss, accuracy, val_accuracy,
+    ...
 
     The losses come first, because only the first few numbers are shown.
     """
@@ -186,7 +187,7 @@ def averages_of(entry: Mapping[str, Any]) -> dict[str, float]:
 def check_loss(
     loss: float, epoch: int, rows: EpochRows | None = None, fields: Sequence[Field] = (), *, multiplied: bool = True
 ) -> None:
-    """Ends a training whose loss is not finite. With `rows` it is a collective if the loss is not finite.
+    """Raise DataError for a loss that is not finite. With `rows` it is a collective if the loss is not finite.
 
     Args:
         loss: with `rows`, the same on all ranks.
@@ -214,7 +215,7 @@ def check_loss(
 
 
 def _not_finite(rows: EpochRows, fields: Sequence[Field]) -> str:
-    """Names the first column of this rank with NaN or infinity, the row and the remedy; empty without one."""
+    """Return the first column of this rank with NaN or infinity, the row and the remedy; empty without one."""
     first_rows: dict[str, tuple[int, float]] = {}
     counts: Counter[str] = Counter()
     start = 0

@@ -23,7 +23,7 @@ class RecoveringProcess:
         self._has_joined = self._was_first = False
 
     def joins(self, history: Sequence[dict[str, Any]], *, first: bool) -> None:
-        """A round begins.
+        """Begin a round.
 
         Args:
             first: no rank has committed yet.
@@ -45,12 +45,14 @@ class RecoveringProcess:
             record_epoch(self._spec, entry)
 
     def most_ranks(self) -> int:
-        """The ranks with which the job has begun, also if one was lost before the first commit."""
+        """Return the ranks with which the job has begun, also if one was lost before the first commit."""
         link = launcher_link.link()
         return max(context.size(), 0 if link is None else link.most_ranks)
 
     def read(self, spec: TrainSpec) -> tuple[Spool, Spool]:
-        """As `rank_rows`, which it calls once for each rank and number of ranks that this process has."""
+        """Return what `read_rank_rows` does, which it calls once for each rank and number of ranks that this process
+        has.
+        """
         place = (context.rank(), context.size())
         if self._rows is None or place != self._place:
             self._rows = None  # its files are freed before others are written

@@ -56,7 +56,7 @@ class _Stored(State):
         """See `State.sync`."""
 
     def keep_steps(self) -> None:
-        """New processes take the ranks of lost ones."""
+        """Do nothing: new processes take the ranks of lost ones."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class Round:
         self.lost: LostPlace | None = None
 
     def read(self, spec: TrainSpec) -> tuple[Spool, Spool]:
-        """As `rank_rows`."""
+        """Return what `read_rank_rows` does."""
         return rank_rows(spec) if self._process is None else self._process.read(spec)
 
     def reach(self, epochs: int, steps: int = 0) -> None:
-        """Notes how far the training is."""
+        """Note how far the training is."""
         self._place = _Place(epochs, steps)
 
     def take_loss(self, earlier: Round | None) -> None:
-        """Learns where the ranks were in a round that has ended with a loss. A collective.
+        """Learn where the ranks were in a round that has ended with a loss. A collective.
 
         Args:
             earlier: that round of this process; None: it was in none, or no rank was lost.
@@ -105,7 +105,7 @@ class Round:
             self.lost = LostPlace(last.epochs, last.steps)
 
     def let_join(self, saver: Saver) -> None:
-        """Lets a process join in the place of a lost one, after an epoch. A collective.
+        """Let a process join in the place of a lost one, after an epoch. A collective.
 
         Raises:
             HostsUpdatedInterrupt: on all ranks: one is there.
@@ -118,7 +118,7 @@ class Round:
 
 
 def train_in_rounds(spec: TrainSpec, train: Callable[[TrainSpec, Round], TrainResult | None]) -> TrainResult | None:
-    """Calls `train`, and once more after each loss of a rank in an elastic job. Returns the result on rank 0.
+    """Call `train`, and once more after each loss of a rank in an elastic job. Return the result on rank 0.
 
     Args:
         train: begins the training or continues it from its checkpoint; must not change what `spec` has besides

@@ -115,37 +115,39 @@ class TrainSpec:
 
     @property
     def by_value(self) -> bool:
-        """Whether ranks have to order their rows, because Spark delivers them in no fixed order."""
+        """Return whether ranks have to order their rows, because Spark delivers them in no fixed order."""
         return self.repeatable and self.source is None
 
     @property
     def has_stored_rows(self) -> bool:
-        """Whether the rank has the rows of an epoch and can read them again; no function makes them."""
+        """Return whether the rank has the rows of an epoch and can read them again; no function makes them."""
         return self.kept is None
 
     @property
     def keeps_file_rows(self) -> bool:
-        """Whether each rank reads all of its rows from files before it trains: another process can read the same."""
+        """Return whether each rank reads all of its rows from files before it trains: another process can read the
+        same.
+        """
         return self.source is not None and self.limits is None and self.has_stored_rows
 
     @property
     def checkpoint_path(self) -> str | None:
-        """The file of the last checkpoint; None without."""
+        """Return the file of the last checkpoint; None without."""
         return None if self.store is None else self.store.get_checkpoint_path(self.run_id)
 
     @property
     def checkpoints_within(self) -> bool:
-        """Whether there are checkpoints within an epoch."""
+        """Return whether there are checkpoints within an epoch."""
         return self.checkpoint_steps is not None or self.checkpoint_seconds is not None
 
     @property
     def spooled(self) -> tuple[Field, ...]:
-        """The fields of the spool."""
+        """Return the fields of the spool."""
         return self.fields if self.kept is None else self.kept.fields
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """All fields of a batch, in their order."""
+        """Return all fields of a batch, in their order."""
         return (*self.inputs, *self.labels, *((self.weight,) if self.weight else ()))
 
 

@@ -140,7 +140,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what needs Keras, or Spark, at its first use."""
+    """Load what needs Keras, or Spark, at its first use."""
     if name not in _LATER and name not in _ABOVE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(_ABOVE.get(name) or f"{__name__}.{_LATER[name] or name}")

@@ -1,7 +1,7 @@
 """Reduces a step's gradients over the ranks with the module of the backend that Keras runs on.
 
-Each of ``on_torch``, ``on_tensorflow`` and ``on_jax`` has the same four functions: `reduced`, `all_true`, `factor`
-and `only_when`.
+Each of ``on_torch``, ``on_tensorflow`` and ``on_jax`` has the same four functions: `reduce_gradients`,
+`are_all_true`, `factor` and `only_when`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spark_estimator.keras.importing import backend
 
 
 def backend_module(name: str | None = None) -> Any:
-    """The module for a backend; only that one is imported. None: that of the process's Keras.
+    """Return the module for a backend; only that one is imported. None: that of the process's Keras.
 
     Raises:
         ImportError: Keras' backend is not supported.
@@ -34,7 +34,7 @@ def backend_module(name: str | None = None) -> Any:
 def reduced(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """The gradients, reduced over all ranks. Collective; added to the graph that is being built, if any.
+    """Return the gradients, reduced over all ranks. Collective; added to the graph that is being built, if any.
 
     Args:
         exchange: the settings of the optimizer.

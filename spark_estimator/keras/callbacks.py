@@ -99,14 +99,14 @@ class BroadcastGlobalVariablesCallback(HorovodCallback):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """As `on_batch_end`."""
+        """Call `on_batch_end`."""
         self.on_batch_end(batch, logs)
 
     def _batch_end_is_replaced(self) -> bool:
         return getattr(self.on_batch_end, "__func__", None) is not BroadcastGlobalVariablesCallback.on_batch_end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Compares how many batches the ranks had; see ``keras.lockstep``."""
+        """Compare how many batches the ranks had; see ``keras.lockstep``."""
         end_epoch_together(self.model, epoch)
 
     def _broadcast(self) -> None:
@@ -193,7 +193,7 @@ class LearningRateScheduleCallback(HorovodCallback):
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Finds out how long an epoch is."""
+        """Find out how long an epoch is."""
         if schedule_of(self.model.optimizer) is not None:
             raise ValueError(
                 f"{type(self).__name__}: the optimizer has a LearningRateSchedule, so its learning rate cannot be "
@@ -210,12 +210,12 @@ class LearningRateScheduleCallback(HorovodCallback):
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes the epoch."""
+        """Note the epoch."""
         self.current_epoch = epoch
         self._first_of_epoch = True
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the rate."""
+        """Set the rate."""
         first, self._first_of_epoch = self._first_of_epoch, False
         if self.current_epoch < self.start_epoch or (
             self.end_epoch is not None and self.current_epoch >= self.end_epoch
@@ -228,7 +228,7 @@ class LearningRateScheduleCallback(HorovodCallback):
             self._adjust(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Puts the rate into ``logs["lr"]``."""
+        """Put the rate into ``logs["lr"]``."""
         if logs is not None:
             logs["lr"] = self._rate()
 
@@ -282,7 +282,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Puts the rate into ``logs["lr"]``."""
+        """Put the rate into ``logs["lr"]``."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and context.rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
@@ -335,14 +335,14 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         return functools.partial(type(self), **self._arguments | {"filepath": self.filepath}), ()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Raises ValueError when no file path has been set."""
+        """Raise ValueError when no file path has been set."""
         if not self.filepath:
             raise ValueError("BestModelCheckpoint: set its attribute filepath, or give filepath=, before training.")
         super().on_train_begin(logs)
 
 
 def _in_graph(model: Any) -> bool:
-    """Whether a model of Keras 2 is trained in a graph of TensorFlow 1, whose variables have values once it runs."""
+    """Return whether a model of Keras 2 is trained in a graph of TensorFlow 1: variables have values once it runs."""
     if not is_keras_2(model):
         return False
     import tensorflow as tf
@@ -351,14 +351,14 @@ def _in_graph(model: Any) -> bool:
 
 
 def sync_jax_state(model: Any) -> None:
-    """On the JAX backend the trainer holds the variables' values while an epoch runs; this puts them back."""
+    """Put the variables' values back, which the trainer holds while an epoch runs on the JAX backend."""
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
         sync()
 
 
 def _number(value: Any) -> float | None:
-    """A metric as a number; None where it is none."""
+    """Return a metric as a number; None where it is none."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -73,7 +73,7 @@ class Compression:
 
 
 def checked_compression(compression: Any) -> Any:
-    """The value of ``compression=``; for None, the environment's choice.
+    """Return the value of ``compression=``; for None, the environment's choice.
 
     Raises:
         ValueError: it lacks ``compress`` or ``decompress``.

@@ -51,7 +51,7 @@ ValueT = TypeVar("ValueT")
 
 
 def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
-    """Decorates ``func(state, ...)``, a training that continues when the job loses or gains a rank.
+    """Decorate ``func(state, ...)``, a training that continues when the job loses or gains a rank.
 
     Args:
         func: gets a `State`, usually a `KerasState`, and takes up its work from there.
@@ -68,7 +68,7 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
 
 
 def with_engine_errors(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
-    """A function that raises the engine's errors, which TensorFlow and JAX convert to their own in their graphs."""
+    """Return a function that raises the engine's errors, which TensorFlow and JAX convert in their graphs."""
 
     @functools.wraps(func)
     def as_it_was_raised(*args: Any, **kwargs: Any) -> ValueT:
@@ -118,7 +118,7 @@ class KerasState(ObjectState):
         self._values: list[Any] = self._copies()
 
     def save(self) -> None:
-        """Copies everything into host memory."""
+        """Copy everything into host memory."""
         self._values = self._copies()
         super().save()
 
@@ -129,7 +129,7 @@ class KerasState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Takes over all of rank 0's values, then saves them. Collective."""
+        """Take over all of rank 0's values, then save them. Collective."""
         broadcast_variables(self._variables(), root_rank=0)
         super().sync()
 
@@ -161,14 +161,14 @@ class CommitStateCallback(HorovodCallback):
         self._left = self._batches
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commits, if it is time. Raises HostsUpdatedInterrupt; see ``State.commit``."""
+        """Commit, if it is time. Raise HostsUpdatedInterrupt; see ``State.commit``."""
         self._left -= 1
         if self._left <= 0:
             self._left = self._batches
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commits. Raises HostsUpdatedInterrupt; see ``State.commit``."""
+        """Commit. Raise HostsUpdatedInterrupt; see ``State.commit``."""
         self._state.commit()
 
 
@@ -188,11 +188,11 @@ class UpdateBatchStateCallback(HorovodCallback):
         self._done = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Notes where the epoch is taken up."""
+        """Note where the epoch is taken up."""
         self._done = self._state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts the batch."""
+        """Count the batch."""
         self._state.batch = self._done + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -215,14 +215,14 @@ class UpdateEpochStateCallback(HorovodCallback):
         self._before: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Another call of ``fit``: its epochs are counted from ``state.epoch``."""
+        """Count the epochs of another call of ``fit`` from ``state.epoch``."""
         self._before = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Finds out which epoch of the whole training this one is."""
+        """Find out which epoch of the whole training this one is."""
         if self._before is None:
             self._before = self._state.epoch - epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Counts the epoch."""
+        """Count the epoch."""
         self._state.epoch = (self._before or 0) + epoch + 1

@@ -64,13 +64,13 @@ class KerasExchange:
     _name: str = ""
 
     def off(self) -> bool:
-        """Whether this rank has no other rank to exchange with, now and later."""
+        """Return whether this rank has no other rank to exchange with, now and later."""
         if self.process_set is not None and not self.process_set.included():
             return True
         return context.engine(self.process_set).size == 1 and launcher_link.link() is None
 
     def check_variables(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> None:
-        """Compares with the other ranks what is about to be exchanged; once in each membership.
+        """Compare with the other ranks what is about to be exchanged; once in each membership.
 
         Args:
             variables: all that the optimizer trains.
@@ -86,11 +86,11 @@ class KerasExchange:
         self._agreed = weakref.ref(engine)
 
     def statement(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> tuple[list[str], str]:
-        """The lines that `check_identical` compares, and the name of what they describe."""
+        """Return the lines that `check_identical` compares, and the name of what they describe."""
         return self._lines(variables, exchanged), f"the variables of optimizer {self.label!r}"
 
     def digest(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> str:
-        """Of what `check_identical` compares; equal on ranks that agree."""
+        """Return the digest of what `check_identical` compares; equal on ranks that agree."""
         return hashlib.sha256("\n".join(self._lines(variables, exchanged)).encode()).hexdigest()[:12]
 
     def _lines(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> list[str]:
@@ -103,7 +103,7 @@ class KerasExchange:
         return lines
 
     def parts(self, variables: Sequence[Any]) -> list[list[int]]:
-        """Which of the gradients, by their places, are sent in one request each."""
+        """Return which of the gradients, by their positions, are sent in one request each."""
         count = len(variables)
         if self.groups is None or count == 0:
             return [list(range(count))] if count else []
@@ -117,16 +117,16 @@ class KerasExchange:
         return [part for part in parts if part]
 
     def names(self, parts: Sequence[object]) -> list[str]:
-        """Of the requests; known when the ranks have agreed."""
+        """Return the names of the requests; known when the ranks have agreed."""
         return self.numbered(self._name, parts)
 
     def numbered(self, name: str, parts: Sequence[object]) -> list[str]:
-        """The names of `count` requests of one exchange."""
+        """Return the names of the requests of one exchange, one for each of `parts`."""
         return [name if len(parts) == 1 else f"{name}.{number}" for number in range(len(parts))]
 
     @contextlib.contextmanager
     def keeping_failures(self) -> Iterator[None]:
-        """Its errors are also kept in `failures`: JAX converts them to its own error."""
+        """Keep its errors also in `failures`: JAX converts them to its own error."""
         try:
             yield
         except BaseException as error:
@@ -134,7 +134,7 @@ class KerasExchange:
             raise
 
     def factors(self) -> tuple[ReduceOp, float, float]:
-        """The reduction, and the factors before and after it."""
+        """Return the reduction, and the factors before and after it."""
         return self.op, 1.0 / self.predivide, self.predivide
 
     def on_host(
@@ -144,7 +144,7 @@ class KerasExchange:
 
         Args:
             gradients: [n]
-            variables, everything: as in ``backends.reduced``.
+            variables, everything: as in ``backends.reduce_gradients``.
         """
         with self.keeping_failures():
             self.check_variables(everything, variables)
@@ -167,29 +167,29 @@ class KerasExchange:
         return reduced
 
     def _weighed(self, gradient: Any) -> Any:
-        """A gradient, multiplied where that is this rank's part; with several passes each pass has done that before."""
+        """Return a gradient, multiplied where that is this rank's part; with several passes each has done it before."""
         if not self.weight.is_used or self.weight.value == 1.0 or self.accumulates > 1:
             return gradient
         return (gradient * self.weight.value).astype(gradient.dtype)
 
     def all_true(self, flag: Any) -> bool:
-        """Whether a truth value holds on every rank. Collective."""
+        """Return whether a truth value holds on every rank. Collective."""
         with self.keeping_failures():
             sent = numpy.asarray(flag, numpy.uint8).reshape(())
             name = "keras.DistributedOptimizer.finite"
             return bool(arrays.allreduce(sent, ReduceOp.MIN, name, process_set=self.process_set))
 
     def residues(self, variables: Sequence[Any]) -> list[str]:
-        """Keys of what rounding leaves out of the variables' gradients; none where they are not rounded."""
+        """Return the keys of the rounding errors of the variables' gradients; none where they are not rounded."""
         return [key_of(variable) for variable in variables] if is_int8(self.compression) else []
 
     def compressed(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """What is sent, and what it takes to turn it back."""
+        """Return what to send for gradients, and what it takes to turn it back."""
         if is_int8(self.compression):  # which the engine does
             return list(gradients), [None] * len(gradients)
         pairs = [self.compression.compress(gradient) for gradient in gradients]
         return [sent for sent, _ in pairs], [ctx for _, ctx in pairs]
 
     def decompressed(self, received: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
-        """The results, in the gradients' types."""
+        """Return the results, in the gradients' types."""
         return [self.compression.decompress(tensor, ctx) for tensor, ctx in zip(received, contexts, strict=True)]

@@ -1,7 +1,7 @@
 """Finds the Keras that an object belongs to: Keras 3, or Keras 2 (``tf_keras``). A process may have both.
 
-`keras` is that of the process, which ``tf.keras`` is, too: Keras 2 where TF_USE_LEGACY_KERAS is set, else Keras 3.
-Code that has an object calls `keras_of`.
+`keras` is that of the process, which ``tf.keras`` is, too: Keras 2 where TF_USE_LEGACY_KERAS is set, else
+Keras 3. Code that has an object calls `find_keras`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def uses_keras_2() -> bool:
-    """Whether ``tf.keras`` is Keras 2 in this process: TF_USE_LEGACY_KERAS, with the values that TensorFlow knows."""
+    """Return whether ``tf.keras`` is Keras 2 here: TF_USE_LEGACY_KERAS, with the values that TensorFlow knows."""
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 
 
@@ -50,12 +50,12 @@ __all__ = ["backend", "imported", "is_keras_2", "keras", "keras_of", "keras_of_v
 
 
 def is_keras_2(item: object) -> bool:
-    """Whether an object's class is one of Keras 2, or derived from one."""
+    """Return whether an object's class is one of Keras 2, or derived from one."""
     return any(base.__module__.partition(".")[0] == "tf_keras" for base in type(item).__mro__)
 
 
 def keras_of(item: object) -> Any:
-    """The Keras to which an object's class belongs; the process's for what belongs to none."""
+    """Return the Keras to which an object's class belongs; the process's for what belongs to none."""
     packages = {base.__module__.partition(".")[0] for base in type(item).__mro__}
     for package in ("tf_keras", "keras"):
         if package in packages and package in sys.modules:
@@ -64,7 +64,7 @@ def keras_of(item: object) -> Any:
 
 
 def keras_of_version(version: str) -> Any:
-    """The Keras of such a version, which is imported: Keras 2 for ``"2.21.0"``.
+    """Return the Keras of such a version, which is imported: Keras 2 for ``"2.21.0"``.
 
     Raises:
         ModuleNotFoundError: it is not installed.
@@ -73,13 +73,13 @@ def keras_of_version(version: str) -> Any:
 
 
 def imported() -> list[Any]:
-    """Every Keras that this process has imported, that of the process first."""
+    """Return every Keras that this process has imported, that of the process first."""
     others = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
     return [keras, *(module for module in others if module is not keras)]
 
 
 def backend(item: object = None) -> str:
-    """Which backend an object's Keras runs on: ``"torch"``, ``"tensorflow"`` or ``"jax"``. None: the process's Keras.
+    """Return an object's Keras backend: ``"torch"``, ``"tensorflow"`` or ``"jax"``. None: the process's Keras.
 
     Raises:
         ImportError: it is another one.

@@ -24,7 +24,7 @@ class CallableList(list[Any]):
 
 
 def namespace_of(base: Any, exchange: KerasExchange) -> dict[str, Any]:
-    """The attributes that a wrapped optimizer's class adds to its former one.
+    """Return the attributes that a wrapped optimizer's class adds to its former one.
 
     Args:
         base: the class that it had.

@@ -44,7 +44,7 @@ class KerasLockstep:
             setattr(history, name, _followed(getattr(history, name), then))
 
     def meet(self, epoch: int) -> None:
-        """Compares how many batches the ranks had in the epoch that has ended; once in each. Collective.
+        """Compare how many batches the ranks had in the epoch that has ended; once in each. Collective.
 
         A rank that arrives before the others calls join(): the others then continue without its gradients until their
         epoch ends, instead of waiting for them.
@@ -103,11 +103,11 @@ def _followed(method: Callable[..., None], then: Callable[..., None]) -> Callabl
 
 
 def begin_together(model: Any, params: dict[str, Any] | None) -> None:
-    """At the start of ``fit``: compares the number of batches, and has all ranks stop when one does. All ranks call it.
+    """Compare the number of batches at the start of ``fit``, and have all ranks stop when one does. Collective.
 
-    After an epoch's last callback the ranks compare ``model.stop_training``, and set it when any rank has set it. A
-    request to stop within an epoch is held back until then. The length of a generator is known only at its end: ranks
-    with epochs of different lengths raise MismatchError at the end of the longest epoch.
+    After an epoch's last callback the ranks compare ``model.stop_training``, and set it when any rank has set it.
+    A request to stop within an epoch is held back until then. The length of a generator is known only at its end:
+    ranks with epochs of different lengths raise MismatchError at the end of the longest epoch.
 
     Raises:
         MismatchError: the ranks have unequal numbers of batches or epochs.
@@ -130,7 +130,7 @@ def begin_together(model: Any, params: dict[str, Any] | None) -> None:
 
 
 def end_epoch_together(model: Any, epoch: int) -> None:
-    """Compares how many batches the ranks had, before any other exchange at the epoch's end. A collective.
+    """Compare how many batches the ranks had, before any other exchange at the epoch's end. A collective.
 
     Raises:
         MismatchError: on all ranks, they had unequal numbers of batches.
@@ -146,7 +146,7 @@ def _lockstep(model: Any) -> KerasLockstep | None:
 
 
 def stop_together(model: Any, epoch: int) -> None:
-    """Sets ``model.stop_training`` where any rank has it set. Collective."""
+    """Set ``model.stop_training`` where any rank has it set. Collective."""
     if context.size() == 1:
         return
     wants = bool(model.stop_training)

@@ -26,28 +26,28 @@ class LogCallback(HorovodCallback):
         self._began = time.monotonic()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Notes the time."""
+        """Note the time."""
         self._epoch, self._began = epoch, time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Logs ``epoch 1 of 3 ended after 0.5 s: loss 0.25, val_loss 0.3``."""
+        """Log ``epoch 1 of 3 ended after 0.5 s: loss 0.25, val_loss 0.3``."""
         seconds = time.monotonic() - self._began
         log_to_driver(f"{self._which('epoch', epoch, 'epochs')} ended after {seconds:.1f} s{_formatted(logs)}")
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Logs ``epoch 1 of 3, batch 2 of 10: loss 0.25``, if batches are logged."""
+        """Log ``epoch 1 of 3, batch 2 of 10: loss 0.25``, if batches are logged."""
         if self._per_batch_log:
             epoch = self._which("epoch", self._epoch, "epochs")
             log_to_driver(f"{epoch}, {self._which('batch', batch, 'steps')}{_formatted(logs)}")
 
     def _which(self, what: str, number: int, total: str) -> str:
-        """``epoch 1 of 3``; Keras counts from 0, and does not always know how many there will be."""
+        """Return ``epoch 1 of 3``; Keras counts from 0, and does not always know how many there will be."""
         count = (self.params or {}).get(total)
         return f"{what} {number + 1}" + (f" of {count}" if count else "")
 
 
 def _formatted(logs: Mapping[str, Any] | None) -> str:
-    """The metrics in words; '' without any."""
+    """Return the metrics in words; '' without any."""
     parts = []
     for name, value in (logs or {}).items():
         try:

@@ -15,7 +15,7 @@ from spark_estimator.keras.exchange import KerasExchange
 def reduced(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``backends.reduced``. Sparse gradients (BCOO) are sent as whole ones."""
+    """See ``backends.reduce_gradients``. Sparse gradients (BCOO) are sent as whole ones."""
     dense = [gradient.todense() if isinstance(gradient, sparse.BCOO) else gradient for gradient in gradients]
     sent, contexts = exchange.compressed(dense)
     forms = tuple(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in sent)
@@ -28,17 +28,17 @@ def reduced(
 
 
 def all_true(exchange: KerasExchange, flag: Any) -> Any:
-    """Whether a truth value holds on every rank, as a tensor."""
+    """Return whether a truth value holds on every rank, as a tensor."""
     form = jax.ShapeDtypeStruct((), numpy.bool_)
     return io_callback(lambda value: numpy.bool_(exchange.all_true(value)), form, flag, ordered=True)
 
 
 def factor(exchange: KerasExchange) -> Any:
-    """``exchange.weight`` as it is when the step runs."""
+    """Return ``exchange.factor`` as it is when the step runs."""
     form = jax.ShapeDtypeStruct((), numpy.float32)
     return io_callback(lambda: numpy.float32(exchange.weight.value), form, ordered=True)
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
-    """``run()`` if the condition is true, else the values; a branch of the compiled step."""
+    """Return ``run()`` if the condition is true, else the values; a branch of the compiled step."""
     return list(jax.lax.cond(condition, lambda: list(run()), lambda: list(values)))

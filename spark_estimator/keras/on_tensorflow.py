@@ -27,7 +27,7 @@ _KIND = "DistributedOptimizer"
 def reduced(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``backends.reduced``.
+    """See ``backends.reduce_gradients``.
 
     Raises:
         ValueError: the step is being compiled by XLA, which cannot call the engine.
@@ -74,7 +74,7 @@ def _agreed(exchange: KerasExchange, variables: Sequence[Any], everything: Seque
 
 
 def _named(request: str) -> tuple[str, str | None]:
-    """Kind and name of a request: in a graph several optimizers of like variables may have one in flight."""
+    """Return kind and name of a request: in a graph several optimizers of like variables may have one in flight."""
     if tf.executing_eagerly():
         return _KIND, request
     return f"{_KIND}.{request}", None  # and its function's name and its number among those of this kind
@@ -85,7 +85,7 @@ def _weighed(tensor: Any, weight: Any) -> Any:
 
 
 def all_true(exchange: KerasExchange, flag: Any) -> Any:
-    """Whether a truth value holds on every rank, as a tensor."""
+    """Return whether a truth value holds on every rank, as a tensor."""
     check_no_xla()
     smallest = TensorReduction(ReduceOp.MIN, process_set=exchange.process_set or global_process_set)
     [agreed] = allreduce_of([tf.cast(flag, tf.uint8)], "keras.DistributedOptimizer.finite", None, smallest)
@@ -93,7 +93,7 @@ def all_true(exchange: KerasExchange, flag: Any) -> Any:
 
 
 def factor(exchange: KerasExchange) -> Any:
-    """``exchange.weight`` as it is when the step runs."""
+    """Return ``exchange.factor`` as it is when the step runs."""
     weight = exchange.weight
     if weight.follower is None:
         with tf.init_scope():  # a function's variables are not its own
@@ -102,17 +102,17 @@ def factor(exchange: KerasExchange) -> Any:
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
-    """``run()``: on this backend Keras requests an update only if the condition is true."""
+    """Return ``run()``: on this backend Keras requests an update only if the condition is true."""
     return list(run())
 
 
 def unconverted(function: Any) -> Any:
-    """The function unchanged: in a user's ``tf.function`` AutoGraph would convert it."""
+    """Return the function unchanged: in a user's ``tf.function`` AutoGraph would convert it."""
     return tf.autograph.experimental.do_not_convert(function)
 
 
 def check_no_xla() -> None:
-    """Raises ValueError if XLA compiles the step: its program cannot call functions outside of it."""
+    """Raise ValueError if XLA compiles the step: its program cannot call functions outside of it."""
     from tensorflow.python.ops import control_flow_util
 
     if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):

@@ -14,7 +14,7 @@ from spark_estimator.torch.collectives.collective import allreduce_of
 def reduced(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``backends.reduced``; all groups are submitted before it waits for the first."""
+    """See ``backends.reduce_gradients``. It submits all groups before it waits for the first."""
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
     exchange.check_variables(everything, variables)
     if exchange.weight.is_used and exchange.weight.value != 1.0 and exchange.accumulates == 1:
@@ -49,15 +49,15 @@ def reduced(
 
 
 def all_true(exchange: KerasExchange, flag: Any) -> Any:
-    """Whether a truth value holds on every rank, as a tensor."""
+    """Return whether a truth value holds on every rank, as a tensor."""
     return flag.new_tensor(exchange.all_true(flag.item()))
 
 
 def factor(exchange: KerasExchange) -> Any:
-    """``exchange.weight`` as it is when the step runs."""
+    """Return ``exchange.factor`` as it is when the step runs."""
     return exchange.weight.value
 
 
 def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
-    """``run()`` if the condition is true, else the values."""
+    """Return ``run()`` if the condition is true, else the values."""
     return list(run()) if bool(condition) else list(values)

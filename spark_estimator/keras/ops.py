@@ -42,10 +42,11 @@ def allreduce(
     compression: Any = Compression.none,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A value of each rank reduced to one, on every rank. All ranks of the set call it.
+    """Reduce a value of each rank to one, on every rank. All ranks of the set call it.
 
     Args:
-        value: a number, a list of numbers, a numpy array or a backend's tensor; the same shape and type on all ranks.
+        value: a number, a list of numbers, a numpy array or a backend's tensor; the same shape and type on all
+            ranks.
         name: matches the ranks' calls; None: a rank's n-th call without a name matches the others' n-th.
         average: deprecated; the older form of `op`: True is Average, False is Sum.
         prescale_factor, postscale_factor: factors before and after the reduction.
@@ -54,7 +55,8 @@ def allreduce(
         process_set: whose ranks take part.
 
     Returns:
-        On TensorFlow a tensor: of float32 and int32 for Python's numbers, as ``tf.constant`` makes of them. On other
+        On TensorFlow a tensor: of float32 and int32 for Python's numbers, as ``tf.constant`` makes of them. On
+            other
         backends a tensor for a tensor, a number of numpy's for a number, else an array.
 
     Raises:
@@ -87,7 +89,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' values joined along the first dimension, in rank order. All ranks of the set call it.
+    """Join all ranks' values along the first dimension, in rank order. All ranks of the set call it.
 
     Args:
         value: at least one dimension, all but the first alike on all ranks; the rest as for `allreduce`.
@@ -100,7 +102,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 def broadcast(
     value: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The root's value, on every rank. All ranks of the set call it.
+    """Return the root's value, on every rank. All ranks of the set call it.
 
     Args:
         value: the same shape and type on all ranks; the root's counts.
@@ -116,7 +118,7 @@ def broadcast(
 def reducescatter(
     value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """All ranks' values reduced to one, each rank gets its rows of the result. All ranks of the set call it.
+    """Reduce all ranks' values to one, of which each rank gets its rows. All ranks of the set call it.
 
     Args:
         value: at least one dimension; lower ranks get one row more where they cannot be shared equally.
@@ -131,7 +133,7 @@ def reducescatter(
 def grouped_allreduce(
     values: Sequence[Any], name: str | None = None, op: int | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `allreduce`, of several values in one request: all of them are reduced, or none."""
+    """Reduce several values in one request, as `allreduce` does: all of them, or none."""
     operation = reduce_op(None, op)
     if _on_tensorflow():
         result: list[Any] = _in_tensorflow(
@@ -150,7 +152,7 @@ def _on_tensorflow() -> bool:
 
 
 def _in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
-    """Calls the TensorFlow binding's collective; its result, which Keras' session computes in a graph of Keras 2."""
+    """Call the TensorFlow binding's collective; its result, which Keras' session computes in a graph of Keras 2."""
     import tensorflow as tf
 
     from spark_estimator.tensorflow import gathering, reducing
@@ -168,7 +170,7 @@ def _in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether it is a tensor or a variable of Keras' backend."""
+    """Return whether it is a tensor or a variable of Keras' backend."""
     if isinstance(value, (int, float, complex, list, tuple, numpy.ndarray, numpy.generic)):
         return False
     from spark_estimator.keras.importing import keras

@@ -127,7 +127,7 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As `DistributedOptimizer`, but the variables of some layers are of this rank only: their gradients stay here.
+    """Wrap as `DistributedOptimizer` does, but gradients of some layers' variables stay on this rank.
 
     Args:
         local_layers: a layer, or a list of layers, which are built; the rest as for `DistributedOptimizer`.

@@ -14,7 +14,7 @@ from spark_estimator.keras.variables import assign, value_of
 
 
 def is_optimizer(item: object) -> bool:
-    """Whether it is an optimizer of Keras 3, or of Keras 2, also a legacy one."""
+    """Return whether it is an optimizer of Keras 3, or of Keras 2, also a legacy one."""
     optimizers = keras_of(item).optimizers
     kinds = [optimizers.Optimizer]
     if is_keras_2(item):
@@ -23,19 +23,19 @@ def is_optimizer(item: object) -> bool:
 
 
 def name_of(optimizer: Any) -> str:
-    """Its name; Keras 2's legacy optimizers have no public one, and its `LossScaleOptimizer` none."""
+    """Return its name; Keras 2's legacy optimizers have no public one, and its `LossScaleOptimizer` none."""
     if is_keras_2(optimizer):
         optimizer = innermost(optimizer)
     return str(optimizer._name if is_legacy(optimizer) else optimizer.name)
 
 
 def is_legacy(optimizer: object) -> bool:
-    """Whether it is one of Keras 2's ``optimizers.legacy``."""
+    """Return whether it is one of Keras 2's ``optimizers.legacy``."""
     return is_keras_2(optimizer) and isinstance(optimizer, keras_of(optimizer).optimizers.legacy.Optimizer)
 
 
 def is_scaler(optimizer: object) -> bool:
-    """Whether it scales the loss for another optimizer, for ``mixed_float16``."""
+    """Return whether it scales the loss for another optimizer, for ``mixed_float16``."""
     if is_keras_2(optimizer):
         return hasattr(type(optimizer), "inner_optimizer")
     kind = getattr(keras_of(optimizer).optimizers, "LossScaleOptimizer", None)
@@ -43,20 +43,20 @@ def is_scaler(optimizer: object) -> bool:
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer that holds the learning rate and the momentum: inside of a `LossScaleOptimizer`, or itself."""
+    """Return the optimizer with the learning rate and the momentum: inside a `LossScaleOptimizer`, or itself."""
     while is_scaler(optimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Its variables; Keras 2's legacy optimizers have a method there."""
+    """Return its variables; Keras 2's legacy optimizers have a method there."""
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)
 
 
 def is_built(optimizer: Any) -> bool:
-    """Whether it has its variables."""
+    """Return whether it has its variables."""
     if not is_keras_2(optimizer):
         return bool(optimizer.built)
     inner = innermost(optimizer)
@@ -64,7 +64,7 @@ def is_built(optimizer: Any) -> bool:
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes its variables, which is done once."""
+    """Make its variables, which is done once."""
     if is_legacy(optimizer):
         innermost(optimizer)._create_all_weights(list(variables))
     elif is_keras_2(optimizer):
@@ -74,26 +74,26 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def finalize(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Gives a model's trainable variables their averages (``use_ema=True``), as Keras does at the end of ``fit``."""
+    """Give a model's trainable variables their averages (``use_ema=True``), as Keras does at the end of ``fit``."""
     if not is_legacy(optimizer):
         innermost(optimizer).finalize_variable_values(variables)
 
 
 def iterations_of(optimizer: Any) -> int:
-    """Its steps so far; passes that are gathered count, too."""
+    """Return its steps so far; passes that are gathered count, too."""
     inner = innermost(optimizer)
     return int(value_of(inner.iterations if is_keras_2(inner) else inner._iterations))
 
 
 def schedule_of(optimizer: Any) -> Any:
-    """Its `LearningRateSchedule`, by which its rate cannot be set; None where it has a number."""
+    """Return its `LearningRateSchedule`, by which its rate cannot be set; None where it has a number."""
     inner = innermost(optimizer)
     rate = inner.learning_rate if is_legacy(inner) else getattr(inner, "_learning_rate", None)
     return rate if isinstance(rate, keras_of(inner).optimizers.schedules.LearningRateSchedule) else None
 
 
 def rate_of(optimizer: Any) -> float:
-    """Its learning rate."""
+    """Return its learning rate."""
     rate = innermost(optimizer).learning_rate
     if is_keras_2(optimizer):
         return float(keras_of(optimizer).backend.get_value(rate))
@@ -101,7 +101,7 @@ def rate_of(optimizer: Any) -> float:
 
 
 def set_rate(optimizer: Any, rate: float) -> None:
-    """Sets its learning rate."""
+    """Set its learning rate."""
     inner = innermost(optimizer)
     if is_keras_2(inner):
         assign(inner.learning_rate, rate)
@@ -110,7 +110,7 @@ def set_rate(optimizer: Any, rate: float) -> None:
 
 
 def momentum_of(optimizer: Any) -> float:
-    """Its momentum; 0 without."""
+    """Return its momentum; 0 without."""
     momentum: Any = getattr(innermost(optimizer), "momentum", None)
     if is_legacy(optimizer) and momentum is not None:
         momentum = keras_of(optimizer).backend.get_value(momentum)
@@ -118,7 +118,7 @@ def momentum_of(optimizer: Any) -> float:
 
 
 def velocities_of(optimizer: Any) -> list[Any]:
-    """The variables in which momentum gathers past steps."""
+    """Return the variables in which momentum gathers past steps."""
     inner = innermost(optimizer)
     if is_legacy(inner):
         return [variable for variable in inner.variables() if "momentum" in str(variable.name).rpartition("/")[2]]

@@ -19,7 +19,7 @@ _PLAIN = "_spark_estimator_plain"
 
 
 def rescale_rate(optimizer: Any, old: int, new: int) -> None:
-    """Changes a learning rate that was multiplied by `old` to one that is multiplied by `new`.
+    """Change a learning rate that was multiplied by `old` to one that is multiplied by `new`.
 
     A step that is compiled already keeps the factor of a schedule.
 
@@ -56,7 +56,7 @@ def use_rate_of_one_process(optimizer: Any, ranks: int) -> Iterator[None]:
 
 
 def variables_with_rate(optimizer: Any) -> list[Any]:
-    """The optimizer's variables and, last, its learning rate, which is none of them in Keras 2."""
+    """Return the optimizer's variables and, last, its learning rate, which is none of them in Keras 2."""
     variables = variables_of(optimizer)
     if is_keras_2(optimizer) and schedule_of(optimizer) is None:
         variables.append(innermost(optimizer).learning_rate)
@@ -64,13 +64,13 @@ def variables_with_rate(optimizer: Any) -> list[Any]:
 
 
 def _rate(optimizer: Any) -> Any:
-    """The rate as it is kept: a variable, a schedule or a function."""
+    """Return the rate as it is kept: a variable, a schedule or a function."""
     inner = innermost(optimizer)
     return inner._hyper["learning_rate"] if is_legacy(inner) else inner._learning_rate
 
 
 def _multiplied(rate: Any, factor: float, optimizer: Any) -> Any:
-    """A schedule or a function of the user's, times the factor."""
+    """Return a schedule or a function of the user's, times the factor."""
     if factor == 1:
         return rate
     base: Any = type(rate)

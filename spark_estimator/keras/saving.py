@@ -22,7 +22,7 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Loads a model that was saved with a `DistributedOptimizer` or without, and wraps its optimizer.
+    """Load a model that was saved with a `DistributedOptimizer` or without, and wraps its optimizer.
 
     It may be called before ``hvd.init()``, which a step of the optimizer needs. The optimizer's state is that of the
     file. Every rank loads; give them the same file. The process's Keras loads it; Keras 2 does, too, where a program
@@ -53,7 +53,7 @@ def load_model(
 
 
 def _version_in(filepath: Any) -> str:
-    """The version of the Keras that has written a file, as the file has it; '' without one."""
+    """Return the version of the Keras that has written a file, as the file has it; '' without one."""
     try:
         path = Path(filepath)
         if path.is_dir():

@@ -63,7 +63,7 @@ def PartialDistributedOptimizer(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
 ) -> Any:
-    """As `DistributedOptimizer`, with layers whose variables are of this rank only; see there."""
+    """Wrap as `DistributedOptimizer` does, with layers whose variables are of this rank only; see there."""
     return of_keras.PartialDistributedOptimizer(
         optimizer,
         name,

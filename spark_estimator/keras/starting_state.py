@@ -18,7 +18,7 @@ from spark_estimator.keras.variables import assign, keras_session, lines_of, val
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int = 0, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Gives each variable the root's value. All ranks of the set call it, with the same variables in the same order.
+    """Give each variable the root's value. All ranks of the set call it, with the same variables in the same order.
 
     Args:
         variables: Keras variables, such as ``model.weights + model.optimizer.variables``.
@@ -51,7 +51,7 @@ def broadcast_variables(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """In a graph of TensorFlow 1, in which Keras 2 trains, copies the root's global variables into all others'.
+    """Copy, in a graph of TensorFlow 1, in which Keras 2 trains, the root's global variables into all others'.
 
     Raises:
         RuntimeError: there is no graph, and so no list of all variables; the message names the function to call.
@@ -71,7 +71,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 def training_variables(model: Any, optimizer: Any = None) -> list[Any]:
-    """Weights and the optimizer's variables; not metrics, nor the seeds from which each rank draws its own dropout.
+    """Return weights and the optimizer's variables; no metrics, nor the seeds of each rank's own dropout.
 
     Args:
         optimizer: None: the model's.

@@ -13,12 +13,12 @@ from spark_estimator.keras.importing import keras_of
 
 
 def keras_session() -> Any:
-    """The session of Keras 2, in which a graph of TensorFlow 1 runs."""
+    """Return the session of Keras 2, in which a graph of TensorFlow 1 runs."""
     return importlib.import_module("tf_keras.api._v1.keras.backend").get_session()
 
 
 def value_of(variable: Any) -> Any:
-    """A copy of a variable's value, as an array.
+    """Return a copy of a variable's value, as an array.
 
     In a graph of TensorFlow 1, which Keras 2 can train in, it is that of Keras' session.
     """
@@ -32,7 +32,7 @@ def value_of(variable: Any) -> Any:
 
 
 def assign(variable: Any, value: Any) -> None:
-    """Gives a variable its value; in a graph of TensorFlow 1 that of Keras' session."""
+    """Give a variable its value; in a graph of TensorFlow 1 that of Keras' session."""
     if not hasattr(variable, "read_value"):
         variable.assign(value)
         return
@@ -45,15 +45,15 @@ def assign(variable: Any, value: Any) -> None:
 
 
 def lines_of(variables: Iterable[Any]) -> list[str]:
-    """Name, type and shape of each variable: ``dense/kernel float32 (3, 4)``."""
+    """Return name, type and shape of each variable: ``dense/kernel float32 (3, 4)``."""
     return [f"{plain_name(variable)} {_dtype(variable)} {tuple(variable.shape)}" for variable in variables]
 
 
 def plain_name(variable: Any) -> str:
-    """A variable's path without Keras' own numbers: ``dense_3/kernel`` is ``dense/kernel``.
+    """Return a variable's path without Keras' own numbers: ``dense_3/kernel`` is ``dense/kernel``.
 
-    They depend on how many layers that process has made before, which may be another number on each rank. The variables
-    of an optimizer have them within: ``adam/sequential_1_dense_3_kernel_momentum``.
+    They depend on how many layers that process has made before, which may be another number on each rank. The
+    variables of an optimizer have them within: ``adam/sequential_1_dense_3_kernel_momentum``.
     """
     path = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
     return re.sub(r"_\d+(?=[_/]|$)", "", path)

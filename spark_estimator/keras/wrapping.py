@@ -24,7 +24,7 @@ _BASE = "_spark_estimator_base"  # the class that it had
 
 
 def exchange_of(optimizer: object) -> KerasExchange | None:
-    """How an optimizer, or the one in it, exchanges gradients; None where it does not."""
+    """Return how an optimizer, or the one in it, exchanges gradients; None where it does not."""
     exchange: KerasExchange | None = getattr(type(optimizer), _MARK, None)
     if exchange is None and optimizer is not None and is_scaler(optimizer):
         return exchange_of(optimizer.inner_optimizer)  # type: ignore[attr-defined]
@@ -32,7 +32,7 @@ def exchange_of(optimizer: object) -> KerasExchange | None:
 
 
 def wrap(optimizer: Any, exchange: KerasExchange) -> None:
-    """Gives the optimizer a class that exchanges gradients; see above."""
+    """Give the optimizer a class that exchanges gradients; see above."""
     exchange.backend = exchange.backend or backend(optimizer)
     if is_keras_2(optimizer):
         _swap(optimizer, None, exchange)
@@ -80,7 +80,7 @@ def _swap(optimizer: Any, mixin: type | None, exchange: KerasExchange) -> None:
 
 
 def _as(base: Any) -> dict[str, Any]:
-    """What makes a class look like that which an optimizer had.
+    """Return what makes a class look like that which an optimizer had.
 
     What is made of a wrapped optimizer's configuration, or of its pickle, is not wrapped.
     """
@@ -98,7 +98,7 @@ def _as(base: Any) -> dict[str, Any]:
 
 
 def _reduced_to(base: Any) -> Any:
-    """A ``__reduce_ex__`` by which a copy, or a pickle, is of the class that the optimizer had."""
+    """Return a ``__reduce_ex__`` by which a copy, or a pickle, is of the class that the optimizer had."""
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         factory, arguments, *state = base.__reduce_ex__(self, protocol)
@@ -110,7 +110,7 @@ def _reduced_to(base: Any) -> Any:
 
 
 def unwrap(optimizer: Any) -> None:
-    """Takes back what `wrap` has done to this very optimizer."""
+    """Take back what `wrap` has done to this very optimizer."""
     object.__setattr__(optimizer, "__class__", getattr(type(optimizer), _BASE))
 
 
@@ -182,7 +182,7 @@ class _AtTheEndOfPasses:
 
 @functools.cache
 def _teach_keras() -> None:
-    """Changes two decisions of ``model.compile`` for a wrapped optimizer.
+    """Change two decisions of ``model.compile`` for a wrapped optimizer.
 
     A `LossScaleOptimizer` that is put around it takes over its exchange: inside, it would be called by those ranks only
     whose own gradients are finite. And XLA is not chosen for it on TensorFlow, from which the engine cannot be called.
@@ -216,7 +216,7 @@ def _without_xla(resolve: Any) -> Any:
 
 
 def _trainer(keras: Any) -> Any:
-    """Keras' class that decides about XLA; None where this release has another one."""
+    """Return Keras' class that decides about XLA; None where this release has another one."""
     for base in keras.Model.__mro__:
         if "_resolve_auto_jit_compile" in vars(base):
             return base

@@ -34,7 +34,7 @@ _DEFAULTS, _ONLY_ATTEMPT = JobOptions(), Attempt()
 
 @remembered_interruption()
 def run_local(function: Callable[..., Any], size: int, options: JobOptions = _DEFAULTS) -> list[Any]:
-    """Calls `function` in `size` processes of this host that can use collectives.
+    """Call `function` in `size` processes of this host that can use collectives.
 
     Args:
         options: the ranks inherit this process's environment; `options.environment` overrides it.
@@ -63,7 +63,7 @@ def run_local(function: Callable[..., Any], size: int, options: JobOptions = _DE
 
 @contextlib.contextmanager
 def _joined_timeline(job: JobSpec) -> Iterator[None]:
-    """After the job, the ranks' timelines are one file where HOROVOD_TIMELINE names it, as in Horovod."""
+    """Merge the ranks' timelines after the job into one file where HOROVOD_TIMELINE names it, as Horovod does."""
     variables = {**os.environ, **job.environment}
     path = timeline.path_at_init(variables.get("HOROVOD_TIMELINE", "").strip())
     before = {} if path is None else timeline.files_now(path)
@@ -89,7 +89,7 @@ def run_job(
     cancel: Callable[[], None] | None = None,
     attempt: Attempt = _ONLY_ATTEMPT,
 ) -> list[Outcome]:
-    """Runs all ranks of `job` to their end.
+    """Run all ranks of `job` to their end.
 
     Args:
         job: with ``progress``, how far the ranks are is shown in a status line.

@@ -19,13 +19,13 @@ EPOCH_ENDS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
 
 
 def epoch_ends_of(module: Any) -> list[str]:
-    """Those of `EPOCH_ENDS` that a LightningModule has."""
+    """Return those of `EPOCH_ENDS` that a LightningModule has."""
     return [name for name in EPOCH_ENDS if callable(getattr(module, name, None))]
 
 
 @contextmanager
 def hidden(module: Any) -> Iterator[None]:
-    """Within it a Trainer of Lightning 2 does not see the module's `EPOCH_ENDS`, and does not refuse it."""
+    """Hide the module's `EPOCH_ENDS`, within it, from a Trainer of Lightning 2, which would refuse it."""
     outputs = EpochOutputs(module)
     outputs.hide()
     try:
@@ -51,7 +51,7 @@ class EpochOutputs:
         self._attached: tuple[Any, Any] | None = None
 
     def attach(self, trainer: Any, flavour: str) -> None:
-        """Gives the module its hooks back, and has the Trainer of a `flavour` call them until `release`."""
+        """Give the module its hooks back, and has the Trainer of a `flavour` call them until `release`."""
         self.show()
         if self._hooks:
             self._attached = trainer, self._callback(flavour)
@@ -66,14 +66,14 @@ class EpochOutputs:
             self._attached = None
 
     def hide(self) -> None:
-        """Replaces the module's hooks by None, which no Trainer takes for a hook, until `show`."""
+        """Replace the module's hooks by None, which no Trainer takes for a hook, until `show`."""
         for name in self._hooks:
             # Of the instance: other modules of the class may be trained elsewhere at the same time.
             self._replaced[name] = self._module.__dict__.get(name, self)
             self._module.__dict__[name] = None
 
     def show(self) -> None:
-        """Gives the module its hooks back; a second call changes nothing."""
+        """Give the module its hooks back; a second call changes nothing."""
         while self._replaced:
             name, value = self._replaced.popitem()
             del self._module.__dict__[name]
@@ -125,13 +125,13 @@ class EpochOutputs:
             self._outputs[hook] = {number: [] for number in range(loaders)}
 
     def add(self, hook: str, output: Any, loader: int) -> None:
-        """Keeps what a step returned for a batch of a loader, without its graph; None is left out."""
+        """Keep what a step returned for a batch of a loader, without its graph; None is left out."""
         if hook in self._hooks and output is not None:
             detached = apply_to_collection(output, torch.Tensor, torch.Tensor.detach)
             self._outputs[hook].setdefault(loader, []).append(detached)
 
     def end(self, hook: str) -> None:
-        """Calls a hook: with a list of outputs, or with a list of such lists where there are several loaders.
+        """Call a hook: with a list of outputs, or with a list of such lists where there are several loaders.
 
         As in Lightning 1, ``training_epoch_end`` is left out where no step returned anything.
         """

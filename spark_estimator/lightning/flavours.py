@@ -21,12 +21,12 @@ _named = "HorovodStrategy"  # the class that it makes
 
 
 def installed() -> list[str]:
-    """Those of `FLAVOURS` that can be imported here; imports none."""
+    """Return those of `FLAVOURS` that can be imported here; imports none."""
     return [name for name in FLAVOURS if importlib.util.find_spec(name.partition(".")[0]) is not None]
 
 
 def check_installed() -> None:
-    """Raises ModuleNotFoundError, with what to install, where there is no PyTorch or no Lightning."""
+    """Raise ModuleNotFoundError, with what to install, where there is no PyTorch or no Lightning."""
     if importlib.util.find_spec("torch") is None or not installed():
         missing = "PyTorch" if importlib.util.find_spec("torch") is None else "Lightning"
         raise ModuleNotFoundError(
@@ -36,13 +36,13 @@ def check_installed() -> None:
 
 
 def preferred() -> str:
-    """The one that has been imported; with both or none, the first that is installed."""
+    """Return the one that has been imported; with both or none, the first that is installed."""
     imported = [name for name in FLAVOURS if is_imported(name)]
     return imported[0] if len(imported) == 1 else installed()[0]
 
 
 def strategy_class(flavour: str) -> Any:
-    """The HorovodStrategy of ``"lightning.pytorch"`` or ``"pytorch_lightning"``, which is imported for it.
+    """Return the HorovodStrategy of ``"lightning.pytorch"`` or ``"pytorch_lightning"``, which is imported for it.
 
     Raises:
         ValueError: `flavour` is neither.
@@ -54,13 +54,13 @@ def strategy_class(flavour: str) -> Any:
 
 
 def name_class(kind: str) -> None:
-    """Sets the class that Trainers make for the name: ``HorovodStrategy``, or ``AddOnStrategy``."""
+    """Set the class that Trainers make for the name: ``HorovodStrategy``, or ``AddOnStrategy``."""
     global _named
     _named = kind
 
 
 def register(flavour: str) -> None:
-    """Registers ``Trainer(strategy="horovod")`` with a package that has been imported.
+    """Register ``Trainer(strategy="horovod")`` with a package that has been imported.
 
     A second call changes nothing.
     """

@@ -28,7 +28,7 @@ class Lengths(NamedTuple):
 
 
 def lengths_of_all_ranks(loader: object) -> Lengths:
-    """The lengths that the ranks' loaders report; the same on all ranks. A collective."""
+    """Return the lengths that the ranks' loaders report; the same on all ranks. A collective."""
     estimated = any(isinstance(source, IterableDataset) for source in (loader, getattr(loader, "dataset", None)))
     # One rank must not ask the others before each batch while they do not: what any of them has counts for all.
     of_ranks: list[tuple[int | None, bool]] = hvd.allgather_object((_length(loader), estimated))
@@ -36,7 +36,7 @@ def lengths_of_all_ranks(loader: object) -> Lengths:
 
 
 def even(loader: Any, lengths: Lengths) -> Any:
-    """A training loader with the same number of batches on all ranks; the original one if they are equal.
+    """Return a training loader with the same number of batches on all ranks; the original one if they are equal.
 
     Args:
         loader: this rank's.
@@ -173,7 +173,7 @@ class LightningLockstep:
             self._around(module, "on_train_batch_start", self._skip_alike)
 
     def release(self) -> None:
-        """Takes everything back."""
+        """Take everything back."""
         for owner, name in self._replaced:
             owner.__dict__.pop(name, None)
         self._replaced.clear()

@@ -14,12 +14,12 @@ from spark_estimator.collectives import context
 
 
 def together() -> bool:
-    """Whether there are other ranks; torchmetrics' ``distributed_available_fn``."""
+    """Return whether there are other ranks; torchmetrics' ``distributed_available_fn``."""
     return context.is_initialized() and context.size() > 1
 
 
 def gather(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """A state of all ranks, in rank order; torchmetrics' ``dist_sync_fn``. Collective.
+    """Return a state of all ranks, in rank order; torchmetrics' ``dist_sync_fn``. Collective.
 
     Args:
         state: its shape may differ between ranks, also in the number of dimensions (a rank without data).
@@ -46,7 +46,7 @@ class SyncedMetrics:
         self._before: list[tuple[Metric, Any]] = []
 
     def adopt(self, module: torch.nn.Module) -> None:
-        """Adds the metrics that the module has now, and that were not there before."""
+        """Add the metrics that the module has now, and that were not there before."""
         for metric in metrics_in(module):
             if metric.dist_sync_fn is None:
                 self._before.append((metric, metric.distributed_available_fn))
@@ -62,10 +62,10 @@ class SyncedMetrics:
 
 
 def metrics_in(module: torch.nn.Module) -> Iterator[Metric]:
-    """The metrics of torchmetrics among a module's parts."""
+    """Yield the metrics of torchmetrics among a module's parts."""
     return (child for child in module.modules() if isinstance(child, Metric))
 
 
 def collections_in(module: torch.nn.Module) -> Iterator[MetricCollection]:
-    """The collections of such metrics among a module's parts."""
+    """Yield the collections of such metrics among a module's parts."""
     return (child for child in module.modules() if isinstance(child, MetricCollection))

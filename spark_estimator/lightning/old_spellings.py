@@ -36,7 +36,7 @@ _RENAMED = {
 
 
 def restore_names() -> None:
-    """Adds those names of Lightning 1 that clients of ``horovod.spark.lightning`` import and Lightning 2 has elsewhere.
+    """Add those names of Lightning 1 that clients of ``horovod.spark.lightning`` import and Lightning 2 has elsewhere.
 
     Only to the package ``pytorch_lightning``, when it is imported.
     """
@@ -59,12 +59,12 @@ def install() -> None:
 
 
 def installed() -> bool:
-    """Whether Trainers understand them."""
+    """Return whether Trainers understand them."""
     return _on
 
 
 def uninstall() -> None:
-    """Takes it back; Trainers that were made stay."""
+    """Take it back; Trainers that were made stay."""
     global _on
     _on = False
     for flavour in FLAVOURS:
@@ -75,10 +75,10 @@ def uninstall() -> None:
 
 
 def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Today's arguments of a Trainer for those of Lightning 1, and what to write instead.
+    """Return today's arguments of a Trainer for those of Lightning 1, and what to write instead.
 
-    Others are returned unchanged, with an empty text. `gpus` is among them unless Horovod is asked for: what it becomes
-    depends on the strategy.
+    Others are returned unchanged, with an empty text. `gpus` is among them unless Horovod is asked for: what it
+    becomes depends on the strategy.
 
     Raises:
         ValueError: Horovod and another strategy are asked for, or one thing in both spellings, or something that
@@ -119,7 +119,7 @@ def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _renamed(name: str, value: Any) -> tuple[str, bool | None]:
-    """Today's name of one of `_RENAMED`, and its value there; None if that is Lightning's own choice."""
+    """Return today's name of one of `_RENAMED`, and its value there; None if that is Lightning's own choice."""
     if name == "resume_from_checkpoint" and value is not None:
         raise ValueError(f"Trainer({name}={value!r}): pass it to fit() instead: fit(module, ckpt_path={str(value)!r}).")
     if name == "checkpoint_callback" and value is not None:
@@ -131,12 +131,12 @@ def _renamed(name: str, value: Any) -> tuple[str, bool | None]:
 
 
 def _is_callback(value: Any) -> bool:
-    """Whether a value is a callback of either package."""
+    """Return whether a value is a callback of either package."""
     return any(base.__name__ == "Callback" for base in type(value).__mro__)
 
 
 def _callbacks(value: Any) -> list[Any]:
-    """The argument `callbacks` of a Trainer as a list: it may be None, one, or several."""
+    """Return the argument `callbacks` of a Trainer as a list: it may be None, one, or several."""
     return [value] if _is_callback(value) else list(value or ())
 
 
@@ -146,19 +146,19 @@ def _written(arguments: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as source; a callback by its class, as its repr is an address."""
+    """Return a value as source; a callback by its class, as its repr is an address."""
     if isinstance(value, list):
         return f"[{', '.join(map(_shown, value))}]"
     return f"{type(value).__name__}(...)" if _is_callback(value) else repr(value)
 
 
 def _is_ours(strategy: Any) -> bool:
-    """Whether a strategy is an object of this package's."""
+    """Return whether a strategy is an object of this package's."""
     return getattr(strategy, "strategy_name", None) == STRATEGY and hasattr(strategy, "scale_lr")
 
 
 def _scaling(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The arguments `new`, with a strategy that multiplies the learning rate where that of Lightning 1 did so."""
+    """Return `new` with a strategy that multiplies the learning rate where that of Lightning 1 did so."""
     strategy: Any = new.get("strategy")
     if isinstance(strategy, str) and strategy == STRATEGY:
         return {**new, "strategy": strategy_class(flavour)(scale_lr=True)}
@@ -169,7 +169,7 @@ def _scaling(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> di
 
 
 def _check_gpu(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raises an error about the missing GPU for `gpus`, where Lightning's would only name an unknown "backend"."""
+    """Raise an error about the missing GPU for `gpus`, where Lightning's would only name an unknown "backend"."""
     if "gpus" in new or not arguments.get("gpus") or new.get("accelerator") != "gpu":
         return
     kinds = importlib.import_module(f"{flavour}.accelerators")

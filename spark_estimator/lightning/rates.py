@@ -57,7 +57,7 @@ def scale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: int
 
 
 def rescale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], old: int, new: int) -> None:
-    """Changes the factor of rates that were multiplied by `old` to `new`."""
+    """Change the factor of rates that were multiplied by `old` to `new`."""
     if old == new:
         remember(optimizers, schedules, new)
         return
@@ -67,14 +67,14 @@ def rescale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], old: int,
 
 
 def note_factor(checkpoint: dict[str, Any], optimizers: Iterable[Optimizer]) -> None:
-    """Puts the factor of the optimizers' rates into a checkpoint that holds these optimizers."""
+    """Put the factor of the optimizers' rates into a checkpoint that holds these optimizers."""
     factor = factor_of(optimizers)
     if factor != 1 and "optimizer_states" in checkpoint:
         checkpoint[CHECKPOINT_KEY] = factor
 
 
 def restored(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> str:
-    """Uses the factor of a checkpoint whose rates the optimizers now have.
+    """Use the factor of a checkpoint whose rates the optimizers now have.
 
     Returns:
         A line for the log if the factor is not that of this job; else an empty one.
@@ -91,7 +91,7 @@ def restored(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], sch
 
 
 def remember(optimizers: Iterable[Optimizer], schedules: Iterable[Any], factor: int) -> None:
-    """Notes the factor that the rates of a Trainer's optimizers and schedules have."""
+    """Note the factor that the rates of a Trainer's optimizers and schedules have."""
     references = [weakref.ref(schedule) for schedule in schedules]
     for optimizer in optimizers:
         if factor == 1:
@@ -101,7 +101,7 @@ def remember(optimizers: Iterable[Optimizer], schedules: Iterable[Any], factor: 
 
 
 def factor_of(optimizers: Iterable[Optimizer]) -> int:
-    """The factor that a Trainer's optimizers have; 1 where their rates are plain, or nothing is known."""
+    """Return the factor that a Trainer's optimizers have; 1 where their rates are plain, or nothing is known."""
     return next((_scaled[optimizer].factor for optimizer in optimizers if optimizer in _scaled), 1)
 
 
@@ -124,7 +124,7 @@ def make_plain(module: nn.Module) -> None:
 
 
 def _groups(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
-    """The parameter groups of optimizers, and the options with which groups begin that are added later."""
+    """Return the parameter groups of optimizers, and the options with which groups begin that are added later."""
     return [group for optimizer in optimizers for group in (*optimizer.param_groups, optimizer.defaults)]
 
 
@@ -133,5 +133,5 @@ def _rates(optimizer: Optimizer) -> list[float]:
 
 
 def _shown(rates: Sequence[float]) -> str:
-    """Rates that differ, in their order."""
+    """Return rates that differ, in their order."""
     return ", ".join(dict.fromkeys(f"{rate:g}" for rate in rates))

@@ -38,7 +38,7 @@ def warn_of_module(module: Any) -> None:
 
 
 def warn_of_callbacks(callbacks: Iterable[Any]) -> None:
-    """As `warn_of_module`, of callbacks."""
+    """Warn about such hooks of callbacks, as `warn_about_module` does."""
     for callback in callbacks:
         _warn(callback, _OF_CALLBACKS)
 

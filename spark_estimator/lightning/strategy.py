@@ -147,45 +147,46 @@ class HorovodMethods(HorovodCollectives, _Base):
     # --- which rank this is ---
 
     def set_world_ranks(self) -> None:
-        """Joins the job, as the Trainer is made; all ranks make theirs. Raises ValueError for several devices."""
+        """Join the job, as the Trainer is made; all ranks make theirs. Raise ValueError for several devices."""
         hvd.init()
         self._check_devices()
         self.rank_zero_only.rank = utilities_rank_zero.rank_zero_only.rank = context.rank()
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are several ranks: Lightning gives them samplers for their own shares, then, and refuses what
-        cannot work with several, as to try batch sizes until one does not fit into memory."""
+        """Return whether there are several ranks: Lightning gives them samplers for their own shares, then, and refuses
+        what cannot work with several, as to try batch sizes until one does not fit into memory.
+        """
         return self.world_size > 1
 
     @property
     def global_rank(self) -> int:
-        """``hvd.rank()``; 0 before the job is joined."""
+        """Return ``hvd.rank()``; 0 before the job is joined."""
         return context.rank() if context.is_initialized() else 0
 
     @property
     def local_rank(self) -> int:
-        """``hvd.local_rank()``."""
+        """Return ``hvd.local_rank()``."""
         return context.local_rank() if context.is_initialized() else 0
 
     @property
     def node_rank(self) -> int:
-        """``hvd.cross_rank()``."""
+        """Return ``hvd.cross_rank()``."""
         return context.cross_rank() if context.is_initialized() else 0
 
     @property
     def world_size(self) -> int:
-        """``hvd.size()``."""
+        """Return ``hvd.size()``."""
         return context.size() if context.is_initialized() else 1
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this is rank 0."""
+        """Return whether this is rank 0."""
         return self.global_rank == 0
 
     @property
     def num_nodes(self) -> int:
-        """How many hosts there are."""
+        """Return how many hosts there are."""
         return context.cross_size() if context.is_initialized() else self._num_nodes
 
     @num_nodes.setter
@@ -199,12 +200,12 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Which share of the data this rank reads."""
+        """Return which share of the data this rank reads."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     @property
     def root_device(self) -> torch.device:
-        """The rank's one device: on a GPU the one of its local rank, of those that it sees."""
+        """Return the rank's one device: on a GPU the one of its local rank, of those that it sees."""
         devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
         if devices[0].type != "cuda" or self.world_size == 1:
             return devices[0]
@@ -224,13 +225,13 @@ class HorovodMethods(HorovodCollectives, _Base):
     # --- before a run, and after it ---
 
     def connect(self, model: Any) -> None:
-        """Takes the module of a run, which may have hooks of Lightning 1 (`epoch_outputs`)."""
+        """Take the module of a run, which may have hooks of Lightning 1 (`epoch_outputs`)."""
         super().connect(model)
         self.epoch_outputs = EpochOutputs(model)
         self.epoch_outputs.hide()  # the Trainer checks the module between this and `setup`
 
     def setup(self, trainer: Any) -> None:
-        """Makes the model that of rank 0 on all ranks, and its optimizers distributed ones. Collective."""
+        """Make the model that of rank 0 on all ranks, and its optimizers distributed ones. Collective."""
         self.uneven_lengths = ()
         if self.epoch_outputs is not None:
             self.epoch_outputs.attach(trainer, self.flavour)
@@ -244,7 +245,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         self._metrics.adopt(self.lightning_module)
 
     def model_to_device(self) -> None:
-        """Moves the model to `root_device`."""
+        """Move the model to `root_device`."""
         self.model.to(self.root_device)
 
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -259,7 +260,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         return model
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """The module's optimizers; all of them but those that it has made distributed itself become that here."""
+        """Make the module's optimizers distributed, but those that it has made so itself."""
         rates.make_plain(self.lightning_module)
         super().setup_optimizers(trainer)
         if self.scale_lr and self.world_size > 1:
@@ -280,27 +281,27 @@ class HorovodMethods(HorovodCollectives, _Base):
         )  # Lightning's own wrappers are made again: the optimizers' classes have changed
 
     def on_train_start(self) -> None:
-        """Metrics that hooks have made are synced, too."""
+        """Sync metrics that hooks have made, too."""
         self._metrics.adopt(self.lightning_module)
 
     on_test_start = on_predict_start = on_train_start
 
     def on_validation_start(self) -> None:
-        """The same; and ranks that step alone exchange their parameters."""
+        """Sync such metrics; ranks that step alone exchange their parameters."""
         self._metrics.adopt(self.lightning_module)
         self.synchronize_parameters()
 
     def on_train_end(self) -> None:
-        """Ranks that step alone exchange their parameters."""
+        """Exchange the parameters of ranks that step alone."""
         self.synchronize_parameters()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """As Lightning's, for a checkpoint of all ranks; ranks that step alone exchange their parameters first."""
+        """Return Lightning's, for a checkpoint of all ranks; ranks that step alone exchange their parameters first."""
         self.synchronize_parameters()
         return dict(super().lightning_module_state_dict())
 
     def synchronize_parameters(self) -> None:
-        """Gives ranks that step alone the same parameters. Collective; no effect with sync='allreduce'."""
+        """Give ranks that step alone the same parameters. Collective; no effect with sync='allreduce'."""
         for optimizer in self.optimizers:
             if isinstance(optimizer, SeparateSteps):
                 optimizer.synchronize()
@@ -328,7 +329,7 @@ class HorovodMethods(HorovodCollectives, _Base):
             self._lockstep = None
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """A training loader with the same number of batches on all ranks; other loaders unchanged. Collective.
+        """Return a training loader with the same number of batches on all ranks; other loaders unchanged. Collective.
 
         Raises:
             ValueError: on all ranks, when some of them have no batch at all, and the module does not allow that.
@@ -358,7 +359,7 @@ class HorovodMethods(HorovodCollectives, _Base):
     # --- steps ---
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Lightning's.
+        """Run Lightning's step.
 
         Raises:
             RuntimeError: when it gives no loss, which skips the step on one process: the other ranks would wait for
@@ -376,12 +377,12 @@ class HorovodMethods(HorovodCollectives, _Base):
         return output
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Lightning's; see `_check_may_talk`."""
+        """Run Lightning's step; see `_check_may_talk`."""
         with self._in_evaluation_step():
             return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Lightning's; see `_check_may_talk`."""
+        """Run Lightning's step; see `_check_may_talk`."""
         with self._in_evaluation_step():
             return super().test_step(*args, **kwargs)
 
@@ -395,7 +396,7 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """In it gradients add up on this rank; Lightning enters it for all batches of a step but the last."""
+        """Let gradients add up on this rank; Lightning enters it for all batches of a step but the last."""
         with contextlib.ExitStack() as stack:
             for optimizer in self.optimizers:
                 if not isinstance(optimizer, SeparateSteps):
@@ -405,26 +406,26 @@ class HorovodMethods(HorovodCollectives, _Base):
     # --- checkpoints ---
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Writes it on rank 0, with the factor of its learning rates."""
+        """Write it on rank 0, with the factor of its learning rates."""
         rates.note_factor(checkpoint, self.optimizers)
         super().save_checkpoint(checkpoint, *args, **kwargs)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Gives the optimizers the state in a checkpoint, its learning rates included."""
+        """Give the optimizers the state in a checkpoint, its learning rates included."""
         super().load_optimizer_state_dict(checkpoint)
         self.restored_rates(checkpoint)
 
     def restored_rates(self, checkpoint: Mapping[str, Any]) -> None:
-        """Logs a checkpoint's factor of the learning rate that is not this job's."""
+        """Log a checkpoint's factor of the learning rate that is not this job's."""
         self.log_rates(rates.restored(checkpoint, self.optimizers, self._schedules()))
 
     def log_rates(self, line: str) -> None:
-        """Logs a line about learning rates on rank 0; an empty one is none."""
+        """Log a line about learning rates on rank 0; an empty one is none."""
         if line and self.is_global_zero:
             _log.warning("%s", line)
 
     def follow_ranks(self, checkpoint: Mapping[str, Any]) -> None:
-        """Gives restored learning rates the factor of this job, where `scale_lr` is set."""
+        """Give restored learning rates the factor of this job, where `scale_lr` is set."""
         if self.scale_lr:
             factor = checkpoint.get(rates.CHECKPOINT_KEY, 1)
             rates.rescale(self.optimizers, self._schedules(), factor, self.world_size)
@@ -433,7 +434,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         return [config.scheduler for config in self.lr_scheduler_configs]
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The content of the file, on all ranks; those that do not see it get it from rank 0. Collective."""
+        """Return the content of the file, on all ranks; those that do not see it get it from rank 0. Collective."""
         load: Callable[..., dict[str, Any]] = super().load_checkpoint
         if self.is_alone:
             return load(checkpoint_path, *args, **kwargs)

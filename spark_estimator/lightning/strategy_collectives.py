@@ -33,7 +33,7 @@ class HorovodCollectives(_Base):
 
     @property
     def is_alone(self) -> bool:
-        """Whether there are no other ranks to communicate with: one rank, or this rank is ending with an exception.
+        """Return whether no other ranks can answer: there is one rank, or this rank is ending with an exception.
 
         The others do not know that yet, and will not answer: callbacks that save a checkpoint then must not wait.
         """
@@ -44,7 +44,7 @@ class HorovodCollectives(_Base):
         return getattr(status, "value", status) == "interrupted"
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor reduced over all ranks, as a new one; other values are returned unchanged.
+        """Reduce a tensor over all ranks to a new one; return other values unchanged.
 
         Args:
             tensor: of any shape, the same on all ranks. The mean of whole numbers is float32.
@@ -65,7 +65,7 @@ class HorovodCollectives(_Base):
             return hvd.allreduce(tensor.detach(), op=operation, process_set=process_set)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """All ranks' tensors.
+        """Gather all ranks' tensors.
 
         Args:
             tensor: [*shape], the same shape on all ranks.
@@ -90,27 +90,27 @@ class HorovodCollectives(_Base):
         return hvd.allgather(_Scaled.apply(tensor, size).unsqueeze(0), process_set=process_set)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """The object of rank `src`, on all ranks."""
+        """Return the object of rank `src`, on all ranks."""
         if self.is_alone:
             return obj
         self._check_may_talk("broadcast")
         return hvd.broadcast_object(obj, root_rank=src)
 
     def barrier(self, name: str | None = None) -> None:
-        """Returns when all ranks have called it."""
+        """Return when all ranks have called it."""
         if not self.is_alone:
             self._check_may_talk("barrier")
             hvd.barrier()
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all ranks decided so; with ``all=False``, whether any did."""
+        """Return whether all ranks decided so; with ``all=False``, whether any did."""
         if self.is_alone:
             return bool(decision)
         self._check_may_talk("reduce_boolean_decision")
         return bool(hvd.allreduce(torch.tensor(int(decision)), op=hvd.Min if all else hvd.Max).item())
 
     def _check_may_talk(self, what: str) -> None:
-        """Raises, on all ranks, where some would wait in an evaluation step for others that have none."""
+        """Raise, on all ranks, where some would wait in an evaluation step for others that have none."""
         if self.in_evaluation_step and self.uneven_lengths:
             lengths = ", ".join(f"rank {rank}: {length}" for rank, length in enumerate(self.uneven_lengths))
             raise RuntimeError(

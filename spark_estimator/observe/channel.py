@@ -46,12 +46,12 @@ _MAX_WAITING_BYTES = 4 << 20
 
 
 def context_of(job_id: str, partition: int) -> bytes:
-    """A supervisor's identity, which it sends when it connects."""
+    """Return a supervisor's identity, which it sends when it connects."""
     return _CONTEXT.pack(job_id.encode(), partition)
 
 
 def read_context(context: bytes) -> tuple[bytes, int]:
-    """The job and the partition of `context_of`.
+    """Return the job and the partition that `pack_context` has packed.
 
     Raises:
         AuthenticationError: it is not valid.
@@ -102,7 +102,7 @@ class SupervisorChannel:
         *,
         encrypted: bool = False,
     ) -> SupervisorChannel:
-        """Connects to the driver.
+        """Connect to the driver.
 
         Raises:
             OSError: it cannot be reached within `CONNECT_TIMEOUT`.
@@ -113,16 +113,16 @@ class SupervisorChannel:
 
     @property
     def usable(self) -> bool:
-        """Whether the driver still listens."""
+        """Return whether the driver still listens."""
         return not self._broken
 
     @property
     def stopped(self) -> bool:
-        """Whether the driver has sent the order to stop."""
+        """Return whether the driver has sent the order to stop."""
         return self._stopped
 
     def send(self, kind: str, **fields: Any) -> bool:
-        """Queues a frame.
+        """Queue a frame.
 
         Lines and messages are dropped if too much is queued already. False: the driver has disconnected.
         """
@@ -147,13 +147,13 @@ class SupervisorChannel:
         return True
 
     def flush(self, timeout: timedelta) -> bool:
-        """Waits until all that was sent is with the kernel, where it outlives this process. False when it is not."""
+        """Wait until all that was sent is with the kernel, where it outlives this process. False when it is not."""
         with self._changed:
             self._changed.wait_for(lambda: self._broken or not self._waiting_bytes, timeout.total_seconds())
             return not self._broken and not self._waiting_bytes
 
     def answer(self) -> dict[str, Any] | None:
-        """Waits for the driver's next frame other than a stop; None if it has ordered to stop, or has disconnected."""
+        """Wait for the driver's next frame other than a stop; None if it has ordered to stop, or has disconnected."""
         with self._changed:
             self._changed.wait_for(lambda: self._answers or self._broken or self._stopped or self._closing)
             return self._answers.popleft() if self._answers else None
@@ -164,7 +164,7 @@ class SupervisorChannel:
         self._changed.notify_all()
 
     def close(self, timeout: timedelta = timedelta(seconds=10)) -> None:
-        """Sends what waits, as far as `timeout` allows, and disconnects."""
+        """Send what waits, as far as `timeout` allows, and disconnect."""
         with self._changed:
             if not self._closing:
                 self._enqueue(encode({"kind": BYE}))
@@ -225,7 +225,10 @@ class SupervisorChannel:
 def connected_socket(
     address: tuple[str, int], token: bytes, job_id: str, partition: int, *, encrypted: bool = False
 ) -> tuple[socket.socket, Session | None]:
-    """A socket to the driver, authenticated both ways, and its secrets. Raises as `SupervisorChannel.connect`."""
+    """Return a socket to the driver, authenticated both ways, and its secrets.
+
+    Raises as `SupervisorChannel.connect`.
+    """
     sock, session = authentication.dial(
         address, token, context_of(job_id, partition), timeout=CONNECT_TIMEOUT, encrypted=encrypted
     )
@@ -239,7 +242,7 @@ def connected_socket(
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Has the kernel detect within about half a minute that the other host has disappeared."""
+    """Have the kernel detect within about half a minute that the other host has disappeared."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, option):

@@ -24,7 +24,7 @@ _lossy_streams: weakref.WeakSet[TextIO] = weakref.WeakSet()
 
 
 def log_to_driver(message: object) -> None:
-    """Prints `message` at the driver, at any verbosity of the job; outside a job it is printed here.
+    """Print `message` at the driver, at any verbosity of the job; outside a job it is printed here.
 
     Args:
         message: its text is cut at `MAX_MESSAGE_CHARACTERS` characters, with a note that it was cut.
@@ -37,7 +37,7 @@ def log_to_driver(message: object) -> None:
 
 
 def set_sink(sink: Callable[[str], bool] | None) -> None:
-    """Sets the receiver of this process's messages; the worker program calls it.
+    """Set the receiver of this process's messages; the worker program calls it.
 
     Args:
         sink: takes one message and returns whether it accepted it; None: messages are printed.
@@ -47,10 +47,12 @@ def set_sink(sink: Callable[[str], bool] | None) -> None:
 
 
 def printable(text: str) -> str:
-    r"""`text` with every control character but tab and newline written as ``\xNN``, half a surrogate as ``\udNNN``.
+    r"""Return `text` with its control characters, but tab and newline, escaped as ``\xNN``.
 
-    Text from a network must not be able to control the terminal that prints it, and has to be printable: a file's name
-    that is no UTF-8 has such halves.
+    Half a surrogate becomes ``\udNNN``.
+
+    Text from a network must not be able to control the terminal that prints it, and has to be printable: a file's
+    name that is no UTF-8 has such halves.
     """
     return "\n".join(_UNSAFE.sub(_escaped, line) for line in text.split("\n"))
 
@@ -61,13 +63,13 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def coloured(text: str) -> str:
-    """As `printable`, but codes for colours stay: for lines that end at `shown_on`."""
+    """Escape text as `printable` does, but keep codes for colours: for lines that end at `shown_on`."""
     parts = _COLOUR.split(text)  # every second one is such a code
     return "".join(part if index % 2 else printable(part) for index, part in enumerate(parts))
 
 
 def shown_on(stream: object, text: str) -> str:
-    """A rank's line as it is written to a stream: in its colours, which end with the line, on a screen.
+    """Return a rank's line as it is written to a stream: in its colours, which end with the line, on a screen.
 
     Args:
         stream: on a terminal, or in a notebook, text keeps its codes for colours; elsewhere they are escaped.
@@ -81,7 +83,7 @@ def shown_on(stream: object, text: str) -> str:
 
 
 def print_line(rank: int, stream: str, text: str) -> None:
-    """Prints one line of a rank's output as Horovod does, ``[rank]<stream>:text``, on the stream of that name.
+    """Print one line of a rank's output as Horovod does, ``[rank]<stream>:text``, on the stream of that name.
 
     Nothing is flushed: a caller that prints many lines flushes when there is a pause.
     """
@@ -90,7 +92,7 @@ def print_line(rank: int, stream: str, text: str) -> None:
 
 
 def announce(text: str, program: str = "spark_estimator") -> None:
-    """Prints a line about the job itself to the person who started it: on stderr, or on stdout if stderr takes none.
+    """Print a line about the job itself to the person who started it: on stderr, or on stdout if stderr takes none.
 
     Raises:
         BrokenPipeError: the reader of the stream has exited.
@@ -106,26 +108,26 @@ def announce(text: str, program: str = "spark_estimator") -> None:
 
 
 def report_loss(where: str, error: OSError) -> None:
-    """Reports that lines of a job are lost, as they can't be written. To be called once for each target."""
+    """Report that lines of a job are lost, as they can't be written. Called once for each target."""
     announce(f"{where} can't be written: {error.strerror or error}. Lines are lost from now on; the job continues.")
 
 
 def print_message(rank: int, text: str) -> None:
-    """Prints what a rank gave to `log_to_driver`, as `printable` makes it; not flushed."""
+    """Print what a rank gave to `log_to_driver`, as `printable` makes it; not flushed."""
     print_text(f"[{rank}] {printable(text)}", sys.stdout)
 
 
 def flush() -> None:
-    """Flushes what was printed; a program may have closed its stdout, or have none."""
+    """Flush what was printed; a program may have closed its stdout, or have none."""
     if sys.stdout is not None and not sys.stdout.closed:
         with _losses_of(sys.stdout):
             sys.stdout.flush()
 
 
 def print_text(text: str, stream: TextIO | None) -> None:
-    """Writes a line on a standard stream; not flushed.
+    r"""Write a line on a standard stream; not flushed.
 
-    What the stream's encoding has no characters for is written as ``\\xNN``, as stderr does. A line that can't be
+    What the stream's encoding has no characters for is written as ``\xNN``, as stderr does. A line that can't be
     written is lost, which is reported once.
 
     Raises:
@@ -144,7 +146,7 @@ def print_text(text: str, stream: TextIO | None) -> None:
 
 @contextlib.contextmanager
 def _losses_of(stream: TextIO) -> Iterator[None]:
-    """Reports once that a stream takes no lines."""
+    """Report once that a stream takes no lines."""
     try:
         yield
     except BrokenPipeError:
@@ -156,7 +158,7 @@ def _losses_of(stream: TextIO) -> Iterator[None]:
 
 
 def _name_of(stream: TextIO) -> str:
-    """A standard stream for messages, with the file that it is."""
+    """Return the name of a standard stream for messages, with the file that it is."""
     name = "stderr" if stream is sys.stderr else "stdout"
     with contextlib.suppress(OSError, ValueError):
         return f"{name} ({os.readlink(f'/proc/self/fd/{stream.fileno()}')})"

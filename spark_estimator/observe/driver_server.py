@@ -48,7 +48,7 @@ class Inbound:
         sock.setblocking(False)
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """Yields the frames that one read completes.
+        """Yield the frames that one read completes.
 
         Raises:
             EOFError: the other end has closed.
@@ -68,7 +68,7 @@ class Inbound:
         return bool(self._outgoing)
 
     def send(self, kind: str, fields: dict[str, Any]) -> None:
-        """Passes a frame to the kernel, as much of it as possible without waiting; `send_more` sends the rest."""
+        """Pass a frame to the kernel, as much of it as possible without waiting; `send_more` sends the rest."""
         with self._lock:
             self._outgoing += self._seal(encode({"kind": kind, **fields}))
         self.send_more()
@@ -211,7 +211,7 @@ class DriverServer:
         self._selector.wake()
 
     def send(self, partition: int, kind: str, fields: dict[str, Any]) -> None:
-        """Sends a frame to a supervisor, if it is connected. Does not block."""
+        """Send a frame to a supervisor, if it is connected. Do not block."""
         with self._lock:
             connection = self._connections.get(partition)
         if connection is not None:
@@ -266,7 +266,7 @@ class DriverServer:
                 pass
 
     def _end(self, _error: BaseException | None) -> None:
-        """Drops all supervisors; where an error has ended the thread, they are reported as gone."""
+        """Drop all supervisors; where an error has ended the thread, they are reported as gone."""
         self._handshake_server.close()
         with self._lock:
             remaining = list(self._connections.values())
@@ -286,7 +286,7 @@ class DriverServer:
                 self._receive(inbound.partition, report)
 
     def _take(self, inbound: Inbound) -> bool:
-        """Reads the available data; False if the connection is closed, or there is no data."""
+        """Read the available data; False if the connection is closed, or there is no data."""
         try:
             for frame in inbound.receive():
                 if inbound.silence.heard():

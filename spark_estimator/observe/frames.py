@@ -55,7 +55,7 @@ def encode(frame: dict[str, Any]) -> bytes:
 
 
 def take_frames(pending: bytearray) -> Iterator[dict[str, Any]]:
-    """Takes whole frames off the front of `pending`.
+    """Take whole frames off the front of `pending`.
 
     Raises:
         ValueError: it is no frame, or too long a one.
@@ -73,7 +73,7 @@ def take_frames(pending: bytearray) -> Iterator[dict[str, Any]]:
 
 
 def valid(frame: Any) -> dict[str, Any]:
-    """`frame` when it is a frame of this protocol.
+    """Return `frame` when it is a frame of this protocol.
 
     Raises:
         ValueError: it is not.

@@ -11,6 +11,6 @@ _HEAD = re.compile(re.escape(HEAD).replace("%d", r"(\d+)") + "$")
 
 
 def announced(line: str) -> int:
-    """How many of the lines that follow list operations; 0 unless `line` is such a `HEAD`."""
+    """Return how many of the lines that follow list operations; 0 unless `line` is such a `HEAD`."""
     match = _HEAD.search(line)
     return int(match[1]) if match else 0

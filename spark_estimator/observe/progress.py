@@ -53,12 +53,12 @@ class Progress:
     training: TrainingReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: object) -> Progress:
-        """The inverse. Raises ValueError if the value is invalid."""
+        """Make the progress from what `to_dict` returned. Raises ValueError if the value is invalid."""
         if not isinstance(fields, dict) or fields.keys() != {*_FIELDS, "training"}:
             raise ValueError("a rank's progress with unknown fields")
         for name, kinds in _FIELDS.items():
@@ -69,24 +69,24 @@ class Progress:
 
 
 def count_step() -> None:
-    """An optimizer of this process makes a step."""
+    """Count a step of an optimizer of this process."""
     global _steps
     _steps += 1
 
 
 def report_training(meter: TrainingMeter | None) -> None:
-    """From now on, this process's reports carry what `meter` has counted; None: nothing of a training."""
+    """Have this process's reports carry what `meter` has counted; None: nothing of a training."""
     global _meter
     _meter = meter
 
 
 def named(descriptor: int) -> str:
-    """The value of `PROGRESS_FD_VARIABLE` for a pipe: its number, and by what to know it again."""
+    """Return the value of `PROGRESS_FD_VARIABLE` for a pipe: its number, and by what to know it again."""
     return f"{descriptor}:{os.fstat(descriptor).st_ino}"
 
 
 def pipe(environ: MutableMapping[str, str]) -> int | None:
-    """The pipe that this process has inherited from the launcher; None if there is none.
+    """Return the pipe that this process has inherited from the launcher; None if there is none.
 
     A process that has inherited the variable but not the pipe may have another file open under that number.
     """
@@ -113,7 +113,7 @@ class ProgressReporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the reports. Idempotent."""
+        """End the reports. Idempotent."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
@@ -136,7 +136,7 @@ class ProgressReporter:
 
 
 def reporter(look: Callable[[], tuple[int, float, str]]) -> ProgressReporter | None:
-    """A running reporter, where the launcher has provided a pipe; None elsewhere."""
+    """Start a reporter, where the launcher has provided a pipe; None elsewhere."""
     global _descriptor
     if _descriptor is None:
         _descriptor = pipe(os.environ)
@@ -147,7 +147,7 @@ def reporter(look: Callable[[], tuple[int, float, str]]) -> ProgressReporter | N
 
 
 def _after_fork_in_child() -> None:
-    """A child is no rank."""
+    """Close the pipe in a forked child, which is no rank."""
     global _descriptor
     if _descriptor is not None:
         with suppress(OSError):

@@ -28,7 +28,7 @@ class Hearing(enum.Enum):
 
 
 def lost_after(settings: Settings) -> float:
-    """Seconds of silence after which a supervisor is lost; zero: never, as there are to be no heartbeats."""
+    """Return the seconds of silence after which a supervisor is lost; zero: never, as heartbeats are turned off."""
     return max(_TIMES * settings.silence_seconds, 2 * SAY_AFTER) if settings.heartbeat_seconds else 0.0
 
 
@@ -46,7 +46,7 @@ class Silence:
         self._say_after = min(SAY_AFTER, lost_after / 2)
 
     def heard(self) -> bool:
-        """Notes that data has arrived. Returns whether that ends a reported silence."""
+        """Note that data has arrived. Return whether that ends a reported silence."""
         before = self.state
         self.seconds = 0.0
         if before is Hearing.SILENT:
@@ -54,7 +54,7 @@ class Silence:
         return before is not self.state
 
     def look(self, seconds: float) -> bool:
-        """Notes that nothing has arrived for another `seconds`. Returns whether the state has changed."""
+        """Note that nothing has arrived for another `seconds`. Return whether the state has changed."""
         before = self.state
         if seconds <= _LONGEST_LOOK * self._say_after:
             self.seconds += seconds

@@ -27,10 +27,12 @@ _log = logger(__name__)
 
 
 def current_stacks() -> str:
-    """The stacks of the user's Python threads, the main one first, most recent call last. At most `MAX_CHARACTERS`.
+    """Return the stacks of the user's Python threads, the main one first, most recent call last.
 
-    Calls inside this package, to which a user's last one has led, are reduced to one line; a thread of this package is
-    left out, and so is the calling one unless it is the main one.
+    They have at most `MAX_CHARACTERS`.
+
+    Calls inside this package, to which a user's last one has led, are reduced to one line; a thread of this
+    package is left out, and so is the calling one unless it is the main one.
     """
     main = threading.main_thread().ident
     own_thread = threading.get_ident()
@@ -61,13 +63,13 @@ def _stack(name: str, frame: FrameType) -> str:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether a call is of this package, and not of its example program."""
+    """Return whether a call is of this package, and not of its example program."""
     path = frame.f_code.co_filename
     return path.startswith(_PACKAGE) and path != _DEMO
 
 
 def _is_own(frame: FrameType) -> bool:
-    """Whether a thread is one that this package has started for itself: no call in it is a user's."""
+    """Return whether a thread is one that this package has started for itself: no call in it is a user's."""
     calls = [call for call, _ in traceback.walk_stack(frame)]
     return any(map(_is_ours, calls)) and all(_is_ours(call) or call.f_code.co_filename in _WAITING for call in calls)
 
@@ -97,12 +99,14 @@ class StackReporter:
 
     @property
     def alive(self) -> bool:
-        """Whether questions are answered: not after `stop`, an end of the engine, or in a forked child."""
+        """Return whether requests are answered: not after `stop`, an end of the engine, or in a forked child."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Answers no more requests. Idempotent. Shut down the engine before, which ends the present wait; else the
-        thread runs for up to another minute in the background.
+        """Answer no more requests. Idempotent.
+
+        Shut down the engine before, which ends the present wait; else the thread runs for up to another minute in the
+        background.
         """
         self._stopped.set()
         if self._thread is not threading.current_thread():

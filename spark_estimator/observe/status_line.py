@@ -59,13 +59,13 @@ class Screen(Protocol):
     only_training: bool
 
     def draw(self, text: str, html: str) -> None:
-        """Shows `text` in place of what was shown; where there is HTML, `html` if it is not empty."""
+        """Show `text` in place of what was shown; where there is HTML, `html` if it is not empty."""
 
     def hide(self) -> None:
-        """Removes the line before other lines are printed."""
+        """Remove the line before other lines are printed."""
 
     def close(self) -> None:
-        """Leaves nothing behind."""
+        """Leave nothing behind."""
 
 
 class Terminal:
@@ -145,7 +145,7 @@ class Log:
 
 
 def screen(display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> Screen | None:
-    """The screen for progress; None: nowhere, because of `display`, the settings, or because there is no screen."""
+    """Return the screen for progress; None: nowhere, because of `display`, the settings, or for lack of a screen."""
     if display is ProgressDisplay.OFF or not Settings.read().status_line:
         return None
     front_end = None if os.environ.get("CI") else _front_end()
@@ -153,7 +153,7 @@ def screen(display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> Screen | Non
 
 
 def _front_end() -> Screen | None:
-    """A notebook or a terminal; None in a pipe or a file."""
+    """Return a notebook or a terminal; None in a pipe or a file."""
     ipython = sys.modules.get("IPython")
     if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
         return Notebook()
@@ -184,24 +184,24 @@ class StatusLine:
 
     @classmethod
     def on_screen(cls, size: int, display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> StatusLine | None:
-        """A status line where there is a screen; None elsewhere."""
+        """Make a status line where there is a screen; None elsewhere."""
         where = screen(display)
         return None if where is None else cls(where, size)
 
     def note(self, rank: int, progress: Progress) -> None:
-        """Records a rank's progress report."""
+        """Record a rank's progress report."""
         self._reports.setdefault(rank, collections.deque(maxlen=_REPORTS)).append(progress)
         self._came[rank] = time.monotonic()
         self._training.note(rank, progress)
 
     def resize(self, size: int) -> None:
-        """The job continues on this number of ranks: what others have reported is no longer shown."""
+        """Continue with this number of ranks: what others have reported is no longer shown."""
         self._size = size
         for rank in [rank for rank in self._reports if rank >= size]:
             del self._reports[rank], self._came[rank]
 
     def hide(self) -> None:
-        """To be called before something is printed."""
+        """Hide the line; called before something is printed."""
         if self._screen.only_training:
             self._quiet_since = time.monotonic()
         if self._shown:
@@ -209,7 +209,7 @@ class StatusLine:
             self._do(self._screen.hide)
 
     def draw(self, begun: Collection[int]) -> None:
-        """To be called now and then when nothing is being printed.
+        """Draw the line; called now and then when nothing is being printed.
 
         Args:
             begun: the ranks that are up.
@@ -227,7 +227,7 @@ class StatusLine:
         self._do(lambda: self._screen.draw(text, html))
 
     def close(self) -> None:
-        """Removes the line permanently. Idempotent."""
+        """Remove the line permanently. Idempotent."""
         if not self._over:
             self._over = True
             self._do(self._screen.close)
@@ -246,7 +246,7 @@ def status_text(
     since: Mapping[int, float],
     training: TrainingState | None = None,
 ) -> str:
-    """The status line's text.
+    """Return the status line's text.
 
     Args:
         size: number of ranks.
@@ -282,7 +282,7 @@ def _rates(reports: Mapping[int, Sequence[Progress]]) -> str:
 
 
 def _waits(size: int, reports: Mapping[int, Sequence[Progress]], since: Mapping[int, float]) -> str:
-    """For whom the others wait: the ranks that do not wait themselves, while some do."""
+    """Return for whom the others wait: the ranks that do not wait themselves, while some do."""
     waiting = {rank: history[-1].waiting + since[rank] for rank, history in reports.items() if history[-1].waiting}
     busy = [rank for rank in range(size) if rank not in waiting]
     seconds = max(waiting.values(), default=0.0)

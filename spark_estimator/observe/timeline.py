@@ -35,12 +35,12 @@ class _Engine(Protocol):
 
 
 def path_at_init(setting: str) -> str | None:
-    """The timeline that HOROVOD_TIMELINE asks ``init()`` for: None when it is unset or DYNAMIC."""
+    """Return the timeline that HOROVOD_TIMELINE asks ``init()`` for: None when it is unset or DYNAMIC."""
     return None if setting in {"", DYNAMIC} else setting
 
 
 def file_of(path: str | os.PathLike[str], rank: int, process_set: int = 0) -> str:
-    """The file that a rank writes when the job's timeline is `path`: `path` itself is rank 0's of the whole job.
+    """Return the file that a rank writes for the timeline `path`; `path` itself is rank 0's of the whole job.
 
     Args:
         path: what the user gave.
@@ -56,7 +56,7 @@ def file_of(path: str | os.PathLike[str], rank: int, process_set: int = 0) -> st
 def start(
     engine: _Engine, path: str | os.PathLike[str], rank: int, *, process_set: int = 0, mark_cycles: bool = False
 ) -> str:
-    """Has `engine` write its timeline. An older file of that name is overwritten; its folder must exist.
+    """Have `engine` write its timeline. An older file of that name is overwritten; its folder must exist.
 
     Args:
         engine: of the whole job or of a process set.
@@ -93,24 +93,24 @@ def start(
 
 
 def stop(engine: _Engine) -> None:
-    """Completes the file, after which it is valid JSON. Does nothing when none is being written."""
+    """Complete the file, after which it is valid JSON. Does nothing when none is being written."""
     engine.timeline_stop()
 
 
 def files_now(path: str | os.PathLike[str]) -> dict[Path, tuple[int, int, int]]:
-    """The files of a timeline that are there, and what changes when one is written: for `join`."""
+    """Return the existing files of a timeline, and what changes when one is written: for `join`."""
     return {file: _state_of(file) for file in _files(Path(path))}
 
 
 def join(
     path: str | os.PathLike[str], size: int, before: Mapping[Path, tuple[int, int, int]], *, keep: bool = False
 ) -> str:
-    """Merges the files of a job that has ended into the file that the user has named.
+    """Merge the files of a job that has ended into the file that the user has named.
 
     Args:
         path: what the user gave: rank 0's file, which becomes the merged one.
         size: number of ranks.
-        before: `files_now` as the job began: files that are still the same are another job's.
+        before: `snapshot_files` as the job began: files that are still the same are another job's.
         keep: the ranks' files stay beside it, rank 0's as ``timeline.rank0.json``.
 
     Returns:
@@ -139,7 +139,7 @@ def join(
 
 
 def _files(target: Path) -> dict[Path, int]:
-    """The files of all ranks that are there, with their ranks, in the order of their names."""
+    """Return the existing files of all ranks, with their ranks, in the order of their names."""
     pattern = re.compile(rf"{re.escape(target.stem)}(?:\.set\d+)?(?:\.rank(\d+))?{re.escape(target.suffix)}")
     matches = ((file, pattern.fullmatch(file.name)) for file in sorted(target.parent.glob("*")))
     return {file: int(match[1] or 0) for file, match in matches if match is not None and file.is_file()}
@@ -151,7 +151,7 @@ def _state_of(file: Path) -> tuple[int, int, int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of ``timeline``."""
+    """Make the parser of the command line of ``timeline``."""
     command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator timeline", description="Work with timelines."
     )
@@ -172,7 +172,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """``python -m spark_estimator timeline``: returns 0, 1 when files cannot be used, 2 when the arguments cannot."""
+    """Run ``python -m spark_estimator timeline``: return 0, 1 when files can't be used, 2 when the arguments can't."""
     arguments = parser().parse_args(argv)
     try:
         notes = merge(arguments.out, arguments.files)

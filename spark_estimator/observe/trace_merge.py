@@ -82,7 +82,7 @@ class _Lines:
         self.broken = 0
 
     def events(self, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-        """Yields the events whose line has these bytes. Raises TraceError when the file cannot be read."""
+        """Yield the events whose line has these bytes. Raises TraceError when the file cannot be read."""
         try:
             with open(self.path, "rb") as file:
                 while line := file.readline(_MAX_LINE_BYTES):
@@ -105,7 +105,7 @@ class _Lines:
 
 
 def merge(out: Path, files: Sequence[Path]) -> list[str]:
-    """Joins `files` into `out`, which is replaced if all succeeds.
+    """Join `files` into `out`, which is replaced if all succeeds.
 
     Args:
         out: to be written.
@@ -156,7 +156,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _describe(path: Path) -> _Trace:
-    """Reads a file's first event, which names its rank."""
+    """Read a file's first event, which names its rank."""
     first = next(_Lines(path).events(), {})
     try:
         facts = first["args"]["spark_estimator"]
@@ -200,7 +200,7 @@ def _check_one_job(traces: Iterable[_Trace]) -> None:
 
 
 def _note_ends(trace: _Trace) -> None:
-    """Notes the end of every op that succeeded; names of one fused op share a sequence number, the last one counts."""
+    """Note the end of every op that succeeded; names of one fused op share a sequence number, the last one counts."""
     sequences, ends, together = array("q"), array("d"), array("b")
     for event in _Lines(trace.path).events(containing=b'"sequence":'):
         try:
@@ -224,7 +224,7 @@ def _note_ends(trace: _Trace) -> None:
 
 
 def _align(traces: Sequence[_Trace]) -> dict[int, _Clock]:
-    """Each rank's clock against the first one's; over a third rank where two have no op in common."""
+    """Return each rank's clock against the first one's; over a third rank where two have no op in common."""
     reference = traces[0]
     clocks = {reference.rank: _Clock(0.0, "the reference")}
     progress = True
@@ -282,7 +282,7 @@ def _scatter(values: NDArray[np.float64]) -> float:
 
 
 def _write(file: IO[str], traces: Sequence[_Trace], clocks: dict[int, _Clock]) -> list[str]:
-    """Writes the joined trace; returns a message on each file."""
+    """Write the joined trace; return a message on each file."""
     notes = []
     file.write("[\n")
     named: set[int] = set()
@@ -325,7 +325,7 @@ def _dropped(event: dict[str, Any]) -> int:
 
 
 def _move(event: dict[str, Any], trace: _Trace, clock: _Clock) -> None:
-    """Puts an event on the common clock and into its process set's rows."""
+    """Put an event on the common clock and into its process set's rows."""
     event["pid"] = trace.rank
     event["tid"] = _ROWS_A_SET * trace.process_set + int(event["tid"])
     if event["ph"] != "M":

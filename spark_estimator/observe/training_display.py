@@ -36,7 +36,7 @@ class TrainingState:
 
     @property
     def epochs_done(self) -> float:
-        """Epochs that are done, with the current one's share."""
+        """Return the epochs that are done, with the current one's share."""
         return _epochs_done(self.report)
 
 
@@ -48,12 +48,12 @@ class TrainingDisplay:
         self._samples: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MAX_SAMPLES)
 
     def note(self, rank: int, progress: Progress) -> None:
-        """Records a rank's progress report, which the time left is counted from if it is its first of a training."""
+        """Record a rank's progress report, which the time left is counted from if it is its first of a training."""
         if progress.training is not None:
             self._first.setdefault(rank, progress)
 
     def state(self, reports: Mapping[int, Sequence[Progress]]) -> TrainingState | None:
-        """The text to show; None: no rank has reported a training.
+        """Return the state to show; None: no rank has reported a training.
 
         Args:
             reports: by rank, its last progress reports, the oldest first; `note` has recorded all of them.
@@ -68,10 +68,10 @@ class TrainingDisplay:
         return state
 
     def html(self, state: TrainingState, text: str) -> str:
-        """The text, a bar and the loss curve, for a notebook.
+        """Return the text, a bar and the loss curve, for a notebook.
 
         Args:
-            state: as `state` returned it.
+            state: as `update_state` returned it.
             text: the status line.
         """
         epochs = state.report.epochs
@@ -81,7 +81,7 @@ class TrainingDisplay:
 
 
 def training_state(reports: Mapping[int, Sequence[Progress]], first: Mapping[int, Progress]) -> TrainingState | None:
-    """All ranks' reports as one state; None: no rank trains.
+    """Merge all ranks' reports into one state; None: no rank trains.
 
     Args:
         reports: by rank, its last progress reports, the oldest first.
@@ -114,7 +114,7 @@ def training_state(reports: Mapping[int, Sequence[Progress]], first: Mapping[int
 
 
 def training_text(state: TrainingState) -> tuple[str, str]:
-    """(where the training is, what the last epoch that has ended gave or ""), for the status line."""
+    """Return (where the training is, what the last epoch that has ended gave or ""), for the status line."""
     report = state.report
     of_epochs = f"/{report.epochs}" if report.epochs else ""
     parts = [f"epoch {report.epoch}{of_epochs}"]
@@ -135,14 +135,14 @@ def training_text(state: TrainingState) -> tuple[str, str]:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 0:05, 12:34 or 1:02:03."""
+    """Format seconds as 0:05, 12:34 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def loss_curve(points: Sequence[Point], samples: Sequence[tuple[float, float]], epochs: int) -> str:
-    """The losses over the epochs as SVG; "" with fewer than two numbers.
+    """Draw the losses over the epochs as SVG; "" with fewer than two numbers.
 
     Args:
         points: epochs that have ended.
@@ -189,7 +189,7 @@ def _epochs_done(report: TrainingReport) -> float:
 
 
 def _rows_per_second(histories: Iterable[Sequence[tuple[float, TrainingReport]]]) -> float | None:
-    """Of all ranks; None while one of them has reported only once."""
+    """Return the rate of all ranks; None while one of them has reported only once."""
     total = 0.0
     for history in histories:
         (began, first), (ended, last) = history[0], history[-1]

@@ -58,12 +58,12 @@ class TrainingReport:
     points: tuple[Point, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: object) -> TrainingReport:
-        """The inverse of `to_dict`.
+        """Make the report from what `to_dict` returned.
 
         Raises:
             ValueError: `fields` is not what `to_dict` returns.
@@ -109,7 +109,7 @@ class TrainingMeter:
         self._points: list[Point] = []
 
     def begin_epoch(self, epoch: int, steps: int, step: int = 0, loss_rows: int = 0) -> None:
-        """An epoch begins.
+        """Begin an epoch.
 
         Args:
             epoch: from 0.
@@ -123,20 +123,20 @@ class TrainingMeter:
         self._before_validation = None
 
     def begin_validation(self, steps: int) -> None:
-        """Validation begins, after the training of an epoch or in between."""
+        """Begin validation, after the training of an epoch or in between."""
         if self._now is not None:
             self._before_validation = self._now
             self._now = (self._now[0][0], VALIDATION, steps), 0, self._rows, None, 0
 
     def end_validation(self) -> None:
-        """The training of the epoch continues, or the epoch ends."""
+        """End validation: the training of the epoch continues, or the epoch ends."""
         if self._before_validation is not None:
             position, step, _, loss, loss_rows = self._before_validation
             self._now = position, step, self._rows, loss, loss_rows
             self._before_validation = None
 
     def step_done(self, rows: int, loss: float | None) -> None:
-        """A batch is finished.
+        """Count a finished batch.
 
         Args:
             rows: of the batch on this rank; 0: it takes part in a step of the others, and `loss` is ignored.
@@ -154,7 +154,7 @@ class TrainingMeter:
             self._recorder.step_done(epoch - 1, done, steps, counted, mean)
 
     def end_epoch(self, averages: Mapping[str, Any]) -> None:
-        """An epoch has ended.
+        """End an epoch.
 
         Args:
             averages: over all ranks, by name: ``loss`` and ``val_loss``, then metrics. The first few numbers are
@@ -167,7 +167,7 @@ class TrainingMeter:
             self._points.append((self._now[0][0], _short(loss), _short(held) if math.isfinite(held) else None))
 
     def report(self) -> TrainingReport | None:
-        """The counts as they are now; None before the first epoch."""
+        """Return the counts as they are now; None before the first epoch."""
         if self._now is None:
             return None
         (epoch, part, steps), step, rows, loss, loss_rows = self._now

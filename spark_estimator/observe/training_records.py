@@ -15,7 +15,7 @@ _sink: Callable[[dict[str, Any]], None] | None = None
 
 
 def send_record(record: Mapping[str, Any]) -> None:
-    """Sends a record to the driver; outside of a job it is dropped.
+    """Send a record to the driver; outside of a job it is dropped.
 
     Args:
         record: plain values, as JSON has them.
@@ -40,7 +40,7 @@ class StepRecorder:
         self._counted: tuple[int, float] | None = None
 
     def begin_epoch(self, step: int) -> None:
-        """An epoch begins.
+        """Begin an epoch.
 
         Args:
             step: batches that were finished before the checkpoint from which it continues.
@@ -48,7 +48,7 @@ class StepRecorder:
         self._counted = None if step else (0, 0.0)
 
     def step_done(self, epoch: int, step: int, steps: int, rows: int, loss: float | None) -> None:
-        """A batch is finished.
+        """Count a finished batch, and send a record if it is due.
 
         Args:
             epoch: from 0.
@@ -68,7 +68,7 @@ class StepRecorder:
 
 
 def set_sink(sink: Callable[[dict[str, Any]], None] | None) -> None:
-    """Sets the receiver of this process's records; the worker program calls it.
+    """Set the receiver of this process's records; the worker program calls it.
 
     Args:
         sink: takes one record; None: records are dropped.

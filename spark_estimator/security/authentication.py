@@ -74,12 +74,13 @@ class RefusedError(AuthenticationError):
 def connect(
     sock: socket.socket, key: bytes, context: bytes, *, timeout: timedelta = HANDSHAKE_TIMEOUT, encrypted: bool = False
 ) -> Session | None:
-    """Authenticates both ends of `sock`, on the side that connected.
+    """Authenticate both ends of `sock`, on the side that connected.
 
     Args:
         sock: a connected stream socket. Its timeout is restored afterwards. The caller closes it on an error.
         key: the secret of the job, `KEY_BYTES` random bytes.
-        context: the purpose of the connection, at most `MAX_CONTEXT_BYTES`; the acceptor receives it, authenticated.
+        context: the purpose of the connection, at most `MAX_CONTEXT_BYTES`; the acceptor receives it,
+            authenticated.
         timeout: of the whole handshake.
         encrypted: whether the connection will be encrypted; the other end must agree.
 
@@ -127,7 +128,7 @@ def dial(
     timeout: timedelta = HANDSHAKE_TIMEOUT,
     encrypted: bool = False,
 ) -> tuple[socket.socket, Session | None]:
-    """A TCP connection that is authenticated on both ends; an acceptor that is not ready is tried again.
+    """Open a TCP connection that is authenticated on both ends; try an acceptor again that is not ready.
 
     Args:
         address: host and port.
@@ -199,12 +200,12 @@ class Acceptor:
 
     @property
     def missing(self) -> int:
-        """How many bytes the next message lacks; 0 in a final state. A caller must not read more than that."""
+        """Return how many bytes the next message lacks; 0 in a final state. A caller must not read more than that."""
         expected = {AcceptState.HELLO: _HELLO.size, AcceptState.PROOF: _PROOF_BYTES}.get(self.state, 0)
         return expected - len(self._received)
 
     def receive(self, data: bytes) -> bytes:
-        """Takes 1 to `missing` bytes.
+        """Take 1 to `missing` bytes.
 
         Returns:
             What to send now; the caller closes the connection after it when the new state is REFUSED.
@@ -254,7 +255,7 @@ def accept(
     timeout: timedelta = HANDSHAKE_TIMEOUT,
     approve: Callable[[bytes], None] | None = None,
 ) -> bytes:
-    """Authenticates both ends of `sock`, on the side that accepted the connection; the counterpart of `connect`.
+    """Authenticate both ends of `sock`, on the side that accepted the connection; the counterpart of `connect`.
 
     Args:
         sock: a connected stream socket. Its timeout is restored afterwards. The caller closes it on an error.
@@ -265,7 +266,8 @@ def accept(
         The connector's context, authenticated.
 
     Raises:
-        AuthenticationError: the other end does not hold the key, uses another protocol, does not answer, or is refused.
+        AuthenticationError: the other end does not hold the key, uses another protocol, does not answer, or is
+            refused.
     """
     acceptor = Acceptor(key, approve)
     with _Exchange(sock, timeout) as exchange:
@@ -294,7 +296,7 @@ class _Half:
         return cls(_ENCRYPTED | (_FAST_AES if has_fast_aes() else 0), pair.share, pair)
 
     def require_agreement(self, peer_flags: int) -> None:
-        """Raises AuthenticationError if one end encrypts and the other doesn't."""
+        """Raise AuthenticationError if one end encrypts and the other doesn't."""
         if bool(peer_flags & _ENCRYPTED) != (self.pair is not None):
             here, there = ("encrypts", "doesn't") if self.pair is not None else ("doesn't encrypt", "does")
             raise AuthenticationError(
@@ -305,7 +307,7 @@ class _Half:
     def session(
         self, key: bytes, peer_flags: int, peer_share: bytes, transcript: bytes, *, connector: bool
     ) -> Session | None:
-        """The secrets, once the peer has proved that flags and shares of both are as they were sent."""
+        """Derive the secrets, once the peer has proved that flags and shares of both are as they were sent."""
         if self.pair is None:
             return None
         both_fast = self.flags & peer_flags & _FAST_AES
@@ -314,7 +316,7 @@ class _Half:
 
 
 def _require_prefix(received: bytes, prefix: bytes) -> None:
-    """Raises AuthenticationError if what has arrived so far does not begin as `prefix` does."""
+    """Raise AuthenticationError if what has arrived so far does not begin as `prefix` does."""
     if received[: len(prefix)] != prefix[: len(received)]:
         raise AuthenticationError(f"the other end uses another protocol; its first bytes are {received[:8]!r}")
 
@@ -362,7 +364,7 @@ class _Exchange:
         self._sock.sendall(message)
 
     def receive(self, count: int, prefix: bytes = b"") -> bytes:
-        """Receives exactly `count` bytes. Data that does not start with `prefix` fails at the first differing byte."""
+        """Receive exactly `count` bytes. Data that does not start with `prefix` fails at the first differing byte."""
         received = b""
         while len(received) < count:
             received += self.receive_some(count - len(received))
@@ -370,7 +372,7 @@ class _Exchange:
         return received
 
     def receive_some(self, count: int) -> bytes:
-        """Receives 1 to `count` bytes."""
+        """Receive 1 to `count` bytes."""
         self._arm()
         received = self._sock.recv(count)
         if not received:
@@ -385,7 +387,7 @@ class _Exchange:
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int] | None:
-    """(process id, user id) at the other end of a connected Unix socket; None where the kernel does not report them."""
+    """Return (process id, user id) at the other end of a connected Unix socket; None where the kernel has none."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
@@ -394,7 +396,7 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int] | None:
 
 
 def require_same_user(sock: socket.socket) -> None:
-    """Raises AuthenticationError when the other end of a connected Unix socket belongs to another user."""
+    """Raise AuthenticationError when the other end of a connected Unix socket belongs to another user."""
     credentials = peer_credentials(sock)
     if credentials is not None and credentials[1] != os.getuid():
         raise AuthenticationError(f"the other end runs as user {credentials[1]}, this process as user {os.getuid()}")

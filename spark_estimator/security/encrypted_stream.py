@@ -44,7 +44,7 @@ class Sealer:
         _free_after(self, _native.library().se_sealer_destroy, handle)
 
     def seal(self, data: bytes | bytearray | memoryview) -> bytes:
-        """The records that hold `data`."""
+        """Return the records that hold `data`."""
         size = len(data)
         if not size:
             return b""
@@ -68,7 +68,7 @@ class Opener:
         self._pending = bytearray()
 
     def open(self, received: bytes) -> bytes:
-        """The plain bytes of the records that these bytes complete.
+        """Return the plain bytes of the records that these bytes complete.
 
         Raises:
             AuthenticationError: a record was altered, repeated, left out or reordered; the connection must end.
@@ -87,17 +87,17 @@ class Opener:
 
 
 def sealing(session: Session | None) -> Callable[[bytes], bytes]:
-    """Returns the bytes to send for `data`; without a session, the data itself."""
+    """Make a function that returns the bytes to send for its data; without a session, the data itself."""
     return bytes if session is None else Sealer(session).seal
 
 
 def opening(session: Session | None) -> Callable[[bytes], bytes]:
-    """Returns the data of received bytes, as `Opener.open`; without a session, these bytes themselves."""
+    """Make a function that returns the data of received bytes, as `Opener.open`; without a session, these bytes."""
     return bytes if session is None else Opener(session).open
 
 
 class _Tunnel:
-    """The threads behind a socket that `tunnel` returns."""
+    """The threads behind a socket that `open_tunnel` returns."""
 
     def __init__(self, sock: socket.socket, inner: socket.socket, session: Session, name: str) -> None:
         self._sock = sock
@@ -114,7 +114,7 @@ class _Tunnel:
         _tunnels.add(self)
 
     def finish(self, deadline: float) -> None:
-        """Sends what the user has written, as far as the other end takes it in time, and ends both threads."""
+        """Send what the user has written, as far as the other end takes it in time, and end both threads."""
         with suppress(OSError):
             self._inner.shutdown(socket.SHUT_RD)  # what is in it is still read
         sender, _ = self._threads
@@ -126,7 +126,7 @@ class _Tunnel:
             thread.join(_ENDING_SECONDS)
 
     def close(self) -> None:
-        """Closes the sockets, where no thread is."""
+        """Close the sockets, where no thread is."""
         self._sock.close()
         self._inner.close()
 
@@ -160,7 +160,7 @@ _tunnels: weakref.WeakSet[_Tunnel] = weakref.WeakSet()
 
 
 def tunnel(sock: socket.socket, session: Session | None, name: str) -> socket.socket:
-    """A socket whose bytes are sent encrypted over `sock`, for code that reads and writes a plain descriptor.
+    """Open a socket whose bytes are sent encrypted over `sock`, for code that reads and writes a plain descriptor.
 
     Args:
         sock: authenticated, blocking, with its options set. It belongs to the tunnel from now on.
@@ -176,14 +176,14 @@ def tunnel(sock: socket.socket, session: Session | None, name: str) -> socket.so
 
 
 def _finish_tunnels() -> None:
-    """Ends all tunnels before the process ends: OpenSSL then frees what their threads use."""
+    """End all tunnels before the process ends: OpenSSL then frees what their threads use."""
     deadline = time.monotonic() + _LAST_BYTES_SECONDS
     for each in list(_tunnels):
         each.finish(deadline)
 
 
 def _forget_tunnels() -> None:
-    """Leaves a forked child none of them, so that the other ends notice the end of this process's parent."""
+    """Leave a forked child none of them, so that the other ends notice the end of this process's parent."""
     for each in list(_tunnels):
         each.close()
     _tunnels.clear()
@@ -194,7 +194,7 @@ os.register_at_fork(after_in_child=_forget_tunnels)
 
 
 def _free_after(owner: object, free: Callable[[c_void_p], None], handle: c_void_p) -> None:
-    """Frees a handle after its owner; not at the end of the process, when a thread may be using it."""
+    """Free a handle after its owner; not at the end of the process, when a thread may be using it."""
     weakref.finalize(owner, free, handle).atexit = False
 
 

@@ -60,7 +60,7 @@ class Session:
 
 @functools.cache
 def libcrypto_path() -> str:
-    """The absolute path of OpenSSL's libcrypto.
+    """Return the absolute path of OpenSSL's libcrypto.
 
     Raises:
         EncryptionUnavailableError: there is none.
@@ -86,7 +86,7 @@ class _SymbolPlace(ctypes.Structure):
 
 
 def _linked_by_ssl() -> str | None:
-    """The library in which Python's ssl module finds OpenSSL's functions; None: there is no file."""
+    """Return the library in which Python's ssl module finds OpenSSL's functions; None: there is no file."""
     place = _SymbolPlace()
     with suppress(ImportError, OSError, AttributeError):
         module = importlib.import_module("_ssl")
@@ -101,7 +101,7 @@ def _linked_by_ssl() -> str | None:
 
 
 def check_encryption() -> None:
-    """Raises EncryptionUnavailableError if this host can't encrypt connections: libcrypto is missing or unusable."""
+    """Raise EncryptionUnavailableError if this host can't encrypt connections: libcrypto is missing or unusable."""
     _libcrypto()
 
 
@@ -167,7 +167,7 @@ class KeyPair:
         self.share = buffer.raw
 
     def shared_secret(self, peer_share: bytes) -> bytes:
-        """The secret that both ends compute from their own key and the other's share; `SECRET_BYTES` bytes.
+        """Derive the secret that both ends compute from their own key and the other's share; `SECRET_BYTES` bytes.
 
         Raises:
             AuthenticationError: `peer_share` is not a usable public key.
@@ -193,7 +193,7 @@ class KeyPair:
 
 @functools.cache
 def has_fast_aes() -> bool:
-    """Whether this processor has instructions for AES."""
+    """Return whether this processor has instructions for AES."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, words = line.partition(":")
@@ -203,7 +203,7 @@ def has_fast_aes() -> bool:
 
 
 def derive(key: bytes, shared_secret: bytes, transcript: bytes, cipher: Cipher, *, connector: bool) -> Session:
-    """The secrets of a connection.
+    """Derive the secrets of a connection.
 
     Args:
         key: the job's.

@@ -16,23 +16,23 @@ _OWN_FILE, _OWN_FOLDER = 0o600, 0o700
 
 
 def of_new_file(folder: str) -> int:
-    """The permissions of a new file in a folder."""
+    """Return the permissions of a new file in a folder."""
     return _OWN_FILE | _group_bits(folder) & 0o060
 
 
 def of_new_folder(parent: str) -> int:
-    """The permissions of a new folder in a folder."""
+    """Return the permissions of a new folder in a folder."""
     bits = _group_bits(parent)
     return _OWN_FOLDER | bits | (stat.S_ISGID if bits else 0)
 
 
 def of_files_in(folder_mode: int) -> int:
-    """The permissions of the files of a folder that is written and put in place as a whole."""
+    """Return the permissions of the files of a folder that is written and put in place as a whole."""
     return _OWN_FILE | folder_mode & 0o666
 
 
 def opener(path: str, flags: int) -> int:
-    """For ``open(path, mode, opener=opener)``: a file that is created gets the permissions of a new one.
+    """Open a file for ``open(path, mode, opener=opener)``; one that is created gets the permissions of a new file.
 
     Raises:
         PermissionError: as `refuse_foreign`, of a file that is written.
@@ -50,7 +50,7 @@ def opener(path: str, flags: int) -> int:
 
 
 def make_folder(path: str) -> None:
-    """Makes one folder unless it is there."""
+    """Make one folder unless it exists."""
     mode = of_new_folder(os.path.dirname(os.path.abspath(path)))
     try:
         os.mkdir(path, _OWN_FOLDER)
@@ -62,7 +62,7 @@ def make_folder(path: str) -> None:
 
 
 def make_folders(path: str) -> None:
-    """Makes a folder, and those above it that are not there. Raises as `refuse_foreign`."""
+    """Make a folder, and those above it that don't exist. Raises as `refuse_foreign`."""
     refuse_foreign(path)
     if not os.path.isdir(path):
         make_folders(os.path.dirname(os.path.abspath(path)))
@@ -70,7 +70,7 @@ def make_folders(path: str) -> None:
 
 
 def widen(path: str | int, mode: int) -> None:
-    """Sets permissions that are more than the user's own, where the file system has them."""
+    """Set permissions that are more than the user's own, where the file system has them."""
     if mode not in (_OWN_FILE, _OWN_FOLDER):
         with contextlib.suppress(OSError):
             os.chmod(path, mode)

@@ -49,7 +49,7 @@ class _Handshake:
         self.deadline = deadline
 
     def advance(self) -> bool:
-        """Takes what has arrived. Returns whether the connector is authenticated.
+        """Take what has arrived. Return whether the connector is authenticated.
 
         Raises:
             AuthenticationError: it has no key, is refused, or has disconnected.
@@ -224,11 +224,11 @@ class HandshakeServer:
 
     @property
     def lacks_descriptors(self) -> bool:
-        """Whether a connection waits because this process has no free file descriptor to accept it."""
+        """Return whether a connection waits because this process has no free file descriptor to accept it."""
         return self._accept_error is not None and self._accept_error.errno in (errno.EMFILE, errno.ENFILE)
 
     def close(self) -> None:
-        """Stops listening and aborts handshakes in progress. Idempotent."""
+        """Stop listening and abort handshakes in progress. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -239,15 +239,15 @@ class HandshakeServer:
         self._close_sockets()
 
     def before_fork(self) -> None:
-        """Blocks new connections until after the fork, so that the child knows every socket that it inherits."""
+        """Block new connections until after the fork, so that the child knows every socket that it inherits."""
         self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        """Accepts new connections again."""
+        """Accept new connections again."""
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Closes the child's copies of all sockets and sends nothing on them. The parent continues to listen."""
+        """Close the child's copies of all sockets and send nothing on them. The parent continues to listen."""
         self._closed = True
         self._lock = threading.Lock()
         self._close_sockets()
@@ -287,7 +287,7 @@ class HandshakeServer:
             self._close_sockets()
 
     def _next_deadline(self, resume_at: float | None) -> float | None:
-        """Milliseconds until the oldest handshake's deadline or `resume_at`; None if there is neither."""
+        """Return the milliseconds until the oldest handshake's deadline or `resume_at`; None if there is neither."""
         deadlines = [] if resume_at is None else [resume_at]
         if self._handshakes.in_progress:
             deadlines.append(next(iter(self._handshakes.in_progress.values())).deadline)
@@ -298,7 +298,7 @@ class HandshakeServer:
             self._poll.modify(listener, events)
 
     def _accept_from(self, listener: socket.socket) -> bool:
-        """Accepts connections that wait. Returns False if that must pause."""
+        """Accept connections that wait. Return False if that must pause."""
         for _ in range(_BATCH):
             try:
                 sock, address = listener.accept()
@@ -324,7 +324,7 @@ def _default_capacity() -> int:
 
 
 def _origin(sock: socket.socket, address: object) -> str:
-    """The peer of a connection, as text for messages."""
+    """Return the peer of a connection, as text for messages."""
     if sock.family == socket.AF_UNIX:
         with suppress(OSError):
             credentials = peer_credentials(sock)

@@ -16,11 +16,12 @@ _MOST_LINKS = 40
 
 
 def refuse_foreign(path: str) -> None:
-    """To be called right before a file or folder is made or opened for writing. What is not there yet is no problem.
+    """Refuse a path right before a file or folder is made or opened for writing; a missing one is no problem.
 
     Raises:
-        PermissionError: the path leads through a link that another user has made in a shared folder, or in a folder of
-            their own there; or to a file in a shared folder that is another user's or has a second name.
+        PermissionError: the path leads through a link that another user has made in a shared folder, or in a
+            folder of their own there; or to a file in a shared folder that is another user's or has a second
+            name.
         OSError: the path cannot be followed.
     """
     # The kernel goes up from where a link leads; abspath(), by which folders are made, from the link itself.
@@ -29,7 +30,7 @@ def refuse_foreign(path: str) -> None:
 
 
 def _refuse_on(way: str, path: str) -> None:
-    """Follows an absolute path.
+    """Follow an absolute path.
 
     Args:
         path: as the caller has named it.
@@ -75,7 +76,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _is_shared(folder: os.stat_result) -> bool:
-    """Whether users who are not trusted with the folder's files can make some in it."""
+    """Return whether users who are not trusted with the folder's files can make some in it."""
     return bool(folder.st_mode & 0o002 or (folder.st_mode & stat.S_ISVTX and folder.st_mode & 0o020))
 
 

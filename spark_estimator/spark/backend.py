@@ -27,7 +27,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def default_num_proc() -> int:
-    """The ranks that `SparkBackend` and `run` take by default: see `run`'s num_proc."""
+    """Return the ranks that `SparkBackend` and `run` take by default: see `run`'s num_proc."""
     return session_and_size(default_size, "default_num_proc()")[1]
 
 
@@ -41,7 +41,7 @@ class Backend:
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Calls ``fn(*args, **kwargs)`` on `num_processes` ranks.
+        """Call ``fn(*args, **kwargs)`` on `num_processes` ranks.
 
         Args:
             env: variables for the ranks.
@@ -52,7 +52,7 @@ class Backend:
         raise NotImplementedError(f"{type(self).__name__} is a Backend and must define run().")
 
     def num_processes(self) -> int:
-        """The number of ranks."""
+        """Return the number of ranks."""
         raise NotImplementedError(f"{type(self).__name__} is a Backend and must define num_processes().")
 
 
@@ -77,7 +77,7 @@ class SparkBackend(Backend):
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """As `Backend.run`; raises the errors of `spark.run`."""
+        """Call ``fn(*args, **kwargs)`` as `Backend.run`; raises the errors of `spark.run`."""
         return run_with(fn, self._options(env, args, kwargs), self.num_processes())
 
     def run_on_rows(
@@ -93,7 +93,7 @@ class SparkBackend(Backend):
         recovers: bool = False,
         take_record: TakeRecord | None = None,
     ) -> list[Any]:
-        """As `run`, for estimators.
+        """Call ``fn(*args)`` as `run`, for estimators.
 
         Args:
             rows: of a DataFrame, which Spark's tasks pass to the ranks; None: none.
@@ -119,13 +119,13 @@ class SparkBackend(Backend):
 
     @property
     def max_restarts(self) -> int:
-        """How often a failed job restarts."""
+        """Return how often a failed job restarts."""
         return int(self._kwargs.get("max_restarts", 0))
 
     def _options(
         self, env: Mapping[str, str] | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None, **overrides: Any
     ) -> JobOptions:
-        """This backend's options for one call."""
+        """Make this backend's options for one call."""
         requested = {**(self._env or {}), **(env or {})}
         # Programs hide the driver's GPUs from TensorFlow by it before they train; the ranks are to see theirs.
         hidden = requested.pop(_DEVICES, None)
@@ -165,7 +165,7 @@ class LocalBackend(Backend):
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """As `Backend.run`.
+        """Call ``fn(*args, **kwargs)`` as `Backend.run`.
 
         Raises:
             PicklingError: the function or an argument can't be pickled.
@@ -175,7 +175,7 @@ class LocalBackend(Backend):
         return self._run(fn, args, kwargs, env, None)
 
     def run_recorded(self, fn: Callable[..., Any], args: Sequence[Any], take_record: TakeRecord | None) -> list[Any]:
-        """As `run`, for estimators; `take_record` as in `JobOptions`."""
+        """Call ``fn(*args)`` as `run`, for estimators; `take_record` as in `JobOptions`."""
         return self._run(fn, args, None, None, take_record)
 
     def _run(
@@ -204,7 +204,7 @@ class LocalBackend(Backend):
 def _checked(
     kind: type[Backend], num_proc: int | None, env: Mapping[str, str] | None, kwargs: dict[str, Any]
 ) -> tuple[int | None, Mapping[str, str] | None, dict[str, Any]]:
-    """A constructor's arguments, checked, without those that have no effect.
+    """Check a constructor's arguments. Return them without those that have no effect.
 
     Raises:
         TypeError, ValueError: an argument can't be used; the text names it and its value.

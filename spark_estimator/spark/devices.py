@@ -6,7 +6,7 @@ import os
 
 
 def get_available_devices() -> list[str]:
-    """The GPUs that this rank has, as CUDA_VISIBLE_DEVICES names them; empty without one, and outside of a job."""
+    """Return the GPUs that this rank has, as CUDA_VISIBLE_DEVICES names them; none outside of a job."""
     if "HOROVOD_RANK" not in os.environ:
         return []
     return [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip()]

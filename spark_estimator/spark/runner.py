@@ -42,29 +42,30 @@ def run(
     max_restarts: int = 0,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Calls ``fn(*args, **kwargs)`` on `num_proc` ranks, each in a Spark task, that start together.
+    """Call ``fn(*args, **kwargs)`` on `num_proc` ranks, each in a Spark task, that start together.
 
     Runs in the active session, classic or Connect, or in a new local one.
 
     Args:
         fn: pickled by cloudpickle, with what it uses of the notebook or script; so are its arguments.
-        num_proc: number of ranks. None: all slots of the session, or ``spark.default.parallelism`` if it is set to
-            less.
-        start_timeout: seconds until user code must have started on all ranks. None: `HOROVOD_SPARK_START_TIMEOUT`, 600
-            by default. More ranks than the session has slots are an immediate error. There is no timeout where
-            executors can't connect to the driver and Spark doesn't report whether they run.
-        env: variables for the ranks, in addition to those of their executors. Variables of this process that begin
-            with ``HOROVOD_``, ``SPARK_ESTIMATOR_`` or ``NCCL_`` are always passed on. ``PYTHONPATH`` adds folders to
-            the ranks' module search path.
-        stdout, stderr: text streams for the ranks' lines, ``[rank]<stdout>:text``; None: those of this process. If
-            executors can't connect to the driver, lines are sent through `SPARK_ESTIMATOR_LOG_DIR`; without it, only
-            the last lines are shown, at the end.
-        verbose: 0: only the ranks' lines; 1: also the default number of ranks, and a status line on a terminal or in a
-            notebook; 2: also the host of each rank.
+        num_proc: number of ranks. None: all slots of the session, or ``spark.default.parallelism`` if it is set
+            to less.
+        start_timeout: seconds until user code must have started on all ranks. None:
+            `HOROVOD_SPARK_START_TIMEOUT`, 600 by default. More ranks than the session has slots are an immediate
+            error. There is no timeout where executors can't connect to the driver and Spark doesn't report
+            whether they run.
+        env: variables for the ranks, in addition to those of their executors. Variables of this process that
+            begin with ``HOROVOD_``, ``SPARK_ESTIMATOR_`` or ``NCCL_`` are always passed on. ``PYTHONPATH`` adds
+            folders to the ranks' module search path.
+        stdout, stderr: text streams for the ranks' lines, ``[rank]<stdout>:text``; None: those of this process.
+            If executors can't connect to the driver, lines are sent through `SPARK_ESTIMATOR_LOG_DIR`; without
+            it, only the last lines are shown, at the end.
+        verbose: 0: only the ranks' lines; 1: also the default number of ranks, and a status line on a terminal or
+            in a notebook; 2: also the host of each rank.
         prefix_output_with_timestamp: prefix each line with the time.
-        max_restarts: how often all ranks start again if a rank dies, exits or raises an error, or an executor is lost;
-            ``spark_estimator.launch.job.attempts`` lists the failures that are retried. `fn` finds the number of the
-            attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
+        max_restarts: how often all ranks start again if a rank dies, exits or raises an error, or an executor is
+            lost; ``spark_estimator.launch.job.attempts`` lists the failures that are retried. `fn` finds the
+            number of the attempt, from 1, in the variable `SPARK_ESTIMATOR_ATTEMPT`.
         timeout: seconds until the job's ranks are stopped, including the wait for slots and all attempts.
         use_mpi, use_gloo, extra_mpi_args, nics, executable: no effect, with a warning.
 
@@ -117,7 +118,7 @@ def job_options(
     max_restarts: int = 0,
     timeout: float | None = None,
 ) -> JobOptions:
-    """The arguments of `run`, checked; all ranks' values are returned.
+    """Check the arguments of `run` and make options of them; all ranks' values are returned.
 
     Args:
         env_if_unset: variables for the ranks whose executors don't set them.
@@ -147,7 +148,7 @@ def run_with(
     caller: str | None = None,
     recovers: bool = False,
 ) -> list[Any]:
-    """As `run`, with its options in one value.
+    """Call `fn` as `run` does, with its options in one value.
 
     Args:
         options, rows, caller, recovers: as in `run_in_session`.
@@ -189,18 +190,18 @@ def run_elastic(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls ``fn(*args, **kwargs)`` on ranks in Spark tasks, in a job that continues when it loses ranks.
+    """Call ``fn(*args, **kwargs)`` on ranks in Spark tasks, in a job that continues when it loses ranks.
 
-    `fn` uses ``hvd.elastic.run`` and a state; ``spark_estimator.elastic`` documents what is guaranteed. A lost rank,
-    with its executor or alone, costs the work since the last commit; a new one replaces it at a commit, once there is
-    a slot. Runs in the active session, classic or Connect, also with dynamic allocation, or in a new local one. The
-    executors must be able to connect to this process.
+    `fn` uses ``hvd.elastic.run`` and a state; ``spark_estimator.elastic`` documents what is guaranteed. A lost
+    rank, with its executor or alone, costs the work since the last commit; a new one replaces it at a commit,
+    once there is a slot. Runs in the active session, classic or Connect, also with dynamic allocation, or in a
+    new local one. The executors must be able to connect to this process.
 
     Args:
-        num_proc: number of ranks to start with; fewer if the session has fewer slots, but at least `min_num_proc`.
-            None: as in `run`.
-        min_num_proc: smallest number of ranks to continue with, 1 <= min_num_proc <= num_proc. None: `num_proc`, so
-            that the job waits for a replacement of each lost rank.
+        num_proc: number of ranks to start with; fewer if the session has fewer slots, but at least
+            `min_num_proc`. None: as in `run`.
+        min_num_proc: smallest number of ranks to continue with, 1 <= min_num_proc <= num_proc. None: `num_proc`,
+            so that the job waits for a replacement of each lost rank.
         max_num_proc: the job grows up to this number when there are slots. None: `num_proc`.
         start_timeout: seconds until all ranks of the first round must have a slot. None: as in `run`.
         elastic_timeout: seconds to wait for the ranks of a new round, and for new processes if there are too few.
@@ -219,8 +220,8 @@ def run_elastic(
     Raises:
         PreflightError: the job can't start, or the executors can't connect to this process.
         StartTimeoutError: not all ranks had a slot in time; the text has the number of slots and what uses them.
-        WorkerFailedError: the job can't continue; the text lists all lost ranks, and the first one's traceback is the
-            cause.
+        WorkerFailedError: the job can't continue; the text lists all lost ranks, and the first one's traceback is
+            the cause.
         ResultError: a rank's value could not be returned.
         JobCancelledError: the job was cancelled in Spark.
     """

@@ -29,17 +29,17 @@ class DBFSLocalStore(FilesystemStore):
         super().__init__(prefix_path, *args, **kwargs)
 
     def get_full_path(self, path: str) -> str:
-        """The path as this machine sees it: ``/dbfs/path``."""
+        """Return the path as this machine sees it: ``/dbfs/path``."""
         return super().get_full_path(self.normalize_path(path))
 
     @staticmethod
     def matches(prefix_path: str) -> bool:
-        """Whether the path is one of DBFS."""
+        """Return whether the path is one of DBFS."""
         return os.fspath(prefix_path).startswith(_FORMS)
 
     @staticmethod
     def normalize_path(path: str) -> str:
-        """As ``/dbfs/path``."""
+        """Return the path as ``/dbfs/path``."""
         for form in _FORMS:
             if path.startswith(form):
                 return "/dbfs/" + path[len(form) :].lstrip("/")

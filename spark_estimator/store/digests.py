@@ -17,7 +17,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def sealed(stream: io.BytesIO) -> bytes:
-    """The stream's content, and a line with its digest at the end; ``torch.load`` reads over that."""
+    """Return the stream's content, and a line with its digest at the end; ``torch.load`` reads over that."""
     with stream.getbuffer() as view:
         line = seal_of(view)
     stream.seek(0, io.SEEK_END)
@@ -26,17 +26,17 @@ def sealed(stream: io.BytesIO) -> bytes:
 
 
 def seal_of(content: bytes | memoryview) -> bytes:
-    """The line with the digest of the content."""
+    """Return the line with the digest of the content."""
     return _LINE % hashlib.sha256(content).hexdigest().encode()
 
 
 def unsealed(content: bytes) -> bytes:
-    """The content that was sealed, without the line."""
+    """Return the content that was sealed, without the line."""
     return content[:-_LINE_BYTES]
 
 
 def flaw_of(content: bytes) -> str:
-    """How this differs from what `sealed` has made, in words that follow the file's name; empty: in nothing."""
+    """Return how this differs from what `add_seal` made, in words after the file's name; empty: in nothing."""
     line = content[-_LINE_BYTES:]
     if not re.fullmatch(rb"\nsha256:[0-9a-f]{64}\n", line):
         return (
@@ -51,7 +51,7 @@ def flaw_of(content: bytes) -> str:
 
 
 def digest_of(file: Path) -> str:
-    """A file's SHA-256; of a large one only a piece is in memory.
+    """Return a file's SHA-256; of a large one only a piece is in memory.
 
     Raises:
         OSError: it cannot be read.

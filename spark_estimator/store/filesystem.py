@@ -50,7 +50,7 @@ class Store:
 
     @staticmethod
     def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
-        """The store for a path: DBFS on Databricks, HDFS, or any other file system.
+        """Make the store for a path: DBFS on Databricks, HDFS, or any other file system.
 
         Args:
             prefix_path: a folder or URL.
@@ -60,23 +60,23 @@ class Store:
         return kind(prefix_path, *args, **kwargs)
 
     def get_run_path(self, run_id: str) -> str:
-        """The folder of one training."""
+        """Return the folder of one training."""
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define get_run_path().")
 
     def get_checkpoint_path(self, run_id: str) -> str | None:
-        """The file of a training's last checkpoint; None: none is kept."""
+        """Return the file of a training's last checkpoint; None: none is kept."""
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define get_checkpoint_path().")
 
     def exists(self, path: str) -> bool:
-        """Whether the file or folder exists."""
+        """Return whether the file or folder exists."""
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define exists().")
 
     def read(self, path: str) -> bytes:
-        """The content of a file; FileNotFoundError where there is none."""
+        """Return the content of a file; FileNotFoundError where there is none."""
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define read().")
 
     def write(self, path: str, content: bytes) -> None:
-        """Puts a file there, whole: a reader finds the previous one or the new one, also after a crash."""
+        """Put a file there, whole: a reader finds the previous one or the new one, also after a crash."""
         raise NotImplementedError(f"{type(self).__name__} is a Store and has to define write().")
 
 
@@ -117,7 +117,7 @@ class FilesystemStore(RunViews, Store):
         self._check()
 
     def get_full_path(self, path: str) -> str:
-        """The path as this store writes it: absolute.
+        """Return the path as this store writes it: absolute.
 
         Raises:
             ValueError: it is nearly a URL.
@@ -129,27 +129,27 @@ class FilesystemStore(RunViews, Store):
         return os.path.abspath(path.removeprefix("file://").removeprefix("file:"))
 
     def get_localized_path(self, path: str) -> str:
-        """The path without ``file://``."""
+        """Return the path without ``file://``."""
         return path.removeprefix("file://")
 
     def get_train_data_path(self, idx: int | None = None) -> str:
-        """The folder of training data; of data set `idx`."""
+        """Return the folder of training data; of data set `idx`."""
         return self._train_path if idx is None else f"{self._train_path}.{idx}"
 
     def get_val_data_path(self, idx: int | None = None) -> str:
-        """The folder of data for validation."""
+        """Return the folder of data for validation."""
         return self._val_path if idx is None else f"{self._val_path}.{idx}"
 
     def get_test_data_path(self, idx: int | None = None) -> str:
-        """The folder of data for tests."""
+        """Return the folder of data for tests."""
         return self._test_path if idx is None else f"{self._test_path}.{idx}"
 
     def saving_runs(self) -> bool:
-        """Whether checkpoints and logs are kept."""
+        """Return whether checkpoints and logs are kept."""
         return self._save_runs
 
     def get_runs_path(self) -> str:
-        """The folder of all trainings."""
+        """Return the folder of all trainings."""
         return self._runs_path
 
     def get_run_path(self, run_id: str) -> str:
@@ -158,25 +158,25 @@ class FilesystemStore(RunViews, Store):
         return posixpath.join(self._runs_path, run_id)
 
     def get_checkpoint_filename(self) -> str:
-        """The name of the last checkpoint's file."""
+        """Return the name of the last checkpoint's file."""
         return self._checkpoint_filename
 
     def get_checkpoint_path(self, run_id: str) -> str | None:
         return posixpath.join(self.get_run_path(run_id), self._checkpoint_filename) if self._save_runs else None
 
     def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
-        """The files of a training whose names end with `suffix`, in order."""
+        """Return the files of a training whose names end with `suffix`, in order."""
         folder = self.get_run_path(run_id)
         if not self.exists(folder):
             return []
         return sorted(path for path in self._files(folder) if path.endswith(suffix))
 
     def get_logs_subdir(self) -> str:
-        """The name of the folder of logs in a run's."""
+        """Return the name of the folder of logs in a run's."""
         return "logs"
 
     def get_logs_path(self, run_id: str) -> str | None:
-        """The folder of a training's logs; None: none are kept."""
+        """Return the folder of a training's logs; None: none are kept."""
         return posixpath.join(self.get_run_path(run_id), self.get_logs_subdir()) if self._save_runs else None
 
     def exists(self, path: str) -> bool:
@@ -211,12 +211,12 @@ class FilesystemStore(RunViews, Store):
             fs.pipe_file(fs_path, content)
 
     def discard_partials(self, folder: str) -> None:
-        """Removes from a folder what a `write` that was killed has left; who writes there now loses nothing."""
+        """Remove from a folder what a `write` that was killed has left; who writes there now loses nothing."""
         if self._is_local(folder):
             discard_leftovers(folder)
 
     def open(self, path: str, mode: str = "rb", *, make_folder: bool = True) -> BinaryIO:
-        """Opens a file to read it from any offset, or, with "wb", to write it from its beginning to its end.
+        """Open a file to read it from any offset, or, with "wb", to write it from its beginning to its end.
 
         A file that is being written may be seen before it is whole, on this machine's file systems.
 
@@ -231,7 +231,7 @@ class FilesystemStore(RunViews, Store):
         return cast(BinaryIO, fs.open(fs_path, mode))
 
     def entries(self, folder: str) -> list[Entry]:
-        """The entries of a folder, by name; of a file, itself.
+        """Return the entries of a folder, by name; of a file, itself.
 
         Raises:
             FileNotFoundError: there is nothing of that name.
@@ -253,7 +253,7 @@ class FilesystemStore(RunViews, Store):
         return sorted(entries)
 
     def remove(self, path: str) -> None:
-        """Removes a file, or a folder with all that is in it.
+        """Remove a file, or a folder with all that is in it.
 
         Raises:
             FileNotFoundError: there is nothing of that name.
@@ -269,12 +269,12 @@ class FilesystemStore(RunViews, Store):
             os.unlink(path)
 
     def write_text(self, path: str, text: str) -> None:
-        """Puts a text file there, whole."""
+        """Put a text file there, whole."""
         self.write(path, text.encode())
 
     @property
     def fs(self) -> Any:
-        """fsspec's file system for `prefix_path`.
+        """Return fsspec's file system for `prefix_path`.
 
         Raises:
             PreflightError: fsspec, or what it needs for this kind, is not installed.
@@ -282,7 +282,7 @@ class FilesystemStore(RunViews, Store):
         return self._filesystem_of(self.prefix_path)[0]
 
     def _filesystem_of(self, path: str) -> tuple[Any, str]:
-        """fsspec's file system for a path, and the path as that has it."""
+        """Return fsspec's file system for a path, and the path as that has it."""
         match = _SCHEME.match(path)
         scheme = _SCHEMES.get(match[1], match[1]) if match else "file"
         try:
@@ -306,7 +306,7 @@ class FilesystemStore(RunViews, Store):
             ) from error
 
     def get_filesystem(self) -> Any:
-        """As `fs`."""
+        """Return `fs`."""
         return self.fs
 
     def _check(self) -> None:
@@ -320,7 +320,7 @@ class FilesystemStore(RunViews, Store):
         return [entry.path for entry in self.entries(folder)]
 
     def _is_local(self, path: str) -> bool:
-        """Whether this machine's own file system has the path."""
+        """Return whether this machine's own file system has the path."""
         return not _SCHEME.match(path)
 
 
@@ -328,7 +328,7 @@ _kinds: list[tuple[Callable[[str], bool], type[FilesystemStore]]] = []
 
 
 def register_kind(matches: Callable[[str], bool], kind: type[FilesystemStore]) -> None:
-    """Makes `Store.create` use this kind of store for the paths that `matches` accepts."""
+    """Make `Store.create` use this kind of store for the paths that `matches` accepts."""
     _kinds.append((matches, kind))
 
 

@@ -17,7 +17,7 @@ _MOST_EXPANSIONS = 20  # as in Hadoop
 
 
 def default_filesystem(path: str, extra_conf: Mapping[str, str]) -> str:
-    """Hadoop's default file system as a URL without a path: ``hdfs://host:port``.
+    """Return Hadoop's default file system as a URL without a path: ``hdfs://host:port``.
 
     Args:
         path: for which it is needed, for messages.
@@ -43,7 +43,7 @@ def default_filesystem(path: str, extra_conf: Mapping[str, str]) -> str:
 
 
 def _candidates(extra_conf: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-    """Each place that may name the default file system, and its value; the first one is used."""
+    """Yield each source that may name the default file system, and its value; the first one is used."""
     yield "extra_conf", _first(extra_conf)
     yield "the Spark session", _of_session()
     for place, folder in _configuration_folders():
@@ -69,7 +69,7 @@ def _configuration_folders() -> Iterator[tuple[str, str]]:
 
 
 def _of_session() -> str | None:
-    """The active Spark session's value; None: there is no session, or it has none."""
+    """Return the active Spark session's value; None: there is no session, or it has none."""
     if "pyspark.sql" not in sys.modules:
         return None
     from pyspark.sql import SparkSession
@@ -90,7 +90,7 @@ def _of_session() -> str | None:
 
 
 def _of_file(file: Path) -> str | None:
-    """The value in a file of Hadoop's; None: it has none, or does not exist.
+    """Return the value in a file of Hadoop's; None: it has none, or does not exist.
 
     Raises:
         PreflightError: it cannot be read.

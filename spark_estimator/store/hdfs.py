@@ -81,11 +81,11 @@ class HDFSStore(FilesystemStore):
 
     @staticmethod
     def matches(prefix_path: str) -> bool:
-        """Whether the path is one of HDFS."""
+        """Return whether the path is one of HDFS."""
         return os.fspath(prefix_path).startswith("hdfs:/")
 
     def get_full_path(self, path: str) -> str:
-        """The path as a URL, with the host that was found.
+        """Return the path as a URL, with the host that was found.
 
         Raises:
             ValueError: it is of another form, or on another host.
@@ -100,17 +100,17 @@ class HDFSStore(FilesystemStore):
         return self._root + posixpath.normpath(f"/{tail.lstrip('/')}").rstrip("/")
 
     def get_localized_path(self, path: str) -> str:
-        """The path without scheme and host."""
+        """Return the path without scheme and host."""
         return path.removeprefix(self._root)
 
     def _has(self, scheme: str, authority: str) -> bool:
-        """Whether a URL is on this store's file system; a host without a port matches the host with its port."""
+        """Return whether a URL is on this store's file system; a host without a port matches the host with its port."""
         store_scheme, _, host = self._root.partition("://")
         return scheme == store_scheme and authority in (host, host.partition(":")[0], host.rpartition("@")[2])
 
     @staticmethod
     def _root_of(path: str, host: str | None, port: int | None, extra_conf: Mapping[str, str] | None) -> str:
-        """The file system as a URL without a path.
+        """Return the file system as a URL without a path.
 
         Raises:
             As the class.
@@ -160,7 +160,7 @@ register_kind(HDFSStore.matches, HDFSStore)
 
 
 def _parsed(path: str) -> re.Match[str] | None:
-    """The parts of a URL; None for an absolute path.
+    """Return the parts of a URL; None for an absolute path.
 
     Raises:
         ValueError: it is neither.
@@ -172,7 +172,7 @@ def _parsed(path: str) -> re.Match[str] | None:
 
 
 def _address(scheme: str, authority: str) -> tuple[str, int]:
-    """The host and port as pyarrow has them; 0: a name service, whose ports the Hadoop configuration has."""
+    """Return the host and port as pyarrow has them; 0: a name service, whose ports the Hadoop configuration has."""
     if scheme != "hdfs":
         return f"{scheme}://{authority}", 0
     host, _, port = authority.partition(":")

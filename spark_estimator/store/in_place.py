@@ -17,13 +17,13 @@ _WHOLE_AT_ONCE = {"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "ad
 
 
 def writes_in_place(fs: Any) -> bool:
-    """Whether a file that is being written can be seen before it is whole."""
+    """Return whether a file that is being written can be seen before it is whole."""
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
     return not protocols & _WHOLE_AT_ONCE
 
 
 def read(fs: Any, path: str) -> bytes:
-    """The last content that was written whole.
+    """Return the last content that was written whole.
 
     Raises:
         FileNotFoundError: there is none.
@@ -37,7 +37,7 @@ def read(fs: Any, path: str) -> bytes:
 
 
 def write(fs: Any, path: str, content: bytes) -> None:
-    """Replaces the content.
+    """Replace the content.
 
     Raises:
         OSError: it cannot be written, or the file system kept fewer bytes than were written; `read` gives the previous
@@ -63,7 +63,7 @@ def write(fs: Any, path: str, content: bytes) -> None:
 
 
 def remove_next(fs: Any, path: str) -> None:
-    """Removes what a writer that was killed has left of a file, which is removed, too."""
+    """Remove what a writer that was killed has left of a file, which is removed, too."""
     with contextlib.suppress(FileNotFoundError):
         fs.rm_file(_next_path(path))
 
@@ -74,7 +74,7 @@ def _next_path(path: str) -> str:
 
 
 def _next(fs: Any, path: str) -> bytes | None:
-    """The content that is to replace the file's; None: there is none that is whole."""
+    """Return the content that is to replace the file's; None: there is none that is whole."""
     try:
         content: bytes = fs.cat_file(_next_path(path))
     except FileNotFoundError:

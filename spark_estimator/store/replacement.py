@@ -1,13 +1,13 @@
 """Replaces a file or a folder of this machine: a crash at any moment leaves the previous one or the new one.
 
-The new content is written beside the target, as ``.NAME.TOKEN.partial``, and synchronized to the disk. Then it takes
-the target's place in one step. A file system that cannot exchange two folders needs two steps: between them the
-previous folder is ``.NAME.TOKEN.previous``, where `surviving_folder` finds it.
+The new content is written beside the target, as ``.NAME.TOKEN.partial``, and synchronized to the disk. Then
+it takes the target's place in one step. A file system that cannot exchange two folders needs two steps:
+between them the previous folder is ``.NAME.TOKEN.previous``, where `find_surviving_folder` finds it.
 
-A writer holds a lock (``flock``) on its partial file or folder. The kernel releases the lock when the process ends, so
-the next writer distinguishes what a dead process has left from what a living one still writes. On a file system without
-locks a partial file is a dead writer's when a process has seen it unchanged for a day by its monotonic clock: the times
-of files are those of other hosts' clocks.
+A writer holds a lock (``flock``) on its partial file or folder. The kernel releases the lock when the process
+ends, so the next writer distinguishes what a dead process has left from what a living one still writes. On a
+file system without locks a partial file is a dead writer's when a process has seen it unchanged for a day by
+its monotonic clock: the times of files are those of other hosts' clocks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lambda: None) -> None:
-    """Puts a file in place, on the disk, with the folders above it.
+    """Put a file in place, on the disk, with the folders above it.
 
     Args:
         confirm: called right before the file takes its place; what it raises leaves the previous one.
@@ -75,7 +75,7 @@ def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lamb
 
 @contextmanager
 def replaced_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A new folder to write into, which takes the target's place at the end of the block.
+    """Give a new folder to write into, which takes the target's place at the end of the block.
 
     Args:
         overwrite: whether it may replace a previous one.
@@ -103,7 +103,7 @@ def replaced_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def surviving_folder(target: Path, marker: str) -> Path:
-    """The folder to read: the target, or the previous one where a replacement was killed between its two steps.
+    """Return the folder to read: the target, or the previous one if a replacement was killed between its steps.
 
     Args:
         marker: a file that each whole folder has.
@@ -117,7 +117,7 @@ def surviving_folder(target: Path, marker: str) -> Path:
 
 
 def discard_leftovers(folder: str, name: str | None = None) -> None:
-    """Removes what writers that are dead have left in a folder, and completes what they began. Raises nothing.
+    """Remove what writers that are dead have left in a folder, and completes what they began. Raise nothing.
 
     Args:
         name: of the one target; None: of all targets in the folder.
@@ -134,7 +134,7 @@ def discard_leftovers(folder: str, name: str | None = None) -> None:
 
 
 def make_folders(folder: str) -> None:
-    """Makes a folder and those above it, so that their names are on the disk."""
+    """Make a folder and those above it, so that their names are on the disk."""
     if os.path.isdir(folder):
         return
     parent = os.path.dirname(os.path.abspath(folder))
@@ -158,7 +158,7 @@ class _Names:
         self.previous = os.path.join(folder, f".{name}.{token}.previous")
 
     def remove(self) -> None:
-        """Removes what is not needed any more; after an interruption puts the previous folder back first."""
+        """Remove what is not needed any more; after an interruption puts the previous folder back first."""
         if os.path.lexists(self.previous) and not os.path.lexists(self.target):
             os.rename(self.previous, self.target)
         _remove(self.partial)
@@ -177,7 +177,7 @@ def _discard(names: _Names) -> None:
 
 @contextmanager
 def _claimed(target: str, create: Callable[[str], int]) -> Iterator[tuple[_Names, int]]:
-    """New names beside the target, and the locked descriptor of what `create` has made at `partial`."""
+    """Yield new names beside the target, and the locked descriptor of what `create` has made at `partial`."""
     folder, name = os.path.split(target)
     for _ in range(_TRIES):
         names = _Names(folder, name, secrets.token_hex(4))
@@ -212,7 +212,7 @@ def _create_folder(path: str) -> int:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether this process has got the lock; true on a file system without locks."""
+    """Return whether this process has got the lock; true on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -224,7 +224,7 @@ def _locked(descriptor: int) -> bool:
 
 @contextmanager
 def _abandoned(path: str) -> Iterator[bool]:
-    """Whether the writer of a partial file or folder is dead; no other process takes it over inside of the block."""
+    """Yield whether the writer of a partial file or folder is dead; no other process takes it over meanwhile."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -266,7 +266,7 @@ def _put_in_place(names: _Names, *, overwrite: bool) -> None:
 
 
 def _exchanged(first: str, second: str) -> bool:
-    """Exchanges two folders in one step; false: this file system cannot."""
+    """Exchange two folders in one step; false: this file system cannot."""
     if not hasattr(_libc, "renameat2"):
         return False
     if _libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
@@ -278,7 +278,7 @@ def _exchanged(first: str, second: str) -> bool:
 
 
 def _mode_of(target: str, otherwise: int) -> int:
-    """The permissions of what is replaced; of a new file or folder `otherwise`."""
+    """Return the permissions of what is replaced; of a new file or folder `otherwise`."""
     try:
         return stat.S_IMODE(os.stat(target).st_mode)
     except OSError:
@@ -286,7 +286,7 @@ def _mode_of(target: str, otherwise: int) -> int:
 
 
 def _sync_tree(folder: str, mode: int) -> None:
-    """Synchronizes a new folder, after it and all in it got the permissions that the folder is to have."""
+    """Synchronize a new folder, after it and all in it got the permissions that the folder is to have."""
     for parent, _, files in os.walk(folder, topdown=False):
         for file in files:
             descriptor = os.open(os.path.join(parent, file), os.O_RDONLY)
@@ -313,7 +313,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """Removes a file or folder as far as that is possible."""
+    """Remove a file or folder as far as that is possible."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -17,14 +17,14 @@ class RunViews:
     """A base class of `FilesystemStore`, whose other methods it calls."""
 
     def is_parquet_dataset(self, path: str) -> bool:
-        """Whether there are Parquet files that can be read."""
+        """Return whether there are Parquet files that can be read."""
         try:
             return bool(self.get_parquet_dataset(path).fragments)
         except Exception:  # each kind of store has its own errors
             return False
 
     def get_parquet_dataset(self, path: str) -> Any:
-        """pyarrow's data set of the Parquet files in a folder."""
+        """Return pyarrow's data set of the Parquet files in a folder."""
         import pyarrow.parquet
 
         store: Any = self
@@ -35,22 +35,22 @@ class RunViews:
         return pyarrow.parquet.ParquetDataset(path, **options)
 
     def get_full_path_fn(self) -> Callable[[str], str]:
-        """`get_full_path`, as a function that is sent without the store's other methods."""
+        """Return `get_full_path`, as a function that is sent without the store's other methods."""
         store: Any = self
         function: Callable[[str], str] = store.get_full_path
         return function
 
     def get_data_metadata_path(self, path: str) -> str:
-        """The file beside a data set in which Horovod keeps what it knows of the columns; this package writes none."""
+        """Return the file beside a data set in which Horovod keeps the columns' metadata; this package writes none."""
         return posixpath.join(path, "_cached_metadata.pkl")
 
     def copy(self, src: str, dst: str) -> None:
-        """Copies a file within the store."""
+        """Copy a file within the store."""
         store: Any = self
         store.write(dst, store.read(src))
 
     def get_local_output_dir_fn(self, run_id: str) -> Callable[[], AbstractContextManager[str]]:
-        """A function whose context is a local folder for a training's files.
+        """Return a function whose context is a local folder for a training's files.
 
         It is the run's folder if this machine has the store, and else a temporary one, which `sync_fn` copies.
         """
@@ -73,7 +73,9 @@ class RunViews:
         return folder
 
     def sync_fn(self, run_id: str) -> Callable[[str], None]:
-        """A function that copies the files below a local folder into the run's folder, those that have changed."""
+        """Return a function that copies the files below a local folder into the run's folder, those that have
+        changed.
+        """
         store: Any = self
         run_path: str = store.get_run_path(run_id)
         copied: dict[str, float] = {}
@@ -94,7 +96,7 @@ class RunViews:
         return sync
 
     def to_remote(self, run_id: str, dataset_idx: int | None = None) -> Any:
-        """The store's paths for a training, and its functions, as attributes of Horovod's names."""
+        """Return the store's paths for a training, and its functions, as attributes of Horovod's names."""
         store: Any = self
         return SimpleNamespace(
             train_data_path=store.get_train_data_path(dataset_idx),

@@ -153,12 +153,12 @@ with contextlib.suppress(NativeLibraryError):
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
-    """Returns when every rank of the set is in it. Raises HorovodInternalError when one is lost."""
+    """Return when every rank of the set is in it. Raise HorovodInternalError when one is lost."""
     _barrier(process_set)
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum works with this number of ranks."""
+    """Return whether Adasum works with this number of ranks."""
     return num_rank > 0 and not num_rank & (num_rank - 1)
 
 
@@ -191,7 +191,7 @@ def __dir__() -> list[str]:
 
 
 def _check_has_gpu() -> bool:
-    """Whether TensorFlow sees a GPU. Horovod's name."""
+    """Return whether TensorFlow sees a GPU. Horovod's name."""
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))

@@ -26,7 +26,7 @@ class Aggregation:
     def gradients(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
-        """Adds a pass's gradients. After the last pass of a step returns the result of `reduce` for the sums, else the
+        """Add a pass's gradients. After the last pass of a step returns the result of `reduce` for the sums, else the
         sums.
 
         Args:
@@ -72,10 +72,10 @@ class Aggregation:
         return results
 
     def apply(self, apply: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> Any:
-        """Calls `apply` after the last pass of a step, and `otherwise` after the others.
+        """Call `apply` after the last pass of a step, and `otherwise` after the others.
 
         Raises:
-            RuntimeError: `gradients` was not called: what is applied comes from elsewhere.
+            RuntimeError: `add_gradients` was not called: what is applied comes from elsewhere.
         """
         if self._complete is None:
             raise RuntimeError(

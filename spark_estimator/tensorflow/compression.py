@@ -61,5 +61,5 @@ class Compression:
 
 
 def checked_compressor(compression: Any, kind: str) -> Any:
-    """The value of ``compression=``. Raises ValueError when it cannot compress a tensor."""
+    """Return the value of ``compression=``. Raises ValueError when it cannot compress a tensor."""
     return check_compressor(compression, kind=where(kind))

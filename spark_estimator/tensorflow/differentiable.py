@@ -34,7 +34,7 @@ _Again = Callable[[str], Naming]
 
 
 def run(collective: GraphCollective, naming: Naming, tensors: Sequence[Any]) -> list[Any]:
-    """Runs a collective, or puts it into the graph that is being built; see `perform`. It has a gradient."""
+    """Run a collective, or put it into the graph that is being built; see `perform`. It has a gradient."""
     results: Any
     if not tf.executing_eagerly():
         results = perform(collective, naming, tensors)
@@ -59,7 +59,7 @@ def run(collective: GraphCollective, naming: Naming, tensors: Sequence[Any]) -> 
 def _gradient(
     collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
-    """The gradients of a collective's inputs; None where there is none.
+    """Return the gradients of a collective's inputs; None where there is none.
 
     Args:
         collective: whose.
@@ -80,7 +80,7 @@ def _gradient(
 
 
 def _filled(gradient: Any, result: Any) -> Any:
-    """An incoming gradient in its result's type: TensorFlow passes zeros of float32 for unused results."""
+    """Return an incoming gradient in its result's type: TensorFlow passes zeros of float32 for unused results."""
     return tf.zeros_like(result) if gradient is None else tf.cast(gradient, result.dtype)
 
 
@@ -94,10 +94,10 @@ def _of_allreduce(
 
 
 def _refused(incoming: Sequence[Any], text: str) -> list[Any]:
-    """The error of a collective without a gradient; in a graph it is raised when the graph runs.
+    """Raise the error of a collective without a gradient; in a graph it is raised when the graph runs.
 
-    TensorFlow builds the gradients of all results of a function that is called under a tape, also of those that are not
-    differentiated: their incoming gradients are zero, and so are the outgoing ones.
+    TensorFlow builds the gradients of all results of a function that is called under a tape, also of those that
+    are not differentiated: their incoming gradients are zero, and so are the outgoing ones.
     """
     if tf.executing_eagerly():
         raise NotImplementedError(text)
@@ -160,7 +160,7 @@ _GRADIENTS = {
 
 
 def _of_node(node: Any, *incoming: Any) -> list[Any]:
-    """The gradient of a node, from its attributes; called by TensorFlow."""
+    """Return the gradient of a node, from its attributes; called by TensorFlow."""
     request = _text(node.get_attr("request"))
     by_node_name = bool(node.get_attr("by_node_name"))
     collective = GraphCollective(

@@ -47,7 +47,7 @@ _FAILURES = (errors.PeerLostError, errors.ShutDownError, errors.MismatchError, e
 
 
 def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
-    """Decorates ``func(state, ...)``, a training that continues when the job loses or gains a rank.
+    """Decorate ``func(state, ...)``, a training that continues when the job loses or gains a rank.
 
     Args:
         func: gets a `State`, usually a `TensorFlowKerasState`, and takes up its work from there.
@@ -74,7 +74,7 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
 
 
 def failure_of(error: Exception) -> HorovodInternalError | None:
-    """The error of a collective in a graph, from TensorFlow's error; None if it was not a collective."""
+    """Return the error of a collective in a graph, from TensorFlow's error; None if it was not a collective."""
     text = str(error)
     for kind in _FAILURES:
         _before, separator, after = text.partition(f"{kind.__name__}: ")
@@ -109,7 +109,7 @@ class TensorFlowState(ObjectState):
 
     @property
     def variables(self) -> list[Any]:
-        """The values that the state keeps."""
+        """Return the variables whose values the state keeps."""
         return list(self._passed_variables)
 
     def _variables(self) -> Sequence[Any]:
@@ -129,7 +129,7 @@ class TensorFlowState(ObjectState):
                 variable.assign(value)
 
     def save(self) -> None:
-        """Copies everything into host memory."""
+        """Copy everything into host memory."""
         self._saved_values = self._values()
         super().save()
 
@@ -139,7 +139,7 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Copies all of rank 0's values, then saves them: a failure half way leaves the last commit whole."""
+        """Copy all of rank 0's values, then save them: a failure half way leaves the last commit whole."""
         if self._session is not None:
             self._assign(broadcast_arrays(self._values(), 0, "elastic.variables", None))
         else:

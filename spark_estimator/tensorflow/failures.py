@@ -37,7 +37,7 @@ _KINDS: tuple[tuple[type[Exception], Any, Status], ...] = (
 
 @contextlib.contextmanager
 def as_tensorflow_raises() -> Iterator[None]:
-    """Errors inside of it are raised as TensorFlow's errors, too."""
+    """Raise errors inside of it as TensorFlow's errors, too."""
     try:
         yield
     except tuple(kind for kind, _, _ in _KINDS) as error:
@@ -47,7 +47,7 @@ def as_tensorflow_raises() -> Iterator[None]:
 
 
 def both(error: Exception, of_tensorflow: Any = None) -> Exception:
-    """An error of the same class and text that is one of TensorFlow's, too.
+    """Return an error of the same class and text that is one of TensorFlow's, too.
 
     Args:
         of_tensorflow: TensorFlow's class; None: that of the table above.
@@ -61,7 +61,7 @@ def both(error: Exception, of_tensorflow: Any = None) -> Exception:
 
 
 def status_of(error: BaseException) -> Status:
-    """The status of a failed node, by which ``native/tensorflow`` chooses TensorFlow's error."""
+    """Return the status of a failed node, by which ``native/tensorflow`` chooses TensorFlow's error."""
     return next((status for kind, _, status in _KINDS if isinstance(error, kind)), Status.INTERNAL)
 
 
@@ -83,7 +83,7 @@ def _combined(kind: Any, of_tensorflow: Any) -> Any:
 
 
 def _restored(kind: type[Exception], message: str) -> Exception:
-    """An error that has been sent to another process, which may have no TensorFlow: this package's alone."""
+    """Make an error that has been sent to another process, which may have no TensorFlow: this package's alone."""
     error = kind.__new__(kind)
     Exception.__init__(error, message)
     return error

@@ -24,7 +24,7 @@ from spark_estimator.tensorflow.works import GraphCollective
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Joins all ranks' tensors along their first dimension, in rank order, into a new tensor on every rank.
+    """Join all ranks' tensors along their first dimension, in rank order, into a new tensor on every rank.
 
     Args:
         tensor: [n, *shape], where n may differ from rank to rank and be 0.
@@ -46,7 +46,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """As `allgather`, of several tensors as one: all of them are gathered, or none. Returns a list."""
+    """Gather several tensors as one, as `allgather` does: all of them, or none. Returns a list."""
     kind = "grouped_allgather"
     members = [checked_tensor(tensor, kind, rows=True) for tensor in group(tensors, kind)]
     return allgather_of(members, kind, name, process_set, ignore_name_scope)
@@ -59,7 +59,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Copies the root's tensor into a new one on every rank.
+    """Copy the root's tensor into a new one on every rank.
 
     Args:
         tensor: of the same shape and type on all ranks.
@@ -87,7 +87,7 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends some rows of the tensor to each rank, and joins what all ranks sent to this one, in rank order.
+    """Send some rows of the tensor to each rank, and join what all ranks sent to this one, in rank order.
 
     Args:
         tensor: [n, *shape], where n may differ from rank to rank and be 0.
@@ -121,13 +121,13 @@ def alltoall(
 def allgather_of(
     tensors: Sequence[Any], kind: str, name: str | None, process_set: ProcessSet | None, ignore_name_scope: bool = False
 ) -> list[Any]:
-    """Tensors whose rows are joined, in one request; see `allgather`."""
+    """Join the rows of tensors, in one request; see `allgather`."""
     gather = GraphCollective(works.ALLGATHER, process_set or global_process_set)
     return run(gather, Naming(kind, name, ignore_name_scope), tensors)
 
 
 def checked_root(root_rank: object, process_set: ProcessSet | None, kind: str) -> int:
-    """A rank whose values all get. Raises ValueError when it is none of the set's."""
+    """Return a rank whose values all get. Raises ValueError when it is none of the set's."""
     root = whole_number(root_rank)
     ranks = context.engine(process_set).ranks
     if root is None or root not in ranks:

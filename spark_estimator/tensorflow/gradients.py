@@ -24,7 +24,7 @@ from spark_estimator.tensorflow.reducing import TensorReduction, allreduce, allr
 
 
 def same(variable: Any) -> int:
-    """By which a variable is known: Keras has its own around TensorFlow's."""
+    """Return the number by which a variable is known: Keras has its own around TensorFlow's."""
     return id(_inner(variable))
 
 
@@ -33,13 +33,13 @@ def _inner(variable: Any) -> Any:
 
 
 def residues_of(variables: Iterable[Any]) -> str:
-    """The keys of what rounding leaves out of the variables' gradients; see ``works.GraphCollective``."""
+    """Return the keys of the rounding errors of the variables' gradients; see ``works.GraphCollective``."""
     return ",".join(key_of(_inner(variable)) for variable in variables)
 
 
 @dataclass(frozen=True)
 class GradientOptions:
-    """How gradients are reduced: the arguments of `DistributedGradientTape`, checked by `exchange_of`.
+    """How gradients are reduced: the arguments of `DistributedGradientTape`, checked by `make_options`.
 
     Attributes:
         kind: whose, for errors.
@@ -62,18 +62,20 @@ class GradientOptions:
     scale_local: bool = True
 
     def alone(self) -> bool:
-        """Whether there is no other rank to exchange with: one rank, not elastic; or this rank is not in the set."""
+        """Return whether there is no other rank to exchange with: one rank, not elastic; or this rank is not in the
+        set.
+        """
         if self.process_set.included() is False:
             return True
         return context.engine(self.process_set).size == 1 and not context.settings().elastic
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int]) -> list[Any]:
-        """The gradients, reduced over the ranks; those of local variables as they are, or scaled. Collective.
+        """Return the gradients, reduced over the ranks; those of local variables as they are, or scaled. Collective.
 
         Args:
             gradients: tensors, slices, or None.
             variables: whose they are.
-            local: variables of this rank only, by `same`.
+            local: variables of this rank only, by `identify`.
         """
         results = list(gradients)
         if self.alone():
@@ -108,7 +110,7 @@ class GradientOptions:
     def _buckets(
         self, dense: Sequence[tuple[int, Any, Any]], variables: Sequence[Any]
     ) -> Iterator[list[tuple[int, Any, Any]]]:
-        """Gradients that are reduced as one, in an order that is the same on all ranks."""
+        """Yield gradients that are reduced as one, in an order that is the same on all ranks."""
         if isinstance(self.groups, int):
             least, more = divmod(len(dense), self.groups)
             ends = [(least + 1) * min(n, more) + least * max(0, n - more) for n in range(self.groups + 1)]
@@ -136,10 +138,10 @@ class GradientOptions:
 
 
 def _bucket_bytes() -> float:
-    """How many bytes of gradients are reduced as one, the same on all ranks.
+    """Return how many bytes of gradients are reduced as one, the same on all ranks.
 
-    On one host all of them: cores move the bytes, and TensorFlow computes with every core. Several buckets' threads
-    would only slow down each other and the graph (measured: 1.6 times what one bucket exposes).
+    On one host all of them: cores move the bytes, and TensorFlow computes with every core. Several buckets'
+    threads would only slow down each other and the graph (measured: 1.6 times what one bucket exposes).
     """
     # An elastic job may get more hosts, and the ranks that were there before do not trace their graphs again.
     if context.cross_size() == 1 and not context.settings().elastic:
@@ -158,7 +160,7 @@ def exchange_of(
     process_set: ProcessSet,
     scale_local_gradients: bool,
 ) -> GradientOptions:
-    """The settings of a reduction, from the user's arguments. Raises ValueError for impossible ones."""
+    """Make the settings of a reduction from the user's arguments. Raises ValueError for impossible ones."""
     try:
         operation = ReduceOp(op)
     except ValueError:

@@ -10,17 +10,17 @@ import tensorflow as tf
 
 
 def _executing_eagerly() -> bool:
-    """Whether operations run at once; False while a graph is built."""
+    """Return whether operations run at once; False while a graph is built."""
     return bool(tf.executing_eagerly())
 
 
 def _make_subgraph(function: Callable[..., Any]) -> Any:
-    """The function as a graph, a ``tf.function``."""
+    """Return the function as a graph, a ``tf.function``."""
     return tf.function(function)
 
 
 def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a memory: it is called once for each tuple of hashable arguments, eagerly and in graphs."""
+    """Return the function with a memory: called once for each tuple of hashable arguments, eagerly and in graphs."""
     values: dict[tuple[Any, bool], Any] = {}
 
     @functools.wraps(function)
@@ -34,14 +34,14 @@ def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """Hashable references to variables; lists of them, also nested ones, become tuples."""
+    """Return hashable references to variables; lists of them, also nested ones, become tuples."""
     if isinstance(vars, (list, tuple)):
         return tuple(map(vars_to_refs, vars))
     return vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """The variables of `vars_to_refs`; tuples become lists."""
+    """Return the variables of `vars_to_refs`; tuples become lists."""
     if isinstance(refs, (list, tuple)):
         return list(map(refs_to_vars, refs))
     return refs.deref()

@@ -12,7 +12,7 @@ from spark_estimator.tensorflow.graph_modes import _executing_eagerly as _execut
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """The operation that `op` and the deprecated `average` select.
+    """Return the operation that `op` and the deprecated `average` select.
 
     Raises:
         ValueError: both are set, or `op` is none of the constants.
@@ -29,7 +29,7 @@ def _allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Horovod's inner `allreduce`, which layers of other packages call: a sum where no `op` is named."""
+    """Reduce as Horovod's inner `allreduce`, which layers of other packages call: a sum where no `op` is named."""
     return _basics.allreduce(
         tensor,
         op=op,

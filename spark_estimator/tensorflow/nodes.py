@@ -72,7 +72,7 @@ class Naming(NamedTuple):
 # AutoGraph is for what the user writes: it would convert this and all that it calls, and warn of what it cannot.
 @tf.autograph.experimental.do_not_convert
 def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any]) -> list[Any]:
-    """Runs a collective now, or puts it into the graph that is being built.
+    """Run a collective now, or put it into the graph that is being built.
 
     Args:
         collective: what to do.
@@ -133,7 +133,7 @@ _warned_of_copies = False
 
 
 def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
-    """`tensor` as a ``tf.Tensor`` that can be sent. Variables, arrays and numbers become one.
+    """Return `tensor` as a ``tf.Tensor`` that can be sent. Variables, arrays and numbers become one.
 
     Args:
         tensor: as the caller got it.
@@ -162,7 +162,7 @@ def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
 
 
 def group(tensors: Any, kind: str) -> list[Any]:
-    """The members of a group. Raises ValueError when there are none, or they are no list."""
+    """Return the members of a group. Raises ValueError when there are none, or they are no list."""
     if not isinstance(tensors, (list, tuple)):
         raise ValueError(f"{where(kind)}: a list of tensors is needed, not {tensors!r:.100}.")
     if not tensors:
@@ -171,7 +171,7 @@ def group(tensors: Any, kind: str) -> list[Any]:
 
 
 def _is_for_xla(graph: Any) -> bool:
-    """Whether a graph is built to be compiled. XLA's own error would only be that a collective's nodes are unknown."""
+    """Return whether a graph is built for XLA, whose own error would only name a collective's nodes as unknown."""
     context = graph._get_control_flow_context()
     if context is not None and context.IsXLAContext():
         return True
@@ -179,7 +179,7 @@ def _is_for_xla(graph: Any) -> bool:
 
 
 def _traced() -> Iterator[tuple[Any, Any]]:
-    """The tf.functions that are being traced, the innermost first, each with its graph.
+    """Yield the tf.functions that are being traced, the innermost first, each with its graph.
 
     TensorFlow has no list of them; while they are traced, they are on the call stack.
     """
@@ -197,7 +197,7 @@ def _traced() -> Iterator[tuple[Any, Any]]:
 
 
 def _request(naming: Naming, graph: Any) -> tuple[str, bool]:
-    """The request's name in a graph, and whether the node's name is added to it."""
+    """Return the request's name in a graph, and whether the node's name is added to it."""
     if naming.request is not None:
         return (naming.request if naming.by_node_name else _numbered(naming.request, graph)), naming.by_node_name
     if naming.name is not None:
@@ -210,14 +210,14 @@ def _request(naming: Naming, graph: Any) -> tuple[str, bool]:
 
 
 def _numbered(request: str, graph: Any) -> str:
-    """The name of a request that is derived from another's, unique also if a graph has several of them."""
+    """Return the name of a request that is derived from another's, unique also if a graph has several of them."""
     counts = _derived.setdefault(graph, Counter())
     counts[request] += 1
     return request if counts[request] == 1 else f"{request}.{counts[request] - 1}"
 
 
 def _unnamed_request(kind: str, graph: Any) -> str:
-    """The name of a collective that the user gave none: the same on ranks that trace the same functions.
+    """Return the name of a collective that the user gave none: the same on ranks that trace the same functions.
 
     A function that calls another one may run its own collectives beside the other's: their names differ by the
     function. How often, in which order and inside of what a rank has traced them makes no difference.
@@ -234,7 +234,7 @@ def _unnamed_request(kind: str, graph: Any) -> str:
 
 
 def _control_flow_scopes(graph: Any) -> list[str]:
-    """The name scopes of the cond, case and while operations in whose branches a graph is, the outermost first."""
+    """Return the name scopes of the cond, case and while operations around a graph, the outermost first."""
     scopes: list[str] = []
     while isinstance(graph, _BRANCHES):
         graph = graph.outer_graph
@@ -243,7 +243,7 @@ def _control_flow_scopes(graph: Any) -> list[str]:
 
 
 def _source_of(function: Any) -> str:
-    """The name and the line of what a tf.function was made of, as they are on every rank."""
+    """Return the name and the line of what a tf.function was made of, as they are on every rank."""
     python = inspect.unwrap(function._python_function)
     while isinstance(python, functools.partial):
         python = inspect.unwrap(python.func)
@@ -253,7 +253,7 @@ def _source_of(function: Any) -> str:
 
 
 def _run_independently(graph: Any, *nodes: Any) -> None:
-    """tf.function has nodes with effects run one after another, in the order of their tracing: not these."""
+    """Exempt nodes from tf.function's rule that nodes with effects run one after another, in traced order."""
     order = getattr(graph, "experimental_acd_manager", None)
     if order is not None:
         for node in nodes:
@@ -263,7 +263,7 @@ def _run_independently(graph: Any, *nodes: Any) -> None:
 def _node(
     collective: GraphCollective, request: str, by_node_name: bool, tensors: Sequence[Any], graph: Any
 ) -> list[Any]:
-    """Puts a node into a graph, and returns its results."""
+    """Put a node into a graph, and return its results."""
     op = collective.op
     attributes: dict[str, Any] = {
         "request": request,
@@ -307,7 +307,7 @@ def _number(value: float) -> Any:
 
 
 def _shapes(op: str, tensors: Sequence[Any]) -> list[Any]:
-    """The known dimensions of an op's results."""
+    """Return the known dimensions of an op's results."""
     if op == works.QUESTION:
         return [tf.TensorShape([])]
     if op in (works.ALLREDUCE, works.BROADCAST, works.BROADCAST_VARIABLES):

@@ -16,7 +16,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object, on every rank. All ranks of the set call it; it runs at once, also beside a graph.
+    """Return the root's object, on every rank. All ranks of the set call it; it runs at once, also beside a graph.
 
     Args:
         obj: what to send, by cloudpickle; looked at on the root only.
@@ -34,7 +34,7 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function that calls `broadcast_object` with these arguments."""
+    """Return a function that calls `broadcast_object` with these arguments."""
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -45,7 +45,7 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """All ranks' objects, on every rank, in rank order. All ranks of the set call it.
+    """Return all ranks' objects, on every rank, in rank order. All ranks of the set call it.
 
     Args:
         obj: this rank's.

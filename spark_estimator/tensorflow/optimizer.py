@@ -33,7 +33,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc,
         self._local.add(same(var))
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the optimizer's, with gradients that are reduced over all ranks. Collective when it runs."""
+        """Compute the optimizer's gradients, reduced over all ranks. Collective when it runs."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
@@ -47,7 +47,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc,
         return list(zip(results, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """As the optimizer's; with ``backward_passes_per_step`` only after the last of them."""
+        """Apply as the optimizer's; with ``backward_passes_per_step`` only after the last of them."""
 
         def apply() -> Any:
             return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
@@ -56,15 +56,15 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc,
         return apply() if self._aggregation is None else self._aggregation.apply(apply)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's."""
+        """Call the optimizer's own."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's."""
+        """Call the optimizer's own."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's."""
+        """Call the optimizer's own."""
         return self._optimizer.variables(*args, **kwargs)
 
 
@@ -85,10 +85,11 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer whose gradients are reduced over all ranks before they are applied.
+    """Make an optimizer whose gradients are reduced over all ranks before they are applied.
 
     Args:
-        optimizer: a ``tf.compat.v1.train.Optimizer``, or one of Keras, which is passed to ``spark_estimator.keras``.
+        optimizer: a ``tf.compat.v1.train.Optimizer``, or one of Keras, which is passed to
+            ``spark_estimator.keras``.
         name: of the new optimizer; None: "Distributed" and the class of the other.
         use_locking: as for ``tf.compat.v1.train.Optimizer``.
         backward_passes_per_step: passes whose gradients are added up before they are reduced and applied.

@@ -14,17 +14,17 @@ from spark_estimator.tensorflow.works import GraphCollective
 
 
 def rank_op(name: str | None = None) -> Any:
-    """This process's rank, as an int32 tensor."""
+    """Return this process's rank, as an int32 tensor."""
     return _answer("rank", name)
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    """This process's number on its host, as an int32 tensor."""
+    """Return this process's number on its host, as an int32 tensor."""
     return _answer("local_rank", name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """How many ranks a process set has, as an int32 tensor; by default all.
+    """Return how many ranks a process set has, as an int32 tensor; by default all.
 
     Raises:
         ValueError: when it runs: no process set has this id.
@@ -33,17 +33,17 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
 
 def local_size_op(name: str | None = None) -> Any:
-    """How many ranks this host has, as an int32 tensor."""
+    """Return how many ranks this host has, as an int32 tensor."""
     return _answer("local_size", name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 when this rank is in a process set, else 0, as an int32 tensor. Raises as `size_op` does."""
+    """Return 1 when this rank is in a process set, else 0, as an int32 tensor. Raises as `size_op` does."""
     return _answer("included", name, _set_of(process_set_id))
 
 
 def join() -> Any:
-    """This rank has no more data: it takes part in the others' allreduces with zeros, until all ranks have joined.
+    """Announce the end of this rank's data: it gives zeros to the others' allreduces until all ranks have joined.
 
     Returns:
         The rank that joined last, as an int32 tensor; in a graph when that runs.
@@ -59,12 +59,12 @@ def join() -> Any:
 
 
 def size_of(process_set: ProcessSet, dtype: Any) -> Any:
-    """How many ranks a process set has, as a tensor of a type that one can divide by."""
+    """Return how many ranks a process set has, as a tensor of a type that one can divide by."""
     return tf.cast(_answer("size", None, process_set), dtype)
 
 
 def rank_of(process_set: ProcessSet) -> Any:
-    """This process's number in a process set, as an int32 tensor."""
+    """Return this process's number in a process set, as an int32 tensor."""
     return _answer("rank in set", None, process_set)
 
 

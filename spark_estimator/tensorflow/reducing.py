@@ -185,7 +185,7 @@ def grouped_reducescatter(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """As `reducescatter`, of several tensors as one: all of them are reduced, or none. Returns a list."""
+    """Reduce and scatter several tensors as one, as `reducescatter` does: all of them, or none. Returns a list."""
     kind = "grouped_reducescatter"
     if _is_empty(tensors):
         return tensors  # type: ignore[return-value]
@@ -197,14 +197,14 @@ def grouped_reducescatter(
 
 
 def _is_empty(tensors: object) -> bool:
-    """Whether it is a group without members, which Horovod returns unchanged. All ranks have the same group."""
+    """Return whether it is a group without members, which Horovod returns unchanged. All ranks have the same group."""
     return isinstance(tensors, (list, tuple)) and not tensors
 
 
 def allreduce_of(
     tensors: Sequence[Any], kind: str, name: str | None, how: TensorReduction, ignore_name_scope: bool = False
 ) -> list[Any]:
-    """Tensors that are reduced as one; see `allreduce`.
+    """Reduce tensors as one; see `allreduce`.
 
     Args:
         tensors: that can be sent.

@@ -24,7 +24,7 @@ _KIND = "broadcast_variables"
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Copies the root's variables into those of every other rank. Collective.
+    """Copy the root's variables into those of every other rank. Collective.
 
     Args:
         variables: ``tf.Variable`` or Keras variables; any numeric type.
@@ -47,7 +47,7 @@ def broadcast_variables(
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `broadcast_variables`, but returns the root's values.
+    """Broadcast as `broadcast_variables` does, but return the root's values.
 
     Args:
         variables, root_rank, process_set: as there.
@@ -62,7 +62,7 @@ def broadcast_(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """An operation that copies the root's ``tf.compat.v1.global_variables()`` into those of every other rank.
+    """Return an operation that copies the root's ``tf.compat.v1.global_variables()`` into those of every other rank.
 
     Raises:
         RuntimeError: TensorFlow executes eagerly: there are no global variables then.
@@ -92,17 +92,17 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self.device = device
 
     def begin(self) -> None:
-        """Puts the operation into the graph, which cannot be changed later."""
+        """Put the operation into the graph, which cannot be changed later."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs it."""
+        """Run it."""
         session.run(self.bcast_op)
 
 
 def variable_of(value: Any, kind: str) -> Any:
-    """The ``tf.Variable`` of a variable of TensorFlow or Keras. Raises ValueError for what is none."""
+    """Return the ``tf.Variable`` of a variable of TensorFlow or Keras. Raises ValueError for what is none."""
     inner = value if hasattr(value, "read_value") else getattr(value, "value", None)
     if not hasattr(inner, "read_value") or not hasattr(inner, "assign"):
         raise ValueError(f"{where(kind)}: a variable is needed, not {value!r:.100}.")
@@ -110,7 +110,7 @@ def variable_of(value: Any, kind: str) -> Any:
 
 
 def _broadcast(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
-    """Assigns the root's values; a tensor or an operation for each assignment."""
+    """Assign the root's values; return a tensor or an operation for each assignment."""
     root = checked_root(root_rank, process_set, _KIND)
     inner = [variable_of(variable, _KIND) for variable in variables]
     if not inner:

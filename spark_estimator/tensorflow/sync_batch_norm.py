@@ -37,7 +37,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         self._process_set = process_set
 
     def _moments(self, inputs: Any, *arguments: Any, mask: Any = None, **keywords: Any) -> tuple[Any, Any]:
-        """[channels] mean and biased variance of all ranks' values. Keras 3's arguments: inputs, mask."""
+        """Return [channels] mean and biased variance of all ranks' values. Keras 3's arguments: inputs, mask."""
         if uses_keras_2():
             if mask is not None:
                 keywords["mask"] = mask
@@ -65,6 +65,6 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         return tf.reshape(joint, tf.shape(mean)), tf.reshape(spread, tf.shape(variance))
 
     def get_config(self) -> dict[str, Any]:
-        """As the base class's; the process set is not part of it."""
+        """Return the base class's; the process set is not part of it."""
         config: dict[str, Any] = super().get_config()
         return config

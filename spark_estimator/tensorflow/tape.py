@@ -27,7 +27,7 @@ class _DistributedMethods:
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
         use_generic_names: bool = False,
     ) -> Any:
-        """As ``tf.GradientTape.gradient``, with gradients that are reduced over all ranks. Collective.
+        """Compute as ``tf.GradientTape.gradient``, with gradients that are reduced over all ranks. Collective.
 
         Horovod's fourth argument, `use_generic_names`, is the fifth here, and has no effect: requests are matched by
         their order, and not by the gradients' names.
@@ -42,7 +42,7 @@ class _DistributedMethods:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """As `gradient`: pairs of source and gradient, those of local sources and those of the others. Collective."""
+        """Return pairs of source and gradient, as of `gradient`: of local sources, and of the others. Collective."""
         gradients = self.gradient(target, sources, output_gradients, use_generic_names=use_generic_names)
         pairs = list(zip(sources, gradients, strict=True))
         local = [pair for pair in pairs if same(pair[0]) in self._local]
@@ -69,7 +69,7 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A tape whose ``gradient()`` returns gradients that are reduced over all ranks; made before or after it recorded.
+    """Make a tape, before or after it recorded, whose ``gradient()`` reduces gradients over all ranks.
 
     Args:
         gradtape: the tape; it stays as it is.
@@ -79,7 +79,8 @@ def DistributedGradientTape(
         op: `Average`, `Sum` or `Adasum`.
         gradient_predivide_factor: f splits an average: 1/f before the sum and f/size after it.
         num_groups: deprecated; use `groups`.
-        groups: an integer: that many nearly even groups, each reduced as one; or lists of variables. None: by size.
+        groups: an integer: that many nearly even groups, each reduced as one; or lists of variables. None: by
+            size.
         process_set: over whose ranks; by default all. A rank outside keeps its gradients.
         scale_local_gradients: see `register_local_source`.
 
@@ -126,7 +127,7 @@ def PartialDistributedGradientTape(
     local_layers: Sequence[Any] | Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As `DistributedGradientTape`, with layers whose variables belong to each rank alone.
+    """Make a tape as `DistributedGradientTape` does, with layers whose variables belong to each rank alone.
 
     Args:
         local_layers: a Keras layer or several, built; see `register_local_source`.

@@ -48,9 +48,10 @@ class GraphCollective(NamedTuple):
     Attributes:
         op: TensorFlow's name for it.
         process_set: whose ranks take part.
-        reduce_op, prescale, postscale: allreduce and reducescatter: the reduction, and factors before and after it.
+        reduce_op, prescale, postscale: allreduce and reducescatter: the reduction, and factors before and after
+            it.
         root_rank: broadcasts: whose values all get; its number in the job.
-        text: of a query: its kind; of an agreement: what the ranks compare (see `agreement`).
+        text: of a query: its kind; of an agreement: what the ranks compare (see `make_agreement`).
         residues: of an allreduce that is sent as int8: a key for each tensor, with commas between them; see
             ``collectives.compression.int8``. Else "".
     """
@@ -66,7 +67,7 @@ class GraphCollective(NamedTuple):
 
 
 def on_arrays(collective: GraphCollective, request: str | None, values: Sequence[Array]) -> list[Array]:
-    """Runs a collective on arrays, and returns new ones. Collective.
+    """Run a collective on arrays, and return new ones. Collective.
 
     Args:
         collective: what to do.
@@ -111,20 +112,20 @@ def on_arrays(collective: GraphCollective, request: str | None, values: Sequence
 
 
 def _keys(collective: GraphCollective) -> list[str]:
-    """Of the residues."""
+    """Return the keys of the residues."""
     return collective.residues.split(",") if collective.residues else []
 
 
 def ranks_text(process_set: ProcessSet) -> str:
-    """A set's ranks for a node's attribute; '' for the set of all ranks, which is another one in each job."""
+    """Return a set's ranks for a node's attribute; '' for the set of all ranks, which is another one in each job."""
     return "" if process_set.process_set_id == 0 else ",".join(map(str, process_set.ranks or ()))
 
 
 def process_set_of_node(process_set_id: int, ranks: str = "") -> ProcessSet:
-    """A process set for a node that is built from another graph's node.
+    """Make a process set for a node that is built from another graph's node.
 
     Args:
-        ranks: as `ranks_text` gives them; '': not known.
+        ranks: as `format_ranks` gives them; '': not known.
     """
     if process_set_id == 0:
         return global_process_set
@@ -134,7 +135,7 @@ def process_set_of_node(process_set_id: int, ranks: str = "") -> ProcessSet:
 
 
 def _registered_set(process_set_id: int, ranks: str) -> ProcessSet:
-    """The process set of a node in this job: the one of the same ranks, else, as in Horovod, the one of the same id.
+    """Return the process set of a node in this job: that of the same ranks, else, as in Horovod, of the same id.
 
     Raises:
         ValueError: there is neither.
@@ -148,13 +149,13 @@ def _registered_set(process_set_id: int, ranks: str) -> ProcessSet:
 
 
 def agreement(lines: Sequence[str], subject: str) -> str:
-    """The text of an agreement: what the ranks are about to do, in words for people, and what that is about."""
+    """Make the text of an agreement: what the ranks are about to do, in words for people, and what that is about."""
     return json.dumps({"subject": subject, "lines": list(lines)})
 
 
 @functools.cache
 def register() -> None:
-    """Makes the ops known to TensorFlow: a graph that holds them can then be built, loaded and run.
+    """Make the ops known to TensorFlow: a graph that holds them can then be built, loaded and run.
 
     Raises:
         NativeLibraryError: this TensorFlow's C API lacks something that the ops need.
@@ -208,7 +209,7 @@ def _agree_once(collective: GraphCollective, request: str) -> None:
 
 
 def broadcast_arrays(values: Sequence[Array], root: int, name: str, process_set: ProcessSet | None) -> list[Array]:
-    """The root's arrays, on every rank: new ones, of any numeric type. All are sent at once.
+    """Return the root's arrays, on every rank: new ones, of any numeric type. All are sent at once.
 
     Args:
         values: of the same shapes and types on all ranks.
@@ -223,7 +224,7 @@ def broadcast_arrays(values: Sequence[Array], root: int, name: str, process_set:
 
 
 def _agree_on_forms(name: str, forms: Sequence[tuple[tuple[int, ...], str]], process_set: ProcessSet) -> None:
-    """Compares shapes and types: a name may be shared by several variables, and some have a number of the process."""
+    """Compare shapes and types: a name may be shared by several variables, and some have a number of the process."""
     lines = [f"variable {number}: shape {shape}, {dtype}" for number, (shape, dtype) in enumerate(forms)]
     check_identical(lines, name=f"{name}.forms", subject="the variables to broadcast", process_set=process_set)
 
@@ -231,7 +232,7 @@ def _agree_on_forms(name: str, forms: Sequence[tuple[tuple[int, ...], str]], pro
 def _broadcast_memory(
     buffers: Sequence[tuple[int, int]], root: int, name: str, process_set: ProcessSet | None, keep: object
 ) -> None:
-    """Overwrites memory, given by address and number of bytes, with the root's."""
+    """Overwrite memory, given by address and number of bytes, with the root's."""
     handles = []
     for number, (address, count) in enumerate(buffers):
         start = address if count else 0
@@ -251,7 +252,7 @@ _DTYPES = {getattr(tf, dtype.name.lower()).as_datatype_enum: dtype for dtype in 
 
 @_native.TensorflowWork
 def _work(pointer: Any, message: Any, capacity: int) -> int:
-    """Called by a node, in a thread that may wait; the inputs stay where they are until it returns."""
+    """Run a node's collective, in a thread that may wait; the inputs stay where they are until it returns."""
     try:
         call = pointer.contents
         op, text = call.op.decode(), call.text.decode()
@@ -314,7 +315,7 @@ def _run(call: Any, collective: GraphCollective, request: str) -> None:
 
 
 def _array(tensor: Any, shape: tuple[int, ...]) -> Array:
-    """An input's memory as an array."""
+    """Return an input's memory as an array."""
     dtype = tf.as_dtype(tensor.dtype).as_numpy_dtype
     if not tensor.bytes:
         return numpy.empty(shape, dtype)
@@ -322,7 +323,7 @@ def _array(tensor: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _put(call: Any, number: int, result: Array) -> None:
-    """Makes an output of the node, and copies a result there."""
+    """Make an output of the node, and copies a result there."""
     dims = (c_int64 * max(1, result.ndim))(*result.shape)
     target = c_void_p()
     if call.allocate(call.context, number, result.ndim, dims, ctypes.byref(target)) != Status.OK:

@@ -170,7 +170,7 @@ _HOME = {"DiLoCo": "spark_estimator.extensions.local_steps", "LocalSGD": "spark_
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name of an extension, or a submodule, at its first use (PEP 562)."""
+    """Load a public name of an extension, or a submodule, at its first use (PEP 562)."""
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     if name in _SUBMODULES:
@@ -183,7 +183,7 @@ def __dir__() -> list[str]:
 
 
 def _check_has_gpu() -> bool:
-    """Whether PyTorch sees a GPU. Horovod's name, which ``horovod.common.util.gpu_available`` calls there."""
+    """Return whether PyTorch sees a GPU. Horovod's name, which ``horovod.common.util.gpu_available`` calls there."""
     import torch
 
     return torch.cuda.is_available()

@@ -37,7 +37,7 @@ __all__ = [
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """The one operation that both arguments ask for together.
+    """Return the one operation that both arguments ask for together.
 
     Raises:
         ValueError: both are set, or `op` is none of the constants.

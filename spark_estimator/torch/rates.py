@@ -36,12 +36,12 @@ def multiply_schedules(schedules: Iterable[Any], factor: float) -> list[Any]:
 
 
 def is_rate(value: Any) -> TypeGuard[float | torch.Tensor]:
-    """Whether a value of a parameter group is a number, or a tensor."""
+    """Return whether a value of a parameter group is a number, or a tensor."""
     return (isinstance(value, (int, float)) and not isinstance(value, bool)) or isinstance(value, torch.Tensor)
 
 
 def _multiply_schedule(schedule: Any, factor: float, multiplied: set[int]) -> bool:
-    """Whether the schedule has rates that are known here; `multiplied` has the identities of those that are done."""
+    """Multiply a schedule's rates; return whether it has known ones. `multiplied` has the ids of those done."""
     if id(schedule) in multiplied:
         return True
     multiplied.add(id(schedule))

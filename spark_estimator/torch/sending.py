@@ -40,7 +40,7 @@ def _reduced(module: Any, protocol: Any) -> tuple[Any, ...]:
 
 
 def _made(base: type[nn.Module], names: Sequence[str]) -> nn.Module:
-    """A parametrized module without its state.
+    """Make a parametrized module without its state.
 
     Args:
         base: the class that it had before it was parametrized.

@@ -24,7 +24,7 @@ from spark_estimator.torch.optimizer.optimizer import DistributedMethods, user_c
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: int) -> None:
-    """Copies the root's parameters and buffers into those of every other rank, in place. Collective.
+    """Copy the root's parameters and buffers into those of every other rank, in place. Collective.
 
     Args:
         params: ``model.state_dict()``, or a list of tensors or of (name, tensor). Entries with names may have another
@@ -54,12 +54,12 @@ def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: i
 
 
 def _sendable(name: str) -> str:
-    """A parameter's name as far as the name of a request may contain it."""
+    """Return a parameter's name as far as the name of a request may contain it."""
     return name.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")[:200]
 
 
 def _pairs(params: object) -> list[tuple[str, object]]:
-    """Names and values, in an order that is the same on all ranks. Raises ValueError for what has none."""
+    """Return names and values, in an order that is the same on all ranks. Raises ValueError for what has none."""
     if isinstance(params, Mapping):
         return sorted(((str(name), value) for name, value in params.items()), key=operator.itemgetter(0))
     if not isinstance(params, (list, tuple)):
@@ -86,7 +86,7 @@ def _pairs(params: object) -> list[tuple[str, object]]:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Gives every rank the root's optimizer state and options (learning rate, betas...). Collective.
+    """Give every rank the root's optimizer state and options (learning rate, betas...). Collective.
 
     Nothing is stepped or counted for it: a rank without state gets what the root has, and where the root has none
     the others lose theirs.
@@ -175,7 +175,7 @@ class _OtherKey:
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """`value` with a `_TakenTensor` for each tensor in its dicts, lists and tuples; `tensors` gets these in order."""
+    """Return `value` with a `_TakenTensor` for each tensor in its dicts, lists and tuples, which `tensors` gets."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _TakenTensor(tuple(value.shape), value.dtype, value.device.type == "cpu")
@@ -187,7 +187,7 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _with_tensors(value: Any, tensors: list[torch.Tensor], param: torch.Tensor | None) -> Any:
-    """The inverse of `_without_tensors`: new tensors, appended in the same order, still to be filled."""
+    """Undo `_extract_tensors`: new tensors, appended in the same order, still to be filled."""
     if isinstance(value, _TakenTensor):
         device = torch.device("cpu") if value.on_host or param is None else param.device
         tensors.append(torch.zeros(value.shape, dtype=value.dtype, device=device))

@@ -98,7 +98,7 @@ class SyncBatchNorm(_BatchNorm):
             )
 
     def _running(self) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, float]:
-        """The running mean and variance, if any, and the weight of the new values in them."""
+        """Return the running mean and variance, if any, and the weight of the new values in them."""
         if self.running_mean is None or self.running_var is None:
             return None, 0.0
         momentum = 0.0 if self.momentum is None else self.momentum
@@ -112,7 +112,8 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """`module` with every batch norm in it replaced; a module that is a batch norm itself is returned as a new one.
+        """Return `module` with every batch norm replaced; a module that is a batch norm itself is returned as a new
+        one.
 
         Parameters and running statistics are taken over as they are, not copied, so that optimizers keep theirs.
 
@@ -168,7 +169,7 @@ class _Normalize(torch.autograd.Function):
         eps: float,
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gives the output, and the joint batch's [channels] mean and biased variance, and its values per channel."""
+        """Give the output, and the joint batch's [channels] mean and biased variance, and its values per channel."""
         values = _exact(input)
         joint_mean, joint_variance, count = _joint_statistics(values, process_set)
         ctx.gradient_name = gradient_name(_KIND, None, process_set)
@@ -191,7 +192,7 @@ class _Normalize(torch.autograd.Function):
     @_disable_dynamo  # which may be called amid a compiled step
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
-        """The parameters' gradients are this rank's parts, as those of any other layer; their sum is the joint one."""
+        """Return the gradients; the parameters' are this rank's parts, whose sum over the ranks is the joint one."""
         input, weight, mean, scale, count = ctx.saved_tensors
         incoming, others = _exact(gradient), _others(input)
         normalized = (_exact(input) - _spread(mean, input)) * _spread(scale, input)
@@ -206,15 +207,15 @@ class _Normalize(torch.autograd.Function):
 
 
 def _count_of(values: torch.Tensor) -> int:
-    """How many values there are per channel on this rank."""
+    """Return how many values there are per channel on this rank."""
     return values.numel() // values.shape[1] if values.shape[1] else 0
 
 
 def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[channels] float64 mean and biased variance of all ranks' values, and how many there are per channel.
+    """Return [channels] float64 mean and biased variance of all ranks' values, and how many there are per channel.
 
-    Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large. They stay
-    on the GPU where they are sent from there.
+    Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large.
+    They stay on the GPU where they are sent from there.
     """
     channels = values.shape[1]
     local_count = _count_of(values)
@@ -233,15 +234,15 @@ def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[to
 
 
 def _exact(tensor: torch.Tensor) -> torch.Tensor:
-    """In a type in which sums over a batch are exact enough."""
+    """Convert to a type in which sums over a batch are exact enough."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
 def _others(tensor: torch.Tensor) -> list[int]:
-    """All dimensions but that of the channels."""
+    """Return all dimensions but that of the channels."""
     return [0, *range(2, tensor.dim())]
 
 
 def _spread(channels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[channels] values in a shape that broadcasts over a batch."""
+    """Return [channels] values in a shape that broadcasts over a batch."""
     return channels.view(1, -1, *[1] * (like.dim() - 2))

@@ -15,12 +15,12 @@ class Compressor(Protocol):
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns what to send instead of `tensor`, and what `decompress` will need."""
+        """Return what to send instead of `tensor`, and what `decompress` will need."""
         ...
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Returns the received `tensor` in the form that it had before `compress`."""
+        """Return the received `tensor` in the form that it had before `compress`."""
         ...
 
 
@@ -29,12 +29,12 @@ class NoneCompressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, None]:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, ctx: object) -> Any:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
 
@@ -49,7 +49,7 @@ class Int8Compressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Raises ValueError: an optimizer or a tape knows which variable the residue belongs to."""
+        """Raise ValueError: an optimizer or a tape knows which variable the residue belongs to."""
         raise ValueError(
             "compression=hvd.Compression.int8 keeps an error residual between steps, so it works only with "
             "hvd.DistributedOptimizer and hvd.DistributedGradientTape (op=hvd.Average or hvd.Sum). For a single "
@@ -58,12 +58,12 @@ class Int8Compressor:
 
     @staticmethod
     def decompress(tensor: Any, ctx: object) -> Any:
-        """The tensor itself: the engine has converted it."""
+        """Return the tensor itself: the engine has converted it."""
         return tensor
 
 
 def is_int8(compression: Any) -> bool:
-    """Whether it is `Int8Compressor`, a subclass, or an object of either."""
+    """Return whether it is `Int8Compressor`, a subclass, or an object of either."""
     kind = compression if isinstance(compression, type) else type(compression)
     return issubclass(kind, Int8Compressor)
 
@@ -80,32 +80,32 @@ class CastCompressor(ABC):
     @staticmethod
     @abstractmethod
     def cast(tensor: Any, dtype: Any) -> Any:
-        """The tensor in another type."""
+        """Return the tensor in another type."""
 
     @staticmethod
     @abstractmethod
     def is_floating(dtype: Any) -> bool:
-        """Whether tensors of a type are cast."""
+        """Return whether tensors of a type are cast."""
 
     @staticmethod
     def dtype_of(tensor: Any) -> Any:
-        """A tensor's type, as `cast` takes it."""
+        """Return a tensor's type, as `cast` takes it."""
         return tensor.dtype
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """The tensor in the wire type, and its own type."""
+        """Return the tensor in the wire type, and its own type."""
         dtype = cls.dtype_of(tensor)
         return (cls.cast(tensor, cls.wire_dtype) if cls.is_floating(dtype) else tensor), dtype
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """The tensor in the type that it had, which is `ctx`."""
+        """Return the tensor in the type that it had, which is `ctx`."""
         return cls.cast(tensor, ctx)
 
 
 def check_compressor(compression: Any, *, kind: str = "", choices: str = "none, fp16, bf16 and int8") -> Any:
-    """Returns what was passed as ``compression=``.
+    """Return what was passed as ``compression=``.
 
     Args:
         compression: see above.
@@ -131,7 +131,7 @@ def check_compressor(compression: Any, *, kind: str = "", choices: str = "none, 
 
 
 def _takes(function: Any, arguments: int) -> bool:
-    """Whether a function can be called with this number of arguments; True for one whose signature isn't known."""
+    """Return whether a function can be called with this number of arguments; True if its signature isn't known."""
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError:

@@ -37,12 +37,12 @@ _lock = threading.Lock()
 
 
 def wire_bytes(elements: int) -> int:
-    """The bytes of `elements` elements between hosts: one each, and a float32 for each block."""
+    """Return how many bytes `elements` elements take between hosts: one each, and a float32 for each block."""
     return elements + 4 * math.ceil(elements / BLOCK)
 
 
 def residues(process_set: ProcessSet | None, keys: Sequence[object], forms: Sequence[Form]) -> tuple[int, ...]:
-    """Addresses for `call.Call.residues`: zeros at first, and what was left out afterwards.
+    """Return addresses for `call.Call.residues`: of zeros at first, and of the rounding errors afterwards.
 
     Memory stays as long as the engine: a job's ranks begin with none after another ``init()``.
 
@@ -71,7 +71,7 @@ def residues(process_set: ProcessSet | None, keys: Sequence[object], forms: Sequ
 
 
 def key_of(variable: Any) -> str:
-    """A key for the rounding error of a variable's gradients; unique for each object of this process."""
+    """Return a key for the rounding error of a variable's gradients; unique for each object of this process."""
     with _lock:
         known = _numbers.get(id(variable))
         if known is None or known[0]() is not variable:

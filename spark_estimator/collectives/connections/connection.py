@@ -45,11 +45,11 @@ class RankGroup:
 
     @classmethod
     def job(cls, size: int) -> RankGroup:
-        """All `size` ranks."""
+        """Make the group of all `size` ranks."""
         return cls(0, tuple(range(size)))
 
     def __str__(self) -> str:
-        """The call that connects these ranks, for messages."""
+        """Return the call that connects these ranks, for messages."""
         return self.call or (f"process set {list(self.ranks)}" if self.number else "init()")
 
 
@@ -79,17 +79,17 @@ class Connection:
 
     @property
     def stage(self) -> tuple[int, int]:
-        """Round and group: what ranks connect for, one after another."""
+        """Return round and group: what ranks connect for, one after another."""
         return self.round, self.group
 
     def pack(self, tag: bytes) -> bytes:
-        """The context for the job that has this `tag`, 16 bytes."""
+        """Return the context for the job that has this `tag`, 16 bytes."""
         purpose = self.purpose | self.part << 1 | (self.parts - 1) << 4 | self.overlay << 7
         return _CONTEXT.pack(tag, self.from_rank, self.to_rank, self.round, self.group, purpose)
 
     @classmethod
     def unpack(cls, context: bytes, tag: bytes) -> Connection:
-        """The inverse. Raises AuthenticationError when `context` is malformed or of another job than `tag`'s.
+        """Parse what `pack` made. Raises AuthenticationError if it is malformed or of another job than `tag`'s.
 
         Its numbers may be impossible.
         """
@@ -103,7 +103,7 @@ class Connection:
 
 
 def tune(sock: socket.socket, silence_seconds: float) -> None:
-    """Makes an authenticated socket ready for the engine: small messages leave at once, dead links are noticed.
+    """Make an authenticated socket ready for the engine: small messages leave at once, dead links are noticed.
 
     Args:
         sock: connected.
@@ -126,14 +126,14 @@ def tune(sock: socket.socket, silence_seconds: float) -> None:
 
 
 def secrets_for_engine(session: Session | None) -> Encryption:
-    """The secrets of a connection in the form that the engine takes; of none when it is not encrypted."""
+    """Return the secrets of a connection in the engine's form; without secrets when it is not encrypted."""
     return Encryption() if session is None else Encryption.of(session.cipher, session.send, session.receive)
 
 
 def absent_error(
     rendezvous: Rendezvous, group: RankGroup, ranks: Sequence[int], what: str, settings: Settings
 ) -> PeerLostError:
-    """The error for ranks of a group that did not connect in time; `what` describes what this rank saw of them."""
+    """Make the error for ranks of a group that did not connect in time; `what` describes what this rank saw of them."""
     names = ", ".join(str(rendezvous.peers[rank]) for rank in ranks)
     them = "this rank" if len(ranks) == 1 else "these ranks"
     return PeerLostError(

@@ -64,7 +64,7 @@ class Connections:
     late: LateConnections | None = None
 
     def close(self) -> None:
-        """Closes all descriptors; for when no engine takes them."""
+        """Close all descriptors; for when no engine takes them."""
         for peer in self.peers:
             for fd in peer.descriptors:
                 close_descriptor(fd)
@@ -110,15 +110,15 @@ class Connector:
         )
 
     def next_round(self) -> int:
-        """The number of the next round."""
+        """Return the number of the next round."""
         return self._begun[0] + 1
 
     def round(self) -> int:
-        """The number of the present round."""
+        """Return the number of the present round."""
         return self._begun[0]
 
     def connect_all(self, round_: int, settings: Settings, group: RankGroup | None = None) -> Connections:
-        """Connects with every other rank of a group. All of these call it for the same stage. Blocks until all do.
+        """Connect with every other rank of a group. All of these call it for the same stage. Blocks until all do.
 
         Args:
             round_: of the group.
@@ -162,7 +162,7 @@ class Connector:
             raise
 
     def close(self) -> None:
-        """Stops listening; connections that no round has taken are closed. Idempotent."""
+        """Stop listening; connections that no round has taken are closed. Idempotent."""
         self._handshake_server.close()
         with self._changed:
             self._gone = True
@@ -172,21 +172,21 @@ class Connector:
     # --- forks -------------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Holds everything still, so that the child knows of every socket that it inherits."""
+        """Hold everything still, so that the child knows of every socket that it inherits."""
         self._handshake_server.before_fork()
         self._changed.acquire()
         for late in self._late.values():
             late.before_fork()
 
     def after_fork_in_parent(self) -> None:
-        """Ends what `before_fork` began."""
+        """End what `before_fork` began."""
         for late in self._late.values():
             late.after_fork_in_parent()
         self._changed.release()
         self._handshake_server.after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
-        """Closes the child's copies of all sockets: peers must notice when the rank dies, though the child lives on."""
+        """Close the child's copies of all sockets: peers must notice when the rank dies, though the child lives on."""
         self._changed = threading.Condition()
         self._handshake_server.after_fork_in_child()
         while self._sockets:
@@ -209,11 +209,11 @@ class Connector:
                 self._require_open(connection)
 
     def _is_late(self, connection: Connection) -> bool:
-        """Whether an engine gets it on its first use. With the lock held."""
+        """Return whether an engine gets it on its first use. With the lock held."""
         return connection.purpose == DATA and connection.stage in self._late
 
     def _require_open(self, connection: Connection) -> None:
-        """Raises AuthenticationError when it is too late, or too early, for `connection`."""
+        """Raise AuthenticationError when it is too late, or too early, for `connection`."""
         begun = self._begun[0]
         if connection.stage <= self._over or self._gone:
             raise AuthenticationError(f"round {connection.round} is over; this rank has begun round {begun}")
@@ -235,7 +235,7 @@ class Connector:
             self._changed.notify_all()
 
     def _keep(self, connection: Connection, sock: socket.socket, session: Session | None) -> None:
-        """Takes a connection that this rank has made."""
+        """Take a connection that this rank has made."""
         with self._changed:
             if connection.stage <= self._over or self._gone:
                 sock.close()
@@ -243,7 +243,7 @@ class Connector:
                 self._sockets[connection] = sock, session
 
     def _outgoing(self, round_: int, group: RankGroup, settings: Settings) -> list[Connection]:
-        """The connections that this rank makes at the start of a stage."""
+        """Return the connections that this rank makes at the start of a stage."""
         own_rank, overlay = self._facts.rank, is_overlay(group.ranks, settings)
         outgoing = []
         for rank in control_peers(self.rendezvous, group.ranks, settings):
@@ -254,7 +254,7 @@ class Connector:
         return outgoing
 
     def _late_connections(self, round_: int, group: RankGroup, settings: Settings) -> LateConnections | None:
-        """Accepts an overlay's data connections from now on."""
+        """Accept an overlay's data connections from now on."""
         if not is_overlay(group.ranks, settings):
             return None
         stage = round_, group.number
@@ -292,7 +292,7 @@ class Connector:
                 self._changed.wait(min(remaining, 0.1))
 
     def _check_settings(self, round_: int, group: RankGroup, settings: Settings) -> None:
-        """Raises HorovodInternalError if a rank connects for another kind of group. With the lock held."""
+        """Raise HorovodInternalError if a rank connects for another kind of group. With the lock held."""
         overlay = is_overlay(group.ranks, settings)
         for connection in self._sockets:
             is_other = connection.purpose == CONTROL and connection.overlay is not overlay
@@ -304,7 +304,7 @@ class Connector:
                 )
 
     def _incomplete(self, round_: int, group: RankGroup, callers: Sequence[int], fewest: int) -> list[int]:
-        """Those of some lower ranks that have not made all of their connections, of which each has at least `fewest`.
+        """Return the lower ranks that have not made all of their connections, of which each has at least `fewest`.
 
         With the lock held.
         """
@@ -318,7 +318,7 @@ class Connector:
         return [rank for rank in callers if arrived[rank] < expected.get(rank, fewest)]
 
     def _segment(self, settings: Settings, group: RankGroup) -> int:
-        """This rank's shared segment, -1 if no peer could use it or memory cannot be allocated."""
+        """Create this rank's shared segment; return -1 if no peer could use it or memory cannot be allocated."""
         local_size = len(local_ranks(self.rendezvous, group.ranks))
         if local_size < 2 or not settings.shared_memory:
             return -1
@@ -374,7 +374,7 @@ class Connector:
     def _exchange_segments(
         self, group: RankGroup, controls: dict[int, socket.socket], segment: int, deadline: float
     ) -> dict[int, int]:
-        """By rank of this host, its segment, or -1."""
+        """Return, by rank of this host, its segment, or -1."""
         circle = local_ranks(self.rendezvous, group.ranks)
         links = {
             position: (self.rendezvous.peers[rank], controls[rank])
@@ -385,7 +385,7 @@ class Connector:
         return dict(zip(circle, segments, strict=True))
 
     def _adopt(self, fd: int) -> socket.socket:
-        """The listening socket that this process inherited as `fd`."""
+        """Return the listening socket that this process inherited as `fd`."""
         try:
             listener = socket.socket(fileno=fd)
             listener.set_inheritable(False)
@@ -396,7 +396,7 @@ class Connector:
         return listener
 
     def _end(self, stage: tuple[int, int]) -> None:
-        """Gives up a stage: closes its connections, and refuses new ones for it."""
+        """Give up a stage: closes its connections, and refuses new ones for it."""
         with self._changed:
             self._over = stage
             for connection in [connection for connection in self._sockets if connection.stage == stage]:
@@ -406,14 +406,14 @@ class Connector:
 def _peer_for_engine(
     position: int, rank: int, link: Sequence[tuple[socket.socket, Session | None]], segment: int, name: str
 ) -> Peer:
-    """What the engine gets of a peer; `link`: its control connection and those for data, or nothing."""
+    """Make the engine's form of a peer; `link`: its control connection and those for data, or nothing."""
     control, *data = [sock.detach() for sock, _ in link] or [-1]
     secrets = [secrets_for_engine(session) for _, session in link]
     return Peer.of(position, rank, control, data, segment, name, secrets[0] if secrets else None, secrets[1:])
 
 
 def _name_of(facts: PeerFacts, control: socket.socket | None, own_rank: int) -> str:
-    """A peer's name until its engine reports it; with the process that has connected here, if known."""
+    """Return a peer's name until its engine reports it; with the process that has connected here, if known."""
     if control is not None and facts.rank < own_rank and control.family == socket.AF_UNIX:
         credentials = peer_credentials(control)
         if credentials is not None:

@@ -15,22 +15,22 @@ _THREADS = 4  # the engine's, who answers peers, who shows stacks, and the timel
 
 
 def needed(ranks: int) -> int:
-    """File descriptors that one rank of a group of `ranks` needs for it: also one for its own segment."""
+    """Return how many file descriptors one rank of a group of `ranks` needs for it: also one for its own segment."""
     return for_peers(_OF_A_PEER * (ranks - 1))
 
 
 def for_peers(count: int) -> int:
-    """File descriptors that an engine needs that gets `count` of them for its peers: also one for its own segment."""
+    """Return how many file descriptors an engine needs with `count` for its peers: also one for its own segment."""
     return count + 1 + _OF_AN_ENGINE
 
 
 def are_used_up(error: BaseException) -> bool:
-    """Whether `error` is EMFILE or ENFILE: this process, or its host, has no file descriptor left."""
+    """Return whether `error` is EMFILE or ENFILE: this process, or its host, has no file descriptor left."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def shortage(count: int) -> str:
-    """Why `count` file descriptors cannot be opened, as the end of a sentence; '' where they can."""
+    """Return why `count` file descriptors cannot be opened, as the end of a sentence; '' where they can."""
     opened: list[int] = []
     try:
         for _ in range(count):
@@ -46,7 +46,7 @@ def shortage(count: int) -> str:
 
 
 def shortage_text(count: int, available: int) -> str:
-    """That `count` file descriptors are needed and `available` are left, and what to do about it."""
+    """Describe that `count` file descriptors are needed and `available` are left, and what to do about it."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (
         f"this process has too few file descriptors (EMFILE): {available} are left of its limit of {limit} (ulimit "
@@ -56,7 +56,7 @@ def shortage_text(count: int, available: int) -> str:
 
 
 def thread_shortage() -> str:
-    """Why the threads of a rank cannot be started, as the end of a sentence; '' where they can."""
+    """Return why the threads of a rank cannot be started, as the end of a sentence; '' where they can."""
     over = threading.Event()
     started: list[threading.Thread] = []
     try:

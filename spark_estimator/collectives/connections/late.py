@@ -70,7 +70,7 @@ class LateConnections:
         self._arrived: dict[int, _Sockets] = {}  # by the other rank; fewer than it and this one are to have
 
     def attach(self, engine: Engine) -> None:
-        """Makes what this engine wants from now on, and passes on what has arrived."""
+        """Make what this engine wants from now on, and passes on what has arrived."""
         with self._lock:
             self._engine = engine
             for rank in list(self._arrived):
@@ -79,7 +79,7 @@ class LateConnections:
         self._thread.start()
 
     def take(self, connection: Connection, sock: socket.socket, session: Session | None) -> None:
-        """Takes an authenticated connection, whichever rank has made it. From any thread."""
+        """Take an authenticated connection, whichever rank has made it. From any thread."""
         own_rank = self._rendezvous.rank
         with self._lock:
             if self._stopped.is_set():
@@ -94,7 +94,7 @@ class LateConnections:
             self._deliver(rank)
 
     def stop(self) -> None:
-        """Ends it, once the engine has been shut down or could not be started. Idempotent."""
+        """End it, once the engine has been shut down or could not be started. Idempotent."""
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
@@ -103,7 +103,7 @@ class LateConnections:
         self._over()
 
     def before_fork(self) -> None:
-        """Holds everything still, so that the child knows of every socket that it inherits.
+        """Hold everything still, so that the child knows of every socket that it inherits.
 
         A connection that is just made holds the fork up for a second at most.
         """
@@ -111,13 +111,13 @@ class LateConnections:
         self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        """Ends what `before_fork` began."""
+        """End what `before_fork` began."""
         self._lock.release()
         if self._is_still:
             self._connecting.release()
 
     def after_fork_in_child(self) -> None:
-        """Closes the child's copies of the sockets that no engine has taken."""
+        """Close the child's copies of the sockets that no engine has taken."""
         self._stopped = threading.Event()  # another thread may have held the lock of the former
         self._stopped.set()
         self._lock, self._connecting = threading.Lock(), threading.Lock()
@@ -129,7 +129,7 @@ class LateConnections:
                 sock.close()
 
     def _deliver(self, rank: int) -> None:
-        """Gives the engine the connections with a rank, if there is one and all are there. With the lock held."""
+        """Give the engine the connections with a rank, if there is one and all are there. With the lock held."""
         parts = self._arrived[rank]
         if self._engine is None or len(parts) < next(iter(parts)).parts:
             return

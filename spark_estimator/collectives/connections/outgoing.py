@@ -31,7 +31,7 @@ class _GoneError(Exception):
 def data_connections(
     rendezvous: Rendezvous, round_: int, group: RankGroup, rank: int, settings: Settings
 ) -> list[Connection]:
-    """The data connections with a higher rank of a group."""
+    """Return the data connections to make with a higher rank of a group."""
     # Only networks limit what a connection carries.
     is_local = rendezvous.peers[rank].host_id == rendezvous.peers[rendezvous.rank].host_id
     parts = 1 if is_local else settings.connections
@@ -50,7 +50,7 @@ def connect(
     stop: threading.Event | None = None,
     failures: dict[int, Exception] | None = None,
 ) -> None:
-    """Makes connections with higher ranks, several at a time: a late rank must not cost the others their turn.
+    """Make connections with higher ranks, several at a time: a late rank must not cost the others their turn.
 
     Args:
         rendezvous: who this rank and its peers are.
@@ -121,7 +121,7 @@ def _connect(
     deadline: float,
     stop: threading.Event,
 ) -> tuple[socket.socket, Session | None]:
-    """Makes one connection, trying again while the peer is not ready, until the deadline."""
+    """Make one connection, trying again while the peer is not ready, until the deadline."""
     peer = rendezvous.peers[connection.to_rank]
     while True:
         sock: socket.socket | None = None
@@ -148,7 +148,7 @@ def _connect(
 
 
 def _reach(own_facts: PeerFacts, peer: PeerFacts, settings: Settings, deadline: float) -> socket.socket:
-    """An open connection to `peer`, not yet authenticated: by Unix socket if possible, else by TCP."""
+    """Return an open connection to `peer`, not yet authenticated: by Unix socket if possible, else by TCP."""
     remaining = max(0.01, deadline - time.monotonic())
     if settings.shared_memory and own_facts.shares_with(peer):
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -167,7 +167,7 @@ def _reach(own_facts: PeerFacts, peer: PeerFacts, settings: Settings, deadline: 
 def _combined_error(
     rendezvous: Rendezvous, group: RankGroup, failures: dict[int, Exception], settings: Settings
 ) -> tuple[int, Exception]:
-    """One error with all failures, and its rank; certain ones come before those that only timed out."""
+    """Return one error with all failures, and its rank; certain ones come before those that only timed out."""
     named_error: Exception
     for rank, error in sorted(failures.items()):
         if isinstance(error, HorovodInternalError) and not isinstance(error, PeerLostError):

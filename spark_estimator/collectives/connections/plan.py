@@ -17,28 +17,29 @@ from spark_estimator.env import Settings
 
 
 def is_overlay(ranks: Sequence[int], settings: Settings) -> bool:
-    """Whether a group of these ranks is connected as an overlay."""
+    """Return whether a group of these ranks is connected as an overlay."""
     return len(ranks) > settings.mesh_ranks
 
 
 def neighbours(position: int, size: int) -> list[int]:
-    """The positions that `position` of `size` is connected with in an overlay, ascending."""
+    """Return the positions that `position` of `size` is connected with in an overlay, ascending."""
     positions = (ctypes.c_int32 * _native.MOST_NEIGHBOURS)()
     count = _native.library().se_neighbours(position, size, positions)
     return positions[:count]
 
 
 def local_ranks(rendezvous: Rendezvous, ranks: Sequence[int]) -> list[int]:
-    """Those of some ranks that can share memory with this one, which is one of them; in the same order."""
+    """Return the ranks, of `ranks`, that can share memory with this rank, which is one of them; in the same order."""
     peers = rendezvous.peers
     own_facts = peers[rendezvous.rank]
     return [rank for rank in ranks if rank == own_facts.rank or peers[rank].shares_with(own_facts)]
 
 
 def control_peers(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> list[int]:
-    """The ranks of a group with which this one, also of it, has a control connection; in the group's order.
+    """Return the ranks of a group with which this one, also of it, has a control connection; in the group's order.
 
-    In an overlay these are its neighbours, and those on the circle of the ranks of its host, which pass segments on.
+    In an overlay these are its neighbours, and those on the circle of the ranks of its host, which pass segments
+    on.
     """
     own_rank = rendezvous.rank
     if not is_overlay(ranks, settings):
@@ -50,7 +51,7 @@ def control_peers(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settin
 
 
 def needed_descriptors(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> int:
-    """File descriptors that this rank needs for a group of ranks, if the others have the same settings.
+    """Return how many file descriptors this rank needs for a group of ranks, if the others have the same settings.
 
     In an overlay that includes as many data connections as allreduces, broadcasts and allgathers use.
 

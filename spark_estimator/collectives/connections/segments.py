@@ -31,7 +31,7 @@ _GRACE_SECONDS = 0.25
 
 
 def create_segment(local_size: int) -> int:
-    """This rank's segment for `local_size` ranks of one host, as a descriptor. Raises HorovodInternalError."""
+    """Create this rank's segment for `local_size` ranks of one host, a descriptor. Raises HorovodInternalError."""
     fd = ctypes.c_int32(-1)
     _native.check(_native.library().se_segment_create(local_size, ctypes.byref(fd)))
     return fd.value
@@ -40,7 +40,7 @@ def create_segment(local_size: int) -> int:
 def exchange(
     links: Mapping[int, tuple[PeerFacts, socket.socket]], position: int, size: int, segment: int, deadline: float
 ) -> list[int]:
-    """Gives each rank of a host the segments of all others, in log2(size) steps. All of them call it.
+    """Give each rank of a host the segments of all others, in log2(size) steps. All of them call it.
 
     In step k a rank passes on the segments that it has by then, its own and those of the 2^k - 1 positions before it,
     to the rank 2^k positions after it (the allgather of Bruck et al., 1997). Where two ranks are not connected by Unix
@@ -116,7 +116,7 @@ class _Sending:
         self.is_awaited = False
 
     def send(self) -> bool:
-        """Sends some segments; False if that must wait, as too many descriptors are sent and not received."""
+        """Send some segments; False if that must wait, as too many descriptors are sent and not received."""
         part = self.unsent[:_MOST_AT_ONCE]
         flags = b"".join(_HAS_NONE if fd < 0 else _HAS_SEGMENT for fd in part)
         passed = [fd for fd in part if fd >= 0]
@@ -157,7 +157,7 @@ class _Receiving:
 
 
 def _run(sending: _Sending, receiving: _Receiving, deadline: float) -> None:
-    """One step: both directions at once, so that no rank that cannot send keeps another from that."""
+    """Run one step: both directions at once, so that no rank that cannot send keeps another from that."""
     for link in (sending.link, receiving.link):
         link.setblocking(False)
     if not receiving.done:
@@ -184,7 +184,7 @@ def _run(sending: _Sending, receiving: _Receiving, deadline: float) -> None:
 
 
 def _await_any(sending: _Sending, receiving: _Receiving, seconds: float) -> list[socket.socket]:
-    """Those connections that have something that this rank waits for."""
+    """Return the connections with something that this rank waits for."""
     awaited = [sending.link] if sending.is_awaited else []
     if not receiving.done:
         awaited.append(receiving.link)
@@ -196,7 +196,7 @@ def _await_any(sending: _Sending, receiving: _Receiving, seconds: float) -> list
 
 
 def _failure_of(link: socket.socket, begin: bytes) -> Exception:
-    """The error of a peer that sent other bytes than it was expected to; `begin`: the first of them."""
+    """Return the error of a peer that sent other bytes than it was expected to; `begin`: the first of them."""
     if not begin.startswith(_FAILED):
         return ConnectionResetError("it was closed" if not begin else f"it sent {begin!r}")
     text = begin[1:]
@@ -208,20 +208,20 @@ def _failure_of(link: socket.socket, begin: bytes) -> Exception:
 
 
 def close_descriptor(fd: int) -> None:
-    """Closes `fd` unless it is -1."""
+    """Close `fd` unless it is -1."""
     if fd >= 0:
         with suppress(OSError):
             os.close(fd)
 
 
 def receive_descriptor(control: socket.socket) -> int:
-    """The descriptor that a Unix socket receives with one byte; -1 if the byte has none. Raises OSError."""
+    """Return the descriptor that a Unix socket receives with one byte; -1 if the byte has none. Raises OSError."""
     _, fds = receive_descriptors(control, 1)
     return fds[0] if fds else -1
 
 
 def receive_descriptors(control: socket.socket, count: int) -> tuple[bytes, list[int]]:
-    """Up to `count` bytes that a Unix socket receives, and the descriptors that come with them. Raises OSError."""
+    """Return up to `count` bytes that a Unix socket receives, and their descriptors. Raises OSError."""
     # Not recv_fds: it drops the flag without which every program started later would inherit the segments.
     size = struct.calcsize("i")
     room = socket.CMSG_LEN(count * size)
@@ -237,7 +237,7 @@ def receive_descriptors(control: socket.socket, count: int) -> tuple[bytes, list
 
 @contextmanager
 def _naming(peer: PeerFacts) -> Iterator[None]:
-    """Turns a system error into one that names the peer."""
+    """Turn a system error into one that names the peer."""
     try:
         yield
     except OSError as error:

@@ -15,7 +15,7 @@ _BACKLOG = 4096
 
 
 def own_addresses() -> list[str]:
-    """The addresses of this host's interfaces, that of the default route first; loopback's if there is no other."""
+    """Return the addresses of this host's interfaces, the default route's first; loopback's if there is no other."""
     default = _default_interface()
     names = sorted((name for _, name in socket.if_nameindex()), key=lambda name: name != default)
     addresses = [address for name in names for address in (*_version_4(name), *_version_6(name))]
@@ -23,7 +23,7 @@ def own_addresses() -> list[str]:
 
 
 def listen(choices: Sequence[Sequence[str]], ports: Sequence[int]) -> list[socket.socket]:
-    """Sockets that listen at one port of each address, for the first choice for which that is possible; else none.
+    """Open sockets that listen at one port of each address, for the first choice where that is possible; else none.
 
     Args:
         choices: lists of addresses, or names of hosts.
@@ -54,7 +54,7 @@ def _listening(addresses: Sequence[str], port: int) -> list[socket.socket]:
 
 
 def address_of(interface: str) -> str | None:
-    """The IPv4 address of a network interface; None if it has none."""
+    """Return the IPv4 address of a network interface; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
         answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])
@@ -67,7 +67,7 @@ def _version_4(interface: str) -> list[str]:
 
 
 def _version_6(interface: str) -> list[str]:
-    """Those of global scope: a link-local address means nothing on another host."""
+    """Return those of global scope: a link-local address means nothing on another host."""
     addresses = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():

@@ -61,7 +61,7 @@ class FileBoard(NoticeBoard):
         return key
 
     def _put(self) -> bool:
-        """Puts the file in place, and keeps it locked. False: it was removed meanwhile."""
+        """Put the file in place, and keep it locked. False: it was removed meanwhile."""
         temporary = f"{self._path}.{secrets.token_hex(8)}"
         self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
         with contextlib.suppress(OSError):  # a file system without locks
@@ -89,11 +89,11 @@ class FileBoard(NoticeBoard):
         return Notice(places, key)
 
     def rival(self) -> Notice | None:
-        """The notice by which another rank 0 has replaced this one's."""
+        """Return the notice by which another rank 0 has replaced this one's."""
         return None if _read(self._path) == self._published else self.find()
 
     def close(self) -> None:
-        """Removes the file, unless another job has replaced it."""
+        """Remove the file, unless another job has replaced it."""
         if self._published and _read(self._path) == self._published:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -102,7 +102,7 @@ class FileBoard(NoticeBoard):
         self._descriptor = -1
 
     def _remove_abandoned(self) -> None:
-        """Removes the files of processes that have ended; none on a file system without locks."""
+        """Remove the files of processes that have ended; none on a file system without locks."""
         with contextlib.suppress(OSError):
             for name in filter(_NOTICE.fullmatch, os.listdir(self._folder)):
                 with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ class FileBoard(NoticeBoard):
 
 
 def key_in(path: str) -> str:
-    """The secret that a user keeps in a file.
+    """Return the secret that a user keeps in a file.
 
     Raises:
         ForeignLauncherError: it can't be read, or other users can read it.
@@ -133,7 +133,7 @@ def key_in(path: str) -> str:
 
 
 def host_folder() -> str:
-    """The folder of this host in which the user's own folder is."""
+    """Return the folder of this host in which the user's own folder is."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     with contextlib.suppress(OSError):
         if runtime and os.stat(runtime).st_uid == os.getuid() and os.access(runtime, os.W_OK):
@@ -142,7 +142,7 @@ def host_folder() -> str:
 
 
 def own_folder(parent: str) -> str:
-    """This user's own folder in `parent`, made unless it is there; the same in all processes of a job on this host.
+    """Return this user's own folder in `parent`, made if missing; the same in all processes of a job on this host.
 
     Raises:
         ForeignLauncherError: it can't be made, or is this user's and isn't private.
@@ -178,10 +178,10 @@ def own_folder(parent: str) -> str:
 
 
 def _candidates(parent: str) -> Iterator[str]:
-    """Paths for this user's own folder, in the order in which all processes try them.
+    """Yield paths for this user's own folder, in the order in which all processes try them.
 
-    The first is one that is this user's already: other users can neither make nor remove it in a shared folder, so that
-    what they do there meanwhile changes no process's choice.
+    The first is one that is this user's already: other users can neither make nor remove it in a shared folder,
+    so that what they do there meanwhile changes no process's choice.
     """
     path = os.path.join(parent, f"spark_estimator-{os.getuid()}")
     with contextlib.suppress(OSError):  # a folder that cannot be listed
@@ -195,7 +195,7 @@ def _candidates(parent: str) -> Iterator[str]:
 
 
 def _remove_unlocked(path: str) -> None:
-    """Removes a notice that no process has locked. Raises OSError where that cannot be known."""
+    """Remove a notice that no process has locked. Raise OSError where that cannot be known."""
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | _NO_LINK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,7 +206,7 @@ def _remove_unlocked(path: str) -> None:
 
 
 def _read(path: str) -> bytes | None:
-    """The content of a file of this user's that no other user can read or write; None if it does not exist."""
+    """Return the content of a file of this user's that no other user can read or write; None if it does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | _NO_LINK)
     except OSError:

@@ -18,19 +18,19 @@ FRAME_SECONDS = 5.0
 
 
 def encoded(message: dict[str, Any]) -> bytes:
-    """The message as bytes; equal for equal messages."""
+    """Return the message as bytes; equal for equal messages."""
     return json.dumps(message, sort_keys=True).encode()
 
 
 def send(sock: socket.socket, key: bytes, sender: bytes, message: dict[str, Any]) -> None:
-    """Sends a message. Raises OSError if the connection has ended."""
+    """Send a message. Raise OSError if the connection has ended."""
     content = encoded(message)
     sock.settimeout(FRAME_SECONDS)
     sock.sendall(_HEAD.pack(len(content), hmac.digest(key, sender + b"\x01" + content, "sha256")) + content)
 
 
 def receive(sock: socket.socket, key: bytes, sender: bytes, deadline: float) -> dict[str, Any]:
-    """The other end's message. Raises OSError or ValueError if none comes before `deadline` (``time.monotonic()``)."""
+    """Return the other end's message. Raises OSError or ValueError if none comes before `deadline` (monotonic)."""
     length, code = _HEAD.unpack(_exactly(sock, _HEAD.size, deadline))
     if length > _MOST_BYTES:
         raise ValueError("a frame that is too long")

@@ -37,23 +37,24 @@ _SAME_PLACE_SECONDS = 1.0
 
 
 def has_joined() -> bool:
-    """Whether this process's rendezvous is one that `rendezvous` made."""
+    """Return whether this process's rendezvous is one that `make_rendezvous` made."""
     return _joined is not None
 
 
 def joined_ranks() -> tuple[int, ...] | None:
-    """The launcher's numbers of the ranks with which this process has joined, as `rendezvous` takes them."""
+    """Return the launcher's numbers of the ranks with which this process has joined, for `make_rendezvous`."""
     return _joined
 
 
 def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendezvous | None:
-    """The rendezvous by which this process is a rank of its launcher's job; None if no launcher started it as one of
-    several. All processes of the job call it, or all of `ranks`; it blocks until they do. A later call with the same
-    ranks gives the same rendezvous.
+    """Return the rendezvous by which this process is a rank of its launcher's job; None if no launcher started it as
+    one of several. All processes of the job call it, or all of `ranks`; it blocks until they do. A later call
+    with the same ranks gives the same rendezvous.
 
     Args:
         settings: how long to wait, and the user's key or folder.
-        ranks: the launcher's numbers of the processes that make a job, in the order of their ranks in it; None: all.
+        ranks: the launcher's numbers of the processes that make a job, in the order of their ranks in it; None:
+            all.
 
     Raises:
         ForeignLauncherError: the launcher's job can't be joined; the text names what to do.
@@ -88,7 +89,7 @@ def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendez
 
 
 def _checked(job: ForeignJob) -> int:
-    """This process's rank. Raises ForeignLauncherError if the job can't be joined."""
+    """Return this process's rank. Raises ForeignLauncherError if the job can't be joined."""
     if not job.joins:
         problem = "spark_estimator can't join such a job: each process would train alone"
     elif job.contradiction or job.rank is None:
@@ -122,7 +123,7 @@ def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: in
 
 
 def _gathered(job: ForeignJob, board: NoticeBoard, terms: JobTerms, settings: Settings, watch: Watch) -> Rendezvous:
-    """Rank 0's side."""
+    """Collect the addresses of all ranks, as rank 0."""
     listeners = listen(_addresses(job, board), board.ports)
     if not listeners:
         raise ForeignLauncherError(f"init(): rank 0 can't listen at {board.where}: all of them are taken.")
@@ -142,7 +143,7 @@ def _gathered(job: ForeignJob, board: NoticeBoard, terms: JobTerms, settings: Se
 
 
 def _own_locks(job: ForeignJob, members: tuple[int, ...]) -> RankLocks:
-    """The locks to the ranks of this job, kept until this process ends."""
+    """Return the locks to the ranks of this job, kept until this process ends."""
     global _locks
     if _locks is not None:
         _locks.release()
@@ -156,7 +157,7 @@ def _own_locks(job: ForeignJob, members: tuple[int, ...]) -> RankLocks:
 def _finder(
     board: NoticeBoard, job: ForeignJob, settings: Settings, members: tuple[int, ...]
 ) -> Callable[[], Notice | None]:
-    """Finds rank 0's notice, also where rank 0 leaves it if its variables count the hosts differently: the ranks then
+    """Find rank 0's notice, also where rank 0 leaves it if its variables count the hosts differently: the ranks then
     meet, and all of them get an error.
     """
     boards = [board]
@@ -175,7 +176,7 @@ def _finder(
 
 
 def _addresses(job: ForeignJob, board: NoticeBoard) -> list[list[str]]:
-    """The addresses of the server: each entry is tried before the next."""
+    """Return the addresses of the server: each entry is tried before the next."""
     if job.one_host:
         return [["127.0.0.1"]]
     return [[board.address], own_addresses()] if board.address else [own_addresses()]
@@ -210,7 +211,7 @@ def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> Not
 
 
 def _users_key(job: ForeignJob, settings: Settings, identity: str) -> bytes | None:
-    """The key that the user has set for this job; None if there is none."""
+    """Return the key that the user has set for this job; None if there is none."""
     if settings.job_key:
         if job.sends_environment and not job.one_host and job.rank == 0:
             _log.warning(
@@ -236,7 +237,7 @@ def _shared(board: FileBoard) -> FileBoard:
 
 
 def ranks_of(comm: Any) -> tuple[int, ...] | None:
-    """The launcher's numbers of the ranks that ``init(comm=...)`` means; None for all.
+    """Return the launcher's numbers of the ranks that ``init(comm=...)`` means; None for all.
 
     Args:
         comm: None; ranks; or a communicator of mpi4py, whose order counts.

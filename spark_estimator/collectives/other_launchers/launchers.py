@@ -118,7 +118,7 @@ class ForeignJob:
 
     @property
     def contradiction(self) -> str:
-        """The contradiction between the launcher's variables, as the end of a sentence; '' if there is none."""
+        """Return the contradiction between the launcher's variables, as the end of a sentence; '' if there is none."""
         if self.rank is None or not 0 <= self.rank < self.size:
             return f"its rank ({'none' if self.rank is None else self.rank}) is not one of 0 to {self.size - 1}"
         if self.local_size is not None and (
@@ -129,21 +129,22 @@ class ForeignJob:
 
     @property
     def process(self) -> str:
-        """A description of this process, for messages."""
+        """Return a description of this process, for messages."""
         number = "one" if self.rank is None else f"number {self.rank}"
         return f"{number} of {self.size} processes started by {self.launcher} ({self.variable}={self.size})"
 
     @property
     def mark(self) -> str:
-        """The value of ``env.JOINED_VARIABLE`` in this process once it has joined."""
+        """Return the value of ``env.JOINED_VARIABLE`` in this process once it has joined."""
         return f"{self.rank}/{self.size} {self.identity}"
 
 
 def foreign_job(environ: Mapping[str, str] | None = None, *, one_host: bool | None = None) -> ForeignJob | None:
-    """The job of several processes that the environment shows; None if it shows none.
+    """Return the job of several processes that the environment shows; None if it shows none.
 
     Args:
-        environ: the process's environment; default: ``os.environ``. A value that isn't a whole number counts as unset.
+        environ: the process's environment; default: ``os.environ``. A value that isn't a whole number counts as
+            unset.
         one_host: whether all of its processes are on this host; None: as the environment shows.
     """
     environ = os.environ if environ is None else environ
@@ -162,7 +163,7 @@ def foreign_job(environ: Mapping[str, str] | None = None, *, one_host: bool | No
 
 
 def launcher_variables() -> set[str]:
-    """The variables by which `foreign_job` decides."""
+    """Return the variables by which `find_foreign_job` decides."""
     return {name for launcher in _LAUNCHERS for name in (launcher.size, launcher.rank, launcher.local_size) if name}
 
 
@@ -207,7 +208,7 @@ def _identity(launcher: _Launcher, environ: Mapping[str, str], one_host: bool) -
 
 
 def _hydra_proxy() -> int | None:
-    """The process of mpiexec on this host that this one runs under."""
+    """Return the process of mpiexec on this host that this one runs under."""
     pid = os.getppid()
     with suppress(OSError, ValueError):
         while pid > 1:
@@ -219,20 +220,20 @@ def _hydra_proxy() -> int | None:
 
 
 def _since(pid: int) -> str:
-    """A process's number with its time of start, because the system may reuse the number."""
+    """Return a process's number with its time of start, because the system may reuse the number."""
     with suppress(OSError):
         return f"{pid}@{_status(pid)[1][19]}"
     return str(pid)
 
 
 def _status(pid: int) -> tuple[str, list[str]]:
-    """A process's name, and the fields of its status behind that."""
+    """Return a process's name, and the fields of its status behind that."""
     name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
     return name, fields.split()
 
 
 def _option(pid: int, name: str) -> str:
-    """The value of an option on a process's command line; '' if it has none."""
+    """Return the value of an option on a process's command line; '' if it has none."""
     with suppress(OSError, ValueError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         return words[words.index(name) + 1]
@@ -240,7 +241,7 @@ def _option(pid: int, name: str) -> str:
 
 
 def _sagemaker_job(environ: Mapping[str, str]) -> ForeignJob | None:
-    """SageMaker starts a script once on each host of a training job, unless mpirun or torchrun does."""
+    """Return SageMaker's job, which starts a script once on each host, unless mpirun or torchrun does."""
     try:
         hosts, own_host = json.loads(environ.get("SM_HOSTS", "")), environ.get("SM_CURRENT_HOST", "")
     except ValueError:

@@ -51,7 +51,7 @@ class LocalProcesses:
         self._since = time.monotonic()
 
     def check(self) -> None:
-        """Raises PeerLostError if for two seconds fewer processes than ranks have been on this host."""
+        """Raise PeerLostError if for two seconds fewer processes than ranks have been on this host."""
         if self._launcher is None:
             return
         children = _children(self._launcher, self._job)
@@ -75,7 +75,7 @@ class LocalProcesses:
 
 
 def _launcher(job: ForeignJob) -> int | None:
-    """The process that started this one as a rank: the first above it without the rank's variables."""
+    """Return the process that started this one as a rank: the first above it without the rank's variables."""
     pid = os.getpid()
     if _rank_in(pid, job) != job.rank:
         return None  # the launcher set the variables after the process had started, or the title has replaced them
@@ -95,7 +95,7 @@ def _launcher(job: ForeignJob) -> int | None:
 
 
 def _children(launcher: int, job: ForeignJob) -> dict[int, int | None] | None:
-    """The launcher's children that may be ranks, each with its rank if that can be read; None if it has ended."""
+    """Return the launcher's children that may be ranks, each with its rank if readable; None if it has ended."""
     if _status(launcher) is None:
         return None
     children: dict[int, int | None] = {}
@@ -111,7 +111,7 @@ def _children(launcher: int, job: ForeignJob) -> dict[int, int | None] | None:
 
 
 def _status(pid: int) -> tuple[str, str, int] | None:
-    """A process's name, state and parent; None if it does not exist."""
+    """Return a process's name, state and parent; None if it does not exist."""
     with suppress(OSError, ValueError, IndexError):
         name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
         return name, fields.split()[0], int(fields.split()[1])

@@ -46,7 +46,7 @@ class NoticeBoard(abc.ABC):
 
     @abc.abstractmethod
     def publish(self, places: Sequence[tuple[str, int]]) -> bytes:
-        """Rank 0: makes it known that the server listens at `places`.
+        """Make known, on rank 0, that the server listens at `places`.
 
         Returns:
             The key of the challenge there.
@@ -54,26 +54,26 @@ class NoticeBoard(abc.ABC):
 
     @abc.abstractmethod
     def find(self) -> Notice | None:
-        """Other ranks: the notice, as it is now; None if there is none yet. It may be another one at the next call."""
+        """Return the present notice, on the other ranks; None if there is none yet. The next call may find another."""
 
     @abc.abstractmethod
     def rival(self) -> Notice | None:
-        """Rank 0: the notice of another rank 0 of this job, which may have ended; None if there is none."""
+        """Return, on rank 0, the notice of another rank 0 of this job, which may have ended; None if there is none."""
 
     def close(self) -> None:
-        """Rank 0: removes the notice. Idempotent."""
+        """Remove the notice, on rank 0. Idempotent."""
         return
 
 
 class AgreedBoard(NoticeBoard):
     """No board at all: the address of rank 0's host and the key are in every process's environment.
 
-    The ports follow from the key, so that two jobs on a host seldom use the same port, and other users can't predict
-    them.
+    The ports follow from the key, so that two jobs on a host seldom use the same port, and other users can't
+    predict them.
 
     Args:
         master: rank 0's host.
-        key: as `first_key` makes it.
+        key: as `derive_key` makes it.
     """
 
     def __init__(self, master: str, key: bytes) -> None:
@@ -91,7 +91,7 @@ class AgreedBoard(NoticeBoard):
         return self._key
 
     def rival(self) -> Notice | None:
-        """A rank 0 that has a port before this one's, where the clients look first."""
+        """Return the notice of a rank 0 that has a port before this one's, where the clients look first."""
         notice = self.find()
         index = self.ports.index(self._own_port) if self._own_port in self.ports else 0
         return None if notice is None or index == 0 else Notice(notice.places[:index], self._key)
@@ -105,7 +105,7 @@ class AgreedBoard(NoticeBoard):
 
 
 def first_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> bytes:
-    """The key of one job's server, from the one that the user keeps for all jobs.
+    """Return the key of one job's server, made of the one that the user keeps for all jobs.
 
     Args:
         secret: the user's key.
@@ -124,5 +124,5 @@ def first_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> byt
 
 
 def file_name(identity: str) -> str:
-    """A name for a job's file."""
+    """Return a name for a job's file."""
     return hashlib.sha256(identity.encode()).hexdigest()[:32]

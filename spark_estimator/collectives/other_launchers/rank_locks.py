@@ -47,7 +47,7 @@ class RankLocks:
         return True
 
     def holder(self, rank: int) -> int:
-        """The number of the other process that has locked a rank; 0 if there is none."""
+        """Return the number of the other process that has locked a rank; 0 if there is none."""
         if self._descriptor >= 0:
             question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte(rank), 1, 0)
             with suppress(OSError):

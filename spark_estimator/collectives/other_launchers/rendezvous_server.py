@@ -62,10 +62,10 @@ class Waiting(Protocol):
     """The checks of a client while it waits. Each raises an error if the job cannot come together."""
 
     def check(self) -> None:
-        """Called all the time."""
+        """Check the job; called all the time."""
 
     def unanswered(self, *, noticed: bool) -> None:
-        """Called while no server has answered; `noticed`: whether there is a notice of one."""
+        """Check the job while no server has answered; `noticed`: whether there is a notice of one."""
 
 
 class _Interval:
@@ -101,7 +101,7 @@ class RendezvousServer:
         self._server = HandshakeServer(listeners, key, self._admit, name="rank 0's server")
 
     def gather(self, seconds: float, own_address: str, check: Callable[[], None] | None = None) -> Rendezvous:
-        """Waits for all other ranks, and sends each the list of all.
+        """Wait for all other ranks, and send each the list of all.
 
         Args:
             seconds: how long to wait.
@@ -137,7 +137,7 @@ class RendezvousServer:
             raise
 
     def close(self) -> None:
-        """Closes the ports and all connections. Idempotent."""
+        """Close the ports and all connections. Idempotent."""
         self._server.close()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -184,7 +184,7 @@ class RendezvousServer:
                     send(sock, self._key, _SERVER, answer)
 
     def _look_for_losses(self) -> None:
-        """A client sends nothing while it waits: if its socket is readable, the connection has ended."""
+        """Raise PeerLostError if a client's connection has ended: its socket is readable, though it sends nothing."""
         poll = select.poll()
         for sock, _, _ in self._clients.values():
             poll.register(sock, select.POLLIN)
@@ -227,7 +227,7 @@ def join_server(
     one_host: bool,
     waiting: Waiting | None = None,
 ) -> Rendezvous:
-    """The side of every rank but 0: looks for the server until it answers, and waits there for the list of all ranks.
+    """Look for the server until it answers, on every rank but 0, and wait there for the list of all ranks.
 
     Args:
         find: gives the present notice.
@@ -263,7 +263,7 @@ def join_server(
 
 
 def connect_to_server(notice: Notice, deadline: float) -> socket.socket | None:
-    """A connection with the server of a notice; None if there is no server at any of its places."""
+    """Return a connection with the server of a notice; None if there is no server at any of its places."""
     for place in notice.places:
         sock = _connect_to(place, notice.key, deadline)
         if sock is not None:
@@ -272,7 +272,7 @@ def connect_to_server(notice: Notice, deadline: float) -> socket.socket | None:
 
 
 def _connect_to(place: tuple[str, int], key: bytes, deadline: float) -> socket.socket | None:
-    """A connection with the server; None if it isn't there."""
+    """Return a connection with the server; None if it isn't there."""
     limit = max(0.1, min(_DIAL_SECONDS, deadline - time.monotonic()))
     try:
         sock = socket.create_connection(place, timeout=limit)
@@ -296,7 +296,7 @@ def exchange_with_server(
     one_host: bool,
     waiting: Waiting | None = None,
 ) -> Rendezvous:
-    """The exchange itself, on a connection that `connect_to_server` made. Raises what `join_server` raises."""
+    """Exchange facts on a connection that `connect_to_server` made. Raises what `join_server` raises."""
     endpoint = Endpoint.open("127.0.0.1" if one_host else str(sock.getsockname()[0]))
     nonce = secrets.token_hex(32)
     try:

@@ -56,12 +56,12 @@ class Watch:
         self._holders: dict[int, _Holder] = {}
 
     def check(self) -> None:
-        """Raises PeerLostError if processes of this host have ended."""
+        """Raise PeerLostError if processes of this host have ended."""
         if self._local_processes is not None:
             self._local_processes.check()
 
     def unanswered(self, *, noticed: bool) -> None:
-        """Called while no server has answered. Raises ForeignLauncherError if the ranks show that none will.
+        """Check the job while no server has answered. Raises ForeignLauncherError if the ranks show that none will.
 
         Args:
             noticed: whether there is a notice of a server.
@@ -77,7 +77,7 @@ class Watch:
             )
 
     def gathering(self, board: NoticeBoard, terms: JobTerms) -> Callable[[], None]:
-        """The check of the rank that has the server: also whether another process has the same rank.
+        """Return the check of the rank that has the server: also whether another process has the same rank.
 
         Args:
             board: with its notice.
@@ -112,12 +112,12 @@ class Watch:
             )
 
     def _holds(self, rank: int, seconds: float) -> int:
-        """The process that has had a rank for at least `seconds`; 0 if there is none."""
+        """Return the process that has had a rank for at least `seconds`; 0 if there is none."""
         holder = self._look(rank)
         return holder.process if holder.process and holder.last - holder.first > seconds else 0
 
     def _held(self, rank: int) -> int:
-        """The process that has had a rank for a second, some seconds ago; 0 if there is none."""
+        """Return the process that has had a rank for a second, some seconds ago; 0 if there is none."""
         process = self._locks.holder(rank)
         holder = self._look(rank) if process else self._holders.get(rank, _NO_HOLDER)
         waited = time.monotonic() - holder.first

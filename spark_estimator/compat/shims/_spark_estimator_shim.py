@@ -9,7 +9,7 @@ import sys
 
 
 def serve(root: str) -> None:
-    """Replaces the shim `root` by the right module."""
+    """Replace the shim `root` by the right module."""
     try:
         from spark_estimator.compat.importer import replace_shim
     except ModuleNotFoundError as absent:

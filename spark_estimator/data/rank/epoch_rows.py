@@ -40,18 +40,18 @@ class EpochRows(ABC):
 
     @property
     def total(self) -> int:
-        """Rows of all ranks."""
+        """Return the rows of all ranks."""
         return sum(self.counts)
 
     def plan(self, batch_size: int, most_steps: int | None = None) -> shares.Batches:
-        """How one epoch is cut: arguments as of `batches`."""
+        """Return how one epoch is cut: arguments as of `read_batches`."""
         return shares.Batches(self.counts, batch_size, most_steps)
 
     @abstractmethod
     def batches(
         self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
     ) -> Iterator[Batch]:
-        """The batches of one epoch: as many on every rank.
+        """Yield the batches of one epoch: as many on every rank.
 
         Args:
             batch_size: the most rows of a batch.
@@ -61,14 +61,15 @@ class EpochRows(ABC):
         """
 
     def sample(self) -> Batch:
-        """A batch to build a model with, which the epochs have, too."""
+        """Return a batch to build a model with, which the epochs have, too."""
         return next(self.batches(1, 1))
 
     def split(self, share: float, seed: int, read: Sequence[int] = ()) -> tuple[EpochRows, EpochRows]:
-        """Leaves out a share of the rows, drawn by chance: all ranks' rows together, to the row.
+        """Leave out a share of the rows, drawn by chance: all ranks' rows together, to the row.
 
         Args:
-            read: [ranks] rows that each rank had read when the rows were drawn, in a training whose ranks have changed
+            read: [ranks] rows that each rank had read when the rows were drawn, in a training whose ranks have
+                changed
                 since: the same rows are left out. Empty: they are drawn now.
 
         Returns:
@@ -77,31 +78,31 @@ class EpochRows(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot be split")
 
     def checksum(self) -> list[int]:
-        """Numbers that are the same for the same rows, on any number of ranks. A collective."""
+        """Return numbers that are the same for the same rows, on any number of ranks. A collective."""
         raise NotImplementedError(f"{type(self).__name__} has no checksum")
 
     def spread(self) -> list[int]:
-        """[ranks] a number for the rows that each rank has, and their order. A collective."""
+        """Return [ranks] a number for the rows that each rank has, and their order. A collective."""
         raise NotImplementedError(f"{type(self).__name__} has no checksum")
 
     def blocks(self, places: Sequence[int]) -> Iterator[tuple[Array, ...]]:
-        """All rows that belong here, some thousands at a time.
+        """Yield all rows that belong here, some thousands at a time.
 
         Args:
-            places: of the fields that are wanted.
+            fields: their numbers in a batch.
         """
         raise NotImplementedError(f"{type(self).__name__} gives its rows in batches alone")
 
     def leg(self, batch_size: int, steps: int) -> dict[str, Any]:
-        """`steps` steps of an epoch on the present ranks, as plain values; see `left`."""
+        """Return `steps` steps of an epoch on the present ranks, as plain values; see `find_remaining`."""
         raise NotImplementedError(f"{type(self).__name__} has no position")
 
     def left(self, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None) -> EpochRows:
-        """The rows of an epoch that other ranks have not read.
+        """Return the rows of an epoch that other ranks have not read.
 
         Args:
-            legs: parts of the epoch, one after the other, each a result of `leg`.
-            order: as of `batches`.
+            legs: parts of the epoch, one after the other, each a result of `make_leg`.
+            order: as of `read_batches`.
 
         Raises:
             ValueError: they are of rows that are stored in another way.

@@ -12,14 +12,16 @@ _UNLIMITED = 1 << 62
 
 
 def free_memory() -> int:
-    """Bytes; files that the kernel keeps in memory count as free, since it drops them when a program needs room."""
+    """Return bytes; files that the kernel keeps in memory count as free, since it drops them when a program needs
+    room.
+    """
     with open("/proc/meminfo", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     return min([int(lines["MemAvailable"].split()[0]) * 1024, *_left_in_groups()])
 
 
 def _left_in_groups() -> Iterator[int]:
-    """What each control group that this process is in leaves, for those that have a limit."""
+    """Yield what each control group that this process is in leaves, for those that have a limit."""
     for folder, limit_name, used_name in _groups():
         with suppress(OSError, ValueError):  # "max" for no limit ends in the ValueError
             limit = int((folder / limit_name).read_text(encoding="ascii"))
@@ -29,7 +31,7 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _groups() -> Iterator[tuple[Path, str, str]]:
-    """The folders of this process's groups, innermost first. A container sees its own group as the root."""
+    """Yield the folders of this process's groups, innermost first. A container sees its own group as the root."""
     version_2 = "memory.max", "memory.current"
     version_1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
     with suppress(OSError):
@@ -43,7 +45,9 @@ def _groups() -> Iterator[tuple[Path, str, str]]:
 
 
 def _files_in(folder: Path) -> int:
-    """Bytes of files on disk that a group has in memory. Files without a disk, such as shared memory, don't count."""
+    """Return the bytes of files on disk that a group has in memory. Files without a disk, such as shared memory,
+    don't count.
+    """
     with suppress(OSError, ValueError, KeyError):
         numbers = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
         prefix = "total_" if "total_inactive_file" in numbers else ""

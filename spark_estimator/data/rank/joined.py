@@ -34,7 +34,7 @@ class Joined:
 
     @classmethod
     def of(cls, fields: Sequence[Field]) -> Joined:
-        """Puts narrow fields of one type together."""
+        """Put narrow fields of one type together."""
         members: list[list[Field]] = []
         widths: list[int] = []
         group_of: dict[str, int] = {}
@@ -53,7 +53,7 @@ class Joined:
         return cls(tuple(fields), tuple(_side_by_side(member) for member in members), tuple(places))
 
     def gathered(self, matrices: Sequence[Array], numbers: Array) -> list[Array]:
-        """Some rows, as batches have them; see `split`.
+        """Return some rows, as batches have them; see `split`.
 
         Args:
             matrices: [stored] all rows, each [rows, width].
@@ -92,7 +92,7 @@ class Joined:
         return result
 
     def split(self, matrices: Sequence[Array]) -> list[Array]:
-        """Rows as the spool has them, as batches have them.
+        """Return rows as the spool has them, as batches have them.
 
         Args:
             matrices: [stored] each [rows, width]; no other code uses them.

@@ -1,9 +1,9 @@
 """Which rows of an epoch have been read, computed from a few numbers, also for another number of ranks.
 
-Ranks read the rows of all files as one sequence, of which each has a contiguous range (`shares.ranges`); a row's place
-in that sequence is its *number*, for any number of ranks. The numbers of rows that each rank has read determine which
-rows were sent to other ranks (`shares.moves`), and so which rows each has. A *leg* is a part of an epoch that the same
-ranks have read. Nothing here communicates.
+Ranks read the rows of all files as one sequence, of which each has a contiguous range
+(`shares.divide_ranges`); a row's place in that sequence is its *number*, for any number of ranks. The numbers
+of rows that each rank has read determine which rows were sent to other ranks (`shares.plan_moves`), and so
+which rows each has. A *leg* is a part of an epoch that the same ranks have read. Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Leg:
     steps: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"read": list(self.read), "batch_size": self.batch_size, "steps": self.steps}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Leg:
-        """The inverse of `to_dict`.
+        """Return the leg that `to_dict` made values of.
 
         Raises:
             ValueError: it is of rows that are streamed.
@@ -53,7 +53,8 @@ class Leg:
 
 
 def numbers_of(read: Sequence[int]) -> list[Array]:
-    """[ranks] the numbers of the rows that each has once they are evened out, in the order in which it has them.
+    """Return [ranks] the numbers of the rows that each has once they are evened out, in the order in which it has
+    them.
 
     Args:
         read: [ranks] rows that each has read.
@@ -89,7 +90,8 @@ class HeldShare:
 
     @staticmethod
     def counts(rows: Sequence[int], share: float) -> dict[int, int]:
-        """By rank, how many of its rows are left out: a rank with more rows gives up more, so that the rest is even.
+        """Return, by rank, how many of its rows are left out: a rank with more rows gives up more, so that the rest is
+        even.
 
         Args:
             rows: [ranks] that each has.
@@ -99,7 +101,7 @@ class HeldShare:
         return {rank: shares.share(held, len(rows), position) for position, rank in enumerate(order)}
 
     def drawn(self, rank: int, rows: int, count: int) -> tuple[Array, Array]:
-        """The places, ascending, of a rank's rows that are left out, and of its others.
+        """Return the places, ascending, of a rank's rows that are left out, and of its others.
 
         Args:
             rows: that the rank has.
@@ -109,7 +111,7 @@ class HeldShare:
         return numpy.sort(mixed[:count]), numpy.sort(mixed[count:])
 
     def mask(self) -> Array:
-        """[rows of all ranks] whether the row of this number is left out."""
+        """Return [rows of all ranks] whether the row of this number is left out."""
         numbers = numbers_of(self.read)
         counts = self.counts([len(each) for each in numbers], self.share)
         result = numpy.zeros(sum(self.read), bool)
@@ -119,7 +121,7 @@ class HeldShare:
 
 
 def seen(legs: Sequence[Leg], order: tuple[int, int] | None, held: Array | None = None) -> Array:
-    """[rows of all ranks] whether the legs, one after the other, have read the row of this number.
+    """Return [rows of all ranks] whether the legs, one after the other, have read the row of this number.
 
     Args:
         order: seed and epoch; None: rows are read in the order in which they are stored.
@@ -138,15 +140,15 @@ def seen(legs: Sequence[Leg], order: tuple[int, int] | None, held: Array | None 
 def left_over(
     read: Sequence[int], rank: int, was_seen: Array, held: Array | None = None
 ) -> tuple[Callable[[Array], Array], tuple[int, ...]]:
-    """The remaining rows, for the present ranks.
+    """Return the remaining rows, for the present ranks.
 
     Args:
         read: [ranks] rows that each has read.
-        was_seen, held: as of `seen`.
+        was_seen, held: as of `find_seen`.
 
     Returns:
-        A function that keeps the remaining ones of a rank's rows that are not held, and [ranks] the number of remaining
-        rows of each.
+        A function that keeps the remaining ones of a rank's rows that are not held, and [ranks] the number of
+        remaining rows of each.
     """
     numbers = numbers_of(read)
     mine = numbers[rank] if held is None else numbers[rank][~held[numbers[rank]]]
@@ -155,7 +157,7 @@ def left_over(
 
 
 def _ordered(numbers: Array, order: tuple[int, int] | None, rank: int) -> Array:
-    """As the rank reads them: chance orders the places, not the rows."""
+    """Return the numbers as the rank reads them: chance orders the places, not the rows."""
     if order is None:
         return numbers
     return numbers[in_chance_order(numpy.arange(len(numbers)), (order[0], rank, order[1]))]

@@ -34,7 +34,7 @@ class Ahead:
         self._order: tuple[tuple[int, ...], Future[Array]] | None = None
 
     def items(self, make: Callable[[A], T], arguments: Iterable[A], item_bytes: int) -> Iterator[T]:
-        """Yields ``make(argument)`` for each argument, in their order; the thread has the next ones ready meanwhile.
+        """Yield ``make(argument)`` for each argument, in their order; the thread has the next ones ready meanwhile.
 
         Where the thread does not keep up, the caller does not wait idly: it makes some of the next ones itself. An
         error of `make` is raised in the item's turn. An abandoned iteration ends after the items in progress.
@@ -62,7 +62,7 @@ class Ahead:
                 each.give_up()
 
     def order(self, numbers: Array, names: Sequence[int], epoch: int) -> Array:
-        """As ``in_chance_order(numbers, [*names, epoch])``; that of the next epoch of these names is ready sooner.
+        """Return ``shuffle_numbers(numbers, [*names, epoch])``; that of the next epoch of these names is ready sooner.
 
         Args:
             numbers: the same ones in each call.
@@ -101,11 +101,11 @@ class _Group(Generic[A, T]):
         return self._made.done()
 
     def give_up(self) -> None:
-        """Cancels the items: they will not be used."""
+        """Cancel the items: they will not be used."""
         self._made.cancel()
 
     def take_over(self) -> None:
-        """Makes them here and now, unless the thread has begun."""
+        """Make the items here and now, unless the thread has begun."""
         if not self._made.cancel():
             return
         result: Future[list[T]] = Future()
@@ -116,15 +116,15 @@ class _Group(Generic[A, T]):
         self._made = result
 
     def result(self) -> list[T]:
-        """The items, once they are made; raises what making them has raised."""
+        """Return the items, once they are made; raise what making them has raised."""
         return self._made.result()
 
 
 def in_chance_order(numbers: Array, names: Sequence[int]) -> Array:
-    """Numbers that all differ, in an order that chance has drawn, each order with the same probability.
+    """Return numbers that all differ, in an order that chance has drawn, each order with the same probability.
 
-    A key is drawn for each number, and they are sorted by it. The sort reads and writes memory in sequence; a shuffle
-    by swaps, which jumps to and fro in it, takes two to three times as long for millions of numbers.
+    A key is drawn for each number, and they are sorted by it. The sort reads and writes memory in sequence; a
+    shuffle by swaps, which jumps to and fro in it, takes two to three times as long for millions of numbers.
 
     Args:
         numbers: whole numbers from 0, less than 2**40.

@@ -87,7 +87,7 @@ class RankRows(EpochRows):
         yield from zip(*(self._blocks(self.matrices[place]) for place in places), strict=True)
 
     def _blocks(self, pieces: Sequence[Array]) -> Iterator[Array]:
-        """Copies of the rows that belong here, some thousands at a time."""
+        """Yield copies of the rows that belong here, some thousands at a time."""
         for start in range(0, len(self.chosen), _BLOCK_ROWS):
             yield _take(pieces, self.chosen[start : start + _BLOCK_ROWS])
 
@@ -111,7 +111,7 @@ class RankRows(EpochRows):
 
 
 def _take(pieces: Sequence[Array], rows: Array) -> Array:
-    """[rows, width] a copy of the rows with these numbers."""
+    """Return [rows, width], a copy of the rows with these numbers."""
     first = pieces[0]
     if len(pieces) == 1:
         return first.take(rows, axis=0)
@@ -123,10 +123,10 @@ def _take(pieces: Sequence[Array], rows: Array) -> Array:
 
 
 def balanced(spool: Spool, what: str, *, by_value: bool = False) -> RankRows:
-    """Sends rows from ranks that have more to those that have fewer. A collective: every rank calls it.
+    """Send rows from ranks that have more to those that have fewer. A collective: every rank calls it.
 
     Args:
-        what: they are for, in messages.
+        purpose: of the rows, for messages.
         by_value: rows are read in an order that only their values decide, not in the order of their arrival.
 
     Raises:
@@ -169,7 +169,7 @@ def balanced(spool: Spool, what: str, *, by_value: bool = False) -> RankRows:
 
 
 def ordered_by_value(matrices: Sequence[Array]) -> Array:
-    """[rows] the numbers of the rows in an order that is the same for the same rows, in any arrangement.
+    """Return [rows] the numbers of the rows in an order that is the same for the same rows, in any arrangement.
 
     By a hash of 64 bits: a sum of the words, each multiplied with a different number, whose bits are then mixed
     (Dietzfelbinger 1996; the mixing is MurmurHash3's). Equal rows may be in any order.
@@ -192,10 +192,10 @@ def ordered_by_value(matrices: Sequence[Array]) -> Array:
 
 
 def _words(matrix: Array) -> Array:
-    """The numbers' bits, as whole numbers of the same size."""
+    """Return the numbers' bits, as whole numbers of the same size."""
     return numpy.ascontiguousarray(matrix).view(f"u{matrix.dtype.itemsize}")
 
 
 def _as_bytes(matrix: Array) -> Array:
-    """[rows, bytes], for every type."""
+    """Return [rows, bytes], for every type."""
     return numpy.ascontiguousarray(matrix).view(numpy.uint8)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 
 def share(total: int, parts: int, part: int) -> int:
-    """How many of `total` items `part` gets if all `parts` get the same number, the first ones one more."""
+    """Return how many of `total` items `part` gets if all `parts` get the same number, the first ones one more."""
     return total // parts + (part < total % parts)
 
 
 def begin(total: int, parts: int, part: int) -> int:
-    """The index at which the share of `part` begins."""
+    """Return the index at which the share of `part` begins."""
     return part * (total // parts) + min(part, total % parts)
 
 
@@ -29,7 +29,7 @@ class Move:
 
 
 def moves(counts: Sequence[int]) -> list[Move]:
-    """The moves that make the ranks' rows equal, to one row, with as few rows sent as possible.
+    """Return the moves that make the ranks' rows equal, to one row, with as few rows sent as possible.
 
     Args:
         counts: [ranks] rows that each has.
@@ -68,31 +68,33 @@ class Batches:
 
     @property
     def whole(self) -> int:
-        """Steps that read all rows."""
+        """Return the steps that read all rows."""
         return -(-max(self.rows, default=0) // self.batch_size)
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch; on every rank."""
+        """Return the steps of an epoch; on every rank."""
         return self.whole if self.most_steps is None else min(self.whole, self.most_steps)
 
     def bounds(self, rank: int, step: int) -> tuple[int, int]:
-        """First row and the row after the last one of a batch, in the epoch's order; zeros where no rank has a row."""
+        """Return the first row and the row after the last one of a batch, in the epoch's order; zeros if no rank has
+        a row.
+        """
         if not self.whole:
             return 0, 0
         start = begin(self.rows[rank], self.whole, step)
         return start, start + share(self.rows[rank], self.whole, step)
 
     def size(self, rank: int, step: int) -> int:
-        """Rows of a batch; 0 on a rank that has run out of rows."""
+        """Return the rows of a batch; 0 on a rank that has run out of rows."""
         return share(self.rows[rank], self.whole, step)
 
     def done(self, steps: int) -> int:
-        """Rows of the first steps on all ranks together."""
+        """Return the rows of the first steps on all ranks together."""
         return sum(self.bounds(rank, steps)[0] for rank in range(len(self.rows)))
 
     def total(self, step: int) -> int:
-        """Rows of a step on all ranks together."""
+        """Return the rows of a step on all ranks together."""
         return sum(self.size(rank, step) for rank in range(len(self.rows)))
 
 
@@ -112,7 +114,8 @@ class Range:
 
 
 def ranges(pieces: Sequence[int], parts: int, part: int) -> list[Range]:
-    """The rows of one of `parts` equal shares: all pieces are one sequence of rows, which is cut into as many.
+    """Return the rows of one of `parts` equal shares: all pieces are one sequence of rows, which is cut into as
+    many.
 
     Args:
         pieces: [pieces] rows of each.

@@ -56,7 +56,7 @@ class Spool:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Return the number of rows."""
         return len(self.matrices[0])
 
 
@@ -79,8 +79,7 @@ class SpoolFeed:
         environment: Mapping[str, str],
         ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Writes all rows and sends their files to the worker; on a failure sends its text, and the worker ends the
-        job.
+        """Write all rows and send their files to the worker; on a failure send its text, and the worker ends the job.
 
         Args:
             batches: the rows.
@@ -116,8 +115,8 @@ class SpoolWriter:
     """Takes rows, and keeps each field's in a file without a name.
 
     Args:
-        encoder: makes matrices of them.
-        configured: as of `spool_folder`.
+        fields: what the rows hold.
+        configured: as of `find_spool_folder`.
     """
 
     def __init__(self, encoder: RowEncoder, configured: str | None = None) -> None:
@@ -130,11 +129,11 @@ class SpoolWriter:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of the files, field by field."""
+        """Return the descriptors of the files, field by field."""
         return [file.fileno() for file in self._files]
 
     def append(self, batch: pyarrow.RecordBatch) -> None:
-        """Writes rows behind those that are there.
+        """Write rows behind those that are there.
 
         Raises:
             DataError: a value cannot be used, or the disk, or memory, is full.
@@ -149,7 +148,7 @@ class SpoolWriter:
         self.rows += batch.num_rows
 
     def spool(self) -> Spool:
-        """The rows that are there."""
+        """Return the rows that are there."""
         fields = self._encoder.fields
         matrices = (mapped(fd, field, self.rows) for fd, field in zip(self.descriptors, fields, strict=True))
         return Spool(fields, tuple(matrices))
@@ -161,8 +160,8 @@ def spooled(
     """Write all rows.
 
     Args:
-        batches: made by the encoder's `encode_batches`.
-        configured: as of `spool_folder`.
+        marker: as in `SpoolFeed`.
+        configured: as of `find_spool_folder`.
 
     Returns:
         Those to train on, and those that are marked.
@@ -180,7 +179,7 @@ def spooled(
 
 
 def parted(batch: pyarrow.RecordBatch) -> tuple[pyarrow.RecordBatch, pyarrow.RecordBatch | None]:
-    """Return the rows of an encoded batch to train on, and those that are marked; None: no column marks any.
+    """Return the rows of a batch to train on, and those that are marked; None: no column marks any.
 
     Raises:
         DataError: a mark is missing.
@@ -194,7 +193,7 @@ def parted(batch: pyarrow.RecordBatch) -> tuple[pyarrow.RecordBatch, pyarrow.Rec
 
 
 def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, Spool]:
-    """Waits until the supervisor has all rows of this rank. Called once, by the worker.
+    """Wait until the supervisor has all rows of this rank. Called once, by the worker.
 
     Returns:
         The rows to train on, and those for validation.
@@ -224,7 +223,9 @@ def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, 
 
 
 def mapped(descriptor: int, field: Field, rows: int) -> Array:
-    """The rows of a file as a matrix [rows, width] that is read-only; the descriptor may be closed afterwards."""
+    """Return the rows of a file as a matrix [rows, width] that is read-only; the descriptor may be closed
+    afterwards.
+    """
     if not rows or not field.width:
         return numpy.empty((rows, field.width), field.stored_dtype)
     memory = map_file(descriptor, rows * field.row_bytes, writable=False)
@@ -232,7 +233,7 @@ def mapped(descriptor: int, field: Field, rows: int) -> Array:
 
 
 def spool_folder(configured: str | None = None) -> str:
-    """The folder of spools on this host, or `IN_MEMORY`.
+    """Return the folder of spools on this host, or `IN_MEMORY`.
 
     Args:
         configured: the value of SPARK_ESTIMATOR_SPOOL_FOLDER; None: that of this process; empty: the default.
@@ -259,10 +260,10 @@ def _until(batches: Iterable[pyarrow.RecordBatch], ended: Callable[[], bool]) ->
 
 
 def nameless_file(folder: str) -> IO[bytes]:
-    """A file that is freed when the last process that has it open ends.
+    """Return a file that is freed when the last process that has it open ends.
 
     Args:
-        folder: a result of `spool_folder`.
+        folder: a result of `find_spool_folder`.
 
     Raises:
         DataError: it cannot be created.
@@ -277,10 +278,10 @@ def nameless_file(folder: str) -> IO[bytes]:
 
 
 def require_room(folder: str, size: int) -> None:
-    """Checks that memory can hold more rows, if they are kept there: where it is full, the kernel kills a process.
+    """Check that memory can hold more rows, if they are kept there: a full one makes the kernel kill a process.
 
     Args:
-        folder: a result of `spool_folder`.
+        folder: a result of `find_spool_folder`.
         size: bytes that are written next.
 
     Raises:
@@ -291,7 +292,7 @@ def require_room(folder: str, size: int) -> None:
 
 
 def write_all(descriptor: int, matrix: Array, offset: int) -> None:
-    """Writes a matrix's rows into a file, from this byte on.
+    """Write a matrix's rows into a file, from this byte on.
 
     Raises:
         OSError: the disk is full, or failed.

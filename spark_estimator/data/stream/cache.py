@@ -61,7 +61,7 @@ class DiskCache:
 
     @classmethod
     def of(cls, ranges: Sequence[Range], fields: Sequence[Field], most_bytes: int) -> DiskCache:
-        """A cache for the first ranges that fit into this number of bytes.
+        """Return a cache for the first ranges that fit into this number of bytes.
 
         Raises:
             DataError: ranges fit, and the configured folder does not exist on this host.
@@ -78,11 +78,11 @@ class DiskCache:
 
     @property
     def rows(self) -> int:
-        """That there is room for."""
+        """Return the rows that there is room for."""
         return sum(place.rows for place in self.places.values())
 
     def kept(self, number: int, start: int, rows: int, batch_rows: int) -> Iterator[Matrices] | None:
-        """Rows of a range; None: the range is not cached completely.
+        """Return rows of a range; None: the range is not cached completely.
 
         Args:
             start: the first one, counted in the range.
@@ -98,7 +98,7 @@ class DiskCache:
         )
 
     def keeping(self, number: int, batches: Iterator[Matrices]) -> Iterator[Matrices]:
-        """The same batches, which are all rows of a range from its first one on; writes them to the cache."""
+        """Yield the same batches, which are all rows of a range from its first one on; write them to the cache."""
         place = self.places.get(number)
         if place is None or place.state is not _Filled.EMPTY:
             yield from batches

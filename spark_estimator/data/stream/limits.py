@@ -39,7 +39,7 @@ class RowLimits:
 
     @classmethod
     def of(cls, cache_bytes: int | None, buffer_bytes: int | None) -> RowLimits | None:
-        """The limits of two parameters; None without any.
+        """Return the limits of two parameters; None without any.
 
         Raises:
             ValueError: one of them is negative, or `buffer_bytes` is set alone.
@@ -74,7 +74,7 @@ class Mixing:
 
     @classmethod
     def of(cls, window_rows: int, streams: int) -> Mixing:
-        """With a first window that is soon read."""
+        """Return a mixing with a first window that is soon read."""
         return cls(window_rows, min(streams, window_rows), max(1, window_rows // _FIRST_WINDOW))
 
 
@@ -94,7 +94,7 @@ class Buffers:
 
     @classmethod
     def of(cls, buffer_bytes: int, fields: Sequence[Field], columns: int) -> Buffers:
-        """For rows of these fields.
+        """Return buffers for rows of these fields.
 
         Args:
             columns: that are read from the files.
@@ -110,6 +110,6 @@ class Buffers:
         return cls(Mixing.of(window, streams), decoded, column)
 
     def for_share(self, rows: int) -> Buffers:
-        """The same for a rank with few rows, which make several windows, too."""
+        """Return the same for a rank with few rows, which make several windows, too."""
         window = max(1, min(self.mixing.window_rows, -(-rows // _LEAST_WINDOWS)))
         return replace(self, mixing=Mixing.of(window, self.mixing.streams))

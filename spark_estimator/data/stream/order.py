@@ -1,13 +1,14 @@
 """The order in which ranks read rows that do not fit into memory, and the rest of an epoch; pure arithmetic.
 
-*Pieces* (row groups) are one sequence of rows, of which each rank has an equal contiguous part (`shares.ranges`). In an
-epoch a rank takes the ranges of its part in a random order, several of them at the same time: a *bundle*. A bundle is
-cut into windows, each with as many rows of each range, so that a window has rows from `Mixing.streams` row groups (the
-last bundle may have fewer). Within a window all rows are in random order. So rows of distant files are in one batch,
-which is drawn from `Mixing.window_rows` rows. An epoch's first windows have fewer, so that the first is soon read.
+*Pieces* (row groups) are one sequence of rows, of which each rank has an equal contiguous part
+(`shares.divide_ranges`). In an epoch a rank takes the ranges of its part in a random order, several of them
+at the same time: a *bundle*. A bundle is cut into windows, each with as many rows of each range, so that a
+window has rows from `Mixing.streams` row groups (the last bundle may have fewer). Within a window all rows
+are in random order. So rows of distant files are in one batch, which is drawn from `Mixing.window_rows` rows.
+An epoch's first windows have fewer, so that the first one is soon read.
 
-A *leg* is a part of an epoch that the same ranks have read. The legs determine which rows are left, for any number of
-ranks.
+A *leg* is a part of an epoch that the same ranks have read. The legs determine which rows are left, for any
+number of ranks.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ class Window:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Return the number of rows."""
         return sum(part.rows for _, part in self.parts)
 
     def order(self, order: Order, rank: int) -> Array:
-        """[rows] the numbers of the window's rows in the order in which they are read."""
+        """Return [rows] the numbers of the window's rows in the order in which they are read."""
         numbers = numpy.arange(self.rows)
         return numbers if order is None else in_chance_order(numbers, (*order, rank, self.number))
 
 
 def windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) -> Iterator[Window]:
-    """The windows of a rank's epoch, one after the other.
+    """Yield the windows of a rank's epoch, one after the other.
 
     Args:
         ranges: of the rank's stretch.
@@ -88,7 +89,7 @@ def windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) ->
 
 
 def _bundles(numbers: Sequence[int], ranges: Sequence[Range], mixing: Mixing) -> Iterator[list[int]]:
-    """Ranges that are read together: as many as `Mixing.streams`, or more if all of them fit into a window."""
+    """Yield ranges that are read together: as many as `Mixing.streams`, or more if all of them fit into a window."""
     bundle: list[int] = []
     rows = 0
     for number in numbers:
@@ -118,7 +119,7 @@ class StreamLeg:
     steps: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "ranks": self.ranks,
             "batch_size": self.batch_size,
@@ -130,7 +131,7 @@ class StreamLeg:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> StreamLeg:
-        """The inverse of `to_dict`.
+        """Return the leg that `to_dict` made values of.
 
         Raises:
             ValueError: it is of rows that are not streamed.
@@ -150,7 +151,7 @@ class StreamLeg:
 
 
 def left_after(counts: Sequence[int], legs: Sequence[StreamLeg], order: Order) -> list[Array | None]:
-    """[pieces] the numbers of the rows that the legs, one after the other, have not read; None: all are left.
+    """Return [pieces] the numbers of the rows that the legs, one after the other, have not read; None: all are left.
 
     Args:
         counts: [pieces] rows of each.
@@ -173,7 +174,7 @@ def _mask(rows: int, read: Sequence[tuple[int, int] | Array]) -> Array:
 
 
 def _read(rows: Sequence[int], leg: StreamLeg, order: Order) -> dict[int, list[tuple[int, int] | Array]]:
-    """By piece, the stretches and the numbers of the rows that a leg has read."""
+    """Return, by piece, the stretches and the numbers of the rows that a leg has read."""
     result: dict[int, list[tuple[int, int] | Array]] = {}
     of_ranks = [shares.ranges(rows, leg.ranks, rank) for rank in range(leg.ranks)]
     plan = shares.Batches(tuple(sum(each.rows for each in ranges) for ranges in of_ranks), leg.batch_size)

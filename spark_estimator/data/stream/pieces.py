@@ -64,7 +64,7 @@ class Pieces:
     def read(
         self, piece: int, start: int, rows: int, batch_rows: int, column_bytes: int
     ) -> Generator[Matrices, None, None]:
-        """`rows` rows of a piece from `start` on, in its order, at most `batch_rows` at a time.
+        """Yield `rows` rows of a piece from `start` on, in its order, at most `batch_rows` at a time.
 
         Args:
             column_bytes: encoded bytes of each column that are read at a time.
@@ -119,10 +119,10 @@ class Pieces:
                 return
 
     def only(self, places: Sequence[int]) -> Pieces:
-        """The same rows with some of the fields, for which no other columns are read where that is possible.
+        """Return the same rows with some of the fields, for which no other columns are read if possible.
 
         Args:
-            places: of the fields.
+            numbers: of the fields.
         """
         fields = tuple(self.fields[place] for place in places)
         encoder = self.rows.encoder
@@ -137,7 +137,8 @@ class Pieces:
 
 
 def pieces_of(rows: FileRows) -> tuple[Pieces, Pieces]:
-    """The row groups, and their marked rows. A collective where the files alone do not show how many rows there are.
+    """Return the row groups, and their marked rows. A collective if the files alone do not show how many rows there
+    are.
 
     Raises:
         DataError: a value cannot be used.
@@ -152,7 +153,9 @@ def pieces_of(rows: FileRows) -> tuple[Pieces, Pieces]:
 
 
 def _counted(rows: FileRows, groups: int) -> Array:
-    """[2][pieces] rows that are not marked, and those that are. Each rank reads some of the pieces. A collective."""
+    """Return [2][pieces] rows that are not marked, and those that are. Each rank reads some of the pieces. A
+    collective.
+    """
     encoder = rows.encoder
     if encoder.keeps_rows and not isinstance(encoder, KeptRows):  # then the marks alone decide
         encoder = replace(encoder, columns=(), decoders={}, fields=())

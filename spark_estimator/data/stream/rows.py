@@ -1,9 +1,9 @@
 """A rank's rows that are read from Parquet files in each epoch, within limits of disk and memory.
 
-Made by `streamed`. Guarantees: each rank has an equal share, to one row. Each row is read once in an epoch, also if
-another number of ranks continues it. With the same number of ranks and the same limits, rows are read in the same
-order, also in an epoch that is resumed in the middle. A limit that is too small for one row counts as one row: reading
-is then slower, but never blocks.
+Made by `stream_rows`. Guarantees: each rank has an equal share, to one row. Each row is read once in an
+epoch, also if another number of ranks continues it. With the same number of ranks and the same limits, rows
+are read in the same order, also in an epoch that is resumed in the middle. A limit that is too small for one
+row counts as one row: reading is then slower, but never blocks.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StreamedRows(EpochRows):
         )
 
     def checksum(self) -> list[int]:
-        """The number of rows, and a checksum of the files' sizes and row groups: no row is read for it."""
+        """Return the number of rows, and a checksum of the files' sizes and row groups: no row is read for it."""
         files = sorted((file.size, file.groups) for file in self._pieces.rows.files.files)
         return [self.total, zlib.crc32(repr(files).encode())]
 
@@ -136,7 +136,9 @@ class StreamedRows(EpochRows):
         return StreamedRows(self._pieces, chosen, counts, self.rank, len(self.counts), self._buffers, cache_bytes)
 
     def _windows(self, order: Order, skipped: int) -> Iterator[tuple[Filled, int]]:
-        """The windows, and the rows of each that are left out at its beginning: the rank's first `skipped` rows."""
+        """Yield the windows, and the rows of each that are left out at its beginning: the rank's first `skipped`
+        rows.
+        """
         if self._cache is None:
             self._cache = DiskCache.of(self._ranges, self._pieces.fields, self._cache_bytes)
         mixing = self._buffers.mixing
@@ -150,7 +152,7 @@ class StreamedRows(EpochRows):
                 yield filled, max(0, skipped - filled.window.start)
 
     def _rows_from(self, number: int, part: Range) -> Iterator[Matrices]:
-        """A range from the first row of a part of it to its end."""
+        """Return a range from the first row of a part of it to its end."""
         assert self._cache is not None
         whole = self._ranges[number]
         before = part.start - whole.start
@@ -182,7 +184,7 @@ class StreamedRows(EpochRows):
                     yield tuple(matrix.take(taken, axis=0) for matrix in batch)
 
     def _row_that_does_not_count(self) -> Matrices:
-        """One row of any rank, for a rank that has none left in a step."""
+        """Return one row of any rank, for a rank that has none left in a step."""
         if self._lent is None:
             piece = next(number for number, count in enumerate(self._piece_counts) if count)
             with closing(self._read(self._pieces, piece, 0, 1)) as batches:
@@ -206,7 +208,7 @@ class _InTurn:
         self._place = self._rows = 0
 
     def take(self, rows: int) -> Matrices:
-        """Copies of the next rows, of one window or of several."""
+        """Return copies of the next rows, of one window or of several."""
         if rows <= self._rows:
             return tuple(matrix.copy() for matrix in self._next(rows))
         result = tuple(numpy.empty((rows, each.width), each.stored_dtype) for each in self._fields)
@@ -222,7 +224,7 @@ class _InTurn:
         return result
 
     def close(self) -> None:
-        """Ends what is read ahead."""
+        """End what is read ahead."""
         close = getattr(self._windows, "close", None)
         if close is not None:
             close()
@@ -235,11 +237,14 @@ class _InTurn:
 def streamed(
     source: FileRows, held_source: FileRows | None, limits: RowLimits, what: str
 ) -> tuple[StreamedRows, StreamedRows | None] | None:
-    """A rank's rows within limits; None where all rows fit on the disk, so that no limit is needed. A collective.
+    """Return a rank's rows within limits; None if all rows fit on the disk, so that no limit is needed. A
+    collective.
 
     Args:
-        held_source: files with rows for validation alone; None: there are none, or `source` has a column of marks.
-        what: they are for, in messages.
+        held_source: files with rows for validation alone; None: there are none, or `source` has a column of
+            marks.
+        fields: of the rows.
+        purpose: of the rows, for messages.
 
     Returns:
         The rows to train on, and those that are marked or in separate files; None: there are none.

@@ -27,11 +27,11 @@ class RangeCursor:
         self._place = 0
 
     def take(self, into: Sequence[Array], places: Array) -> None:
-        """Copies the next rows into matrices.
+        """Copy the next rows into matrices.
 
         Args:
             into: [fields] each [rows, width].
-            places: [rows to copy] the number of the row of `into` that each becomes.
+            positions: [rows to copy] the number of the row of `into` that each becomes.
         """
         while len(places):
             if not self._batch or self._place == len(self._batch[0]):
@@ -42,14 +42,14 @@ class RangeCursor:
             self._place, places = self._place + count, places[count:]
 
     def close(self) -> None:
-        """Closes the file that is read."""
+        """Close the file that is read."""
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
 
 
 def _items(matrix: Array) -> Array:
-    """[rows, width] as [rows] items of a row's bytes: NumPy puts these in other places several times as fast."""
+    """Return [rows, width] as [rows] items of a row's bytes: NumPy puts these in other places several times as fast."""
     row_bytes = matrix.shape[1] * matrix.itemsize
     return matrix.view(numpy.dtype((numpy.void, row_bytes))).reshape(-1) if row_bytes else matrix
 
@@ -76,7 +76,7 @@ class WindowReader:
         rows_from: (number of a range, rows of it) reads a range from the first of these rows to its end.
         fields: of the rows.
         most_rows: of a window.
-        order, rank: as of `Window.order`.
+        order, rank: as of `Window.draw_order`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WindowReader:
         self._cursors: dict[int, RangeCursor] = {}
 
     def filled(self) -> Generator[Filled, None, None]:
-        """The windows, one after the other."""
+        """Yield the windows, one after the other."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="spark_estimator windows")
         try:
             number = 0

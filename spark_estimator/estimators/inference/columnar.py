@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 def rows_for_python(frame: DataFrame) -> DataFrame:
-    """The same rows, for a Python function.
+    """Return the same rows, for a Python function.
 
     Spark 4.3 gives a function the columns of a Parquet file as they are
-    (``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled``), also those that it does not take, and fails with
-    UNSUPPORTED_DATATYPE where one has a user-defined type, such as a vector of Spark ML. It makes rows for a filter.
-    The one here keeps all rows; the optimizer leaves it where it is, as its value is that of the task.
+    (``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled``), also those that it does not take, and fails
+    with UNSUPPORTED_DATATYPE where one has a user-defined type, such as a vector of Spark ML. It makes rows for a
+    filter. The one here keeps all rows; the optimizer leaves it where it is, as its value is that of the task.
     """
     from pyspark.sql import functions
 

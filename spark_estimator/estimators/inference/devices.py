@@ -27,7 +27,7 @@ class TaskGpu:
     partition: int
 
     def index(self, visible: str | None, count: int, uuid_of: Callable[[int], str]) -> int | None:
-        """The number of the GPU among the devices of this process; None: it is not one of them.
+        """Return the number of the GPU among the devices of this process; None: it is not one of them.
 
         A task without an address takes the devices in turn, by its partition.
 
@@ -54,7 +54,7 @@ def _names_of(uuid: str) -> Sequence[str]:
 
 
 def gpu_of_task(choice: str) -> TaskGpu | None:
-    """The GPU to predict on in this process; None: the CPU.
+    """Return the GPU to predict on in this process; None: the CPU.
 
     Args:
         choice: one of `DEVICES`.
@@ -72,10 +72,10 @@ def gpu_of_task(choice: str) -> TaskGpu | None:
 
 
 def set_variables(gpu: TaskGpu, environ: MutableMapping[str, str]) -> None:
-    """Has CUDA, which has not started in this process yet, number GPUs as Spark does.
+    """Make CUDA, which has not started in this process yet, number GPUs as Spark does.
 
-    Spark finds GPUs in the order of nvidia-smi; CUDA's own order is another. CUDA shows a process one part of a GPU
-    (MIG) at a time, the one that is named.
+    Spark finds GPUs in the order of nvidia-smi; CUDA's own order is another. CUDA shows a process one part of a
+    GPU (MIG) at a time, the one that is named.
     """
     if gpu.address.startswith(_MIG):
         environ[VISIBLE] = gpu.address
@@ -84,7 +84,7 @@ def set_variables(gpu: TaskGpu, environ: MutableMapping[str, str]) -> None:
 
 
 def described_task() -> str:
-    """The task and the host of this process, for messages: ``task 3 of stage 5 (partition 2) on host h``."""
+    """Return the task and the host of this process, for messages: ``task 3 of stage 5 (partition 2) on host h``."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -30,7 +30,7 @@ _ROWS = "a list of dicts is no table: predict() takes pandas.DataFrame(rows)"
 
 
 def columns_of(features: Any) -> Any:
-    """What `predict` was given as a frame or a mapping; None: it has no columns.
+    """Return what `predict` was given as a frame or a mapping; None: it has no columns.
 
     Raises:
         DataError: it is a DataFrame of Spark's, or two of its columns have one name.
@@ -47,7 +47,7 @@ def columns_of(features: Any) -> Any:
 
 
 def column_of(features: Any, name: str) -> Any:
-    """A column of a pandas frame, or of a mapping.
+    """Return a column of a pandas frame, or of a mapping.
 
     Raises:
         DataError: it is not there, or there several times.
@@ -61,7 +61,7 @@ def column_of(features: Any, name: str) -> Any:
 
 
 def check_values(values: Any, name: str) -> None:
-    """Raises TypeError if a column is a single value, or has no order, and not a list or array of values."""
+    """Raise TypeError if a column is a single value, or has no order, and not a list or array of values."""
     is_one = isinstance(values, (str, bytes, bytearray, Mapping, Set)) or not hasattr(values, "__len__")
     if is_one or getattr(values, "ndim", 1) == 0:
         raise TypeError(f"column {name!r} is {values!r:.60}, and no list or array of values. {_TAKEN}.")
@@ -212,10 +212,10 @@ def _numbers_of_times(times: Array, field: Field, zone: str) -> Array:
 def _arrow_column(
     values: Any, name: str, zone: str, *, nulls: bool = False, categories: bool = False, days: bool = False
 ) -> pyarrow.Array:
-    """A column of pandas or of Arrow, or a list, as numbers or arrays of them, or as bytes or texts.
+    """Return a column of pandas or of Arrow, or a list, as numbers or arrays of them, or as bytes or texts.
 
     Args:
-        zone: as of `times.zone_in_force`.
+        zone: as of `times.get_zone`.
         nulls: NaN in a column of numbers means null.
         categories: it is a column of categories, in which NaN always means null.
         days: it was trained as one of dates, which MLflow gives as times.
@@ -255,7 +255,7 @@ def _with_numbers_of_times(array: pyarrow.Array, days: bool, zone: str) -> pyarr
 
 
 def _check_numbers(kind: pyarrow.DataType, name: str) -> None:
-    """Raises DataError for a column of texts or others that numpy would make numbers of."""
+    """Raise DataError for a column of texts or others that numpy would make numbers of."""
     types, inside = pyarrow.types, kind.value_type if is_list(kind) else kind
     is_text = types.is_string(inside) or types.is_large_string(inside) or types.is_binary(inside)
     if is_text or types.is_duration(inside) or types.is_time(inside):

@@ -27,18 +27,19 @@ _sent: set[tuple[str, str]] = set()
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """For the files of classic sessions, whose executors read them from the driver until it ends."""
+    """Return a folder for the files of classic sessions, whose executors read them from the driver until it ends."""
     return tempfile.TemporaryDirectory(prefix="spark_estimator-models-")
 
 
 def send(spark: SparkSession, key: str, content: bytes) -> str | None:
-    """Sends a model to all executors of a session, unless it was sent before.
+    """Send a model to all executors of a session, unless it was sent before.
 
     Args:
         key: of the content, as part of a file's name.
 
     Returns:
-        The name for `path_of`; None: this Spark cannot send files (Connect 3.4), or encrypts its files, but not these.
+        The name for `find_path`; None: this Spark cannot send files (Connect 3.4), or encrypts its files, but not
+        these.
     """
     is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
     if Configuration(spark).is_true("spark.io.encryption.enabled") or (
@@ -62,7 +63,7 @@ def send(spark: SparkSession, key: str, content: bytes) -> str | None:
 
 
 def path_of(name: str) -> str:
-    """On an executor: the path of a file that `send` has sent.
+    """Return the path, on an executor, of a file that `send` has sent.
 
     Raises:
         DataError: Spark has not brought it.

@@ -100,12 +100,12 @@ class PredictionColumn:
 
     @property
     def sent(self) -> str:
-        """The Spark type of `values`, which Spark turns into `kind`."""
+        """Return the Spark type of the values that are sent, which Spark turns into `kind`."""
         is_text = self.role is Role.TEXT or bool(self.classes)
         return self.kind if is_text else _sent(self.kind)
 
     def values(self, output: Array) -> pyarrow.Array:
-        """The column's values, of the type `sent`.
+        """Return the column's values, of the type `sent`.
 
         Args:
             output: [rows, width] what the model returned.
@@ -123,7 +123,9 @@ class PredictionColumn:
         return vectors.take(pyarrow.array(numpy.arange(len(numbers)), mask=numpy.isnan(numbers).any(1)))
 
     def in_spark(self, column: Column) -> Column:
-        """Spark's expression for a column of `values`: a vector of an array, a timestamp of microseconds."""
+        """Return Spark's expression for a column of `make_values`: a vector of an array, a timestamp of
+        microseconds.
+        """
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions
 
@@ -136,10 +138,10 @@ class PredictionColumn:
         return column if self.sent == self.kind else column.cast(self.kind)
 
     def in_pandas(self, values: pyarrow.Array, zone: str) -> Any:
-        """The same as a pandas series.
+        """Return the same as a pandas series.
 
         Args:
-            zone: as of `times.zone_in_force`; timestamps are in it, as Spark's ``toPandas`` has them.
+            zone: as of `times.get_zone`; timestamps are in it, as Spark's ``toPandas`` has them.
         """
         import pandas
 
@@ -169,7 +171,7 @@ class PredictionColumn:
 
 
 def output_kind_of(loss: Any) -> OutputKind:
-    """The kind of outputs that a loss expects."""
+    """Return the kind of outputs that a loss expects."""
     if isinstance(loss, functools.partial):
         loss = loss.func
     named = loss if hasattr(loss, "__name__") else type(loss)
@@ -179,7 +181,8 @@ def output_kind_of(loss: Any) -> OutputKind:
 
 
 def class_that_computes(method: str, kind: type, packages: Sequence[str]) -> type:
-    """The framework's class whose computation a subclass keeps, as one that only sets arguments does; or itself.
+    """Return the framework's class whose computation a subclass keeps, as one that only sets arguments does; or
+    itself.
 
     Args:
         method: that computes.
@@ -191,7 +194,7 @@ def class_that_computes(method: str, kind: type, packages: Sequence[str]) -> typ
 
 
 def label_kind(width: int, kind: str, wanted: str, output_kind: OutputKind) -> str:
-    """The Spark type of a prediction: the label's, except where that would round an output that is no class.
+    """Return the Spark type of a prediction: the label's, unless that would round an output that is no class.
 
     Args:
         kind: of the label.
@@ -208,7 +211,7 @@ def label_kind(width: int, kind: str, wanted: str, output_kind: OutputKind) -> s
 
 
 def column_for_evaluators(name: str, role: Role, width: int, label_type: str, output_kind: OutputKind) -> Any:
-    """A column for Spark ML's evaluators, of a model with one output.
+    """Return a column for Spark ML's evaluators, of a model with one output.
 
     Raises:
         DataError: the model does not return what it is made of.
@@ -233,7 +236,7 @@ def column_for_evaluators(name: str, role: Role, width: int, label_type: str, ou
 
 
 def arrow_type(kind: str) -> pyarrow.DataType:
-    """The Arrow type of a Spark type that values are sent in."""
+    """Return the Arrow type of a Spark type that values are sent in."""
     if kind.startswith("array<"):
         return pyarrow.list_(arrow_type(kind[len("array<") : -1]))
     return _ARROW[kind]
@@ -256,7 +259,7 @@ def _timestamp(micros: Column) -> Column:
 
 
 def _in_kind(values: Array, kind: str, output_kind: OutputKind) -> pyarrow.Array:
-    """[rows] numbers in the type that `label_kind` chose; null where the type cannot hold the number."""
+    """Return [rows] numbers in the type that `choose_label_kind` chose; null where the type cannot hold the number."""
     numbers = values.astype(numpy.float64)
     unknown = numpy.isnan(numbers)
     if kind in _CLASSES:
@@ -271,7 +274,7 @@ def _in_kind(values: Array, kind: str, output_kind: OutputKind) -> pyarrow.Array
 
 
 def _whole(numbers: Array, dtype: Any) -> Array:
-    """Truncated to whole numbers; what is beyond the type's limits becomes the nearest limit, and NaN 0."""
+    """Truncate to whole numbers; a number beyond the type's limits becomes the nearest limit, and NaN 0."""
     limits = numpy.iinfo(dtype)
     with numpy.errstate(invalid="ignore"):
         result: Array = numpy.nan_to_num(numbers, nan=0.0).clip(limits.min, float(limits.max)).astype(dtype)
@@ -281,12 +284,16 @@ def _whole(numbers: Array, dtype: Any) -> Array:
 
 
 def _best(output: Array) -> pyarrow.Array:
-    """[rows] the index of the largest value, the first one of equals, as torch.argmax; null where a value is NaN."""
+    """Return [rows] the index of the largest value, the first one of equals, as torch.argmax; null where a value is
+    NaN.
+    """
     return pyarrow.array(output.argmax(1), mask=numpy.isnan(output).any(1))
 
 
 def _raw(numbers: Array, output_kind: OutputKind) -> Array:
-    """[rows, classes] scores. Of two classes the second score orders rows as the probability of that class does."""
+    """Return [rows, classes] scores. Of two classes the second score orders rows as the probability of that class
+    does.
+    """
     if numbers.shape[1] == 1:
         return numpy.hstack([-numbers if output_kind == "logit" else 1 - numbers, numbers])
     if output_kind == "probabilities":
@@ -311,13 +318,13 @@ def _probabilities(numbers: Array, output_kind: OutputKind) -> Array:
 
 
 def _lists(values: Array, dtype: Any) -> pyarrow.Array:
-    """[rows] of lists, from [rows, width]."""
+    """Return [rows] of lists, from [rows, width]."""
     offsets = numpy.arange(0, values.size + 1, max(1, values.shape[1]), dtype=numpy.int32)
     return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(values.reshape(-1).astype(dtype)))
 
 
 def struct_of(columns: Sequence[PredictionColumn], outputs: Sequence[Array]) -> pyarrow.StructArray:
-    """[rows] of struct<p0, p1, ...>: the values of all columns.
+    """Return [rows] of struct<p0, p1, ...>: the values of all columns.
 
     Args:
         outputs: [outputs] each [rows, width].
@@ -327,5 +334,5 @@ def struct_of(columns: Sequence[PredictionColumn], outputs: Sequence[Array]) -> 
 
 
 def struct_type(columns: Sequence[PredictionColumn]) -> str:
-    """The Spark type of `struct_of`, as DDL has it."""
+    """Return the Spark type of `make_struct`, as DDL has it."""
     return ", ".join(f"p{place} {column.sent}" for place, column in enumerate(columns))

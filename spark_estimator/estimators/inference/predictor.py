@@ -70,15 +70,15 @@ class Predictor(ABC):
 
     @abstractmethod
     def loaded(self) -> Any:
-        """The model, from its payload. The driver sent it, and this process runs the driver's code anyway."""
+        """Load the model from its payload. The driver sent it, and this process runs the driver's code anyway."""
 
     def placed(self, model: Any) -> Any:
-        """The loaded model, moved to the device of the present task. Another task of this process may have another."""
+        """Move the loaded model to the device of the present task. Another task of this process may have another."""
         return model
 
     @abstractmethod
     def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
-        """The model's results for some rows.
+        """Return the model's results for some rows.
 
         Args:
             matrices: [inputs] each [rows, width], that may be written to.
@@ -89,34 +89,34 @@ class Predictor(ABC):
         """
 
     def finish(self, model: Any) -> None:  # noqa: B027  # there is nothing to wait for on a CPU
-        """Waits until the arrays that `called` has returned have their values."""
+        """Wait until the arrays that `called` has returned have their values."""
 
     @cached_property
     def _key(self) -> str:
         return self.file or self._digest()
 
     def _digest(self) -> str:
-        """The same for the same model, as part of a file's name."""
+        """Return the same for the same model, as part of a file's name."""
         return hashlib.sha256(self.payload).hexdigest()
 
     def sent_by(self, spark: SparkSession) -> Self:
-        """The predictor for a function of Spark's: without its payload where that is large, and has been sent."""
+        """Return the predictor for a function of Spark's: without its payload where a file was sent."""
         if len(self.payload) <= model_file.LARGE:
             return self
         name = model_file.send(spark, self._digest(), self.payload)
         return self if name is None else replace(self, payload=b"", file=name)
 
     def source(self) -> Any:
-        """The payload as an open file in memory, or the path of its file."""
+        """Return the payload as an open file in memory, or the path of its file."""
         return model_file.path_of(self.file) if self.file else io.BytesIO(self.payload)
 
     def prepare_imports(self) -> None:
-        """Makes Horovod's names importable here where they were on the driver."""
+        """Make Horovod's names importable here where they were on the driver."""
         if self.aliases:
             install()
 
     def model(self) -> Any:
-        """The model, loaded once in this process."""
+        """Return the model, loaded once in this process."""
         key = f"{self._key} {self.device}"
         with _lock:
             if key not in _kept:
@@ -154,7 +154,7 @@ class Predictor(ABC):
         return struct if mask is None else spread(struct, mask)
 
     def outputs_for(self, matrices: Sequence[Array]) -> list[Array]:
-        """[outputs] each [rows, width], for [inputs] matrices of [rows, width].
+        """Return [outputs] each [rows, width], for [inputs] matrices of [rows, width].
 
         The same rows in the same batches give the same bits. Otherwise a row's values may differ in their last bits, as
         a matrix product may add it up in another order at another place in its batch.
@@ -237,7 +237,7 @@ class Predictor(ABC):
         return self.as_frame(self.predictions(batch), getattr(features, "index", None))
 
     def as_frame(self, struct: pyarrow.StructArray, index: Any) -> Any:
-        """The result of `predictions` as a pandas frame.
+        """Return the result of `predictions` as a pandas frame.
 
         Args:
             index: of the frame; None: the numbers of rows.

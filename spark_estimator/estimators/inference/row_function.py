@@ -42,12 +42,12 @@ class RowFunction:
 
     @classmethod
     def of(cls, predictor: Predictor, function: Callable[[Any, Any], Any]) -> RowFunction:
-        """With a copy of the function as it is now."""
+        """Return one with a copy of the function as it is now."""
         return cls(predictor, cloudpickle.dumps(function))
 
     @cached_property
     def function(self) -> Callable[[Any, Any], Any]:
-        """The function, unpickled once in this process."""
+        """Return the function, unpickled once in this process."""
         self.predictor.prepare_imports()
         loaded: Callable[[Any, Any], Any] = pickle.loads(self.payload)  # noqa: S301  # from the driver
         return loaded
@@ -56,13 +56,13 @@ class RowFunction:
         return type(self), (self.predictor, self.payload)
 
     def outputs_of(self, row: Any) -> list[Array]:
-        """[labels] the values that the function returns for a row."""
+        """Return [labels] the values that the function returns for a row."""
         result = self.function(self.predictor.model(), row)
         outputs = result if isinstance(result, (list, tuple)) else [result]
         return [_values(output) for output in outputs]
 
     def predictions(self, row: Any) -> tuple[Any, ...]:
-        """The predictor's columns of predictions for a row.
+        """Return the predictor's columns of predictions for a row.
 
         Raises:
             DataError: the function returned other numbers of values.
@@ -80,7 +80,7 @@ class RowFunction:
         return tuple(struct[0].as_py().values())
 
     def frame(self, features: Any) -> Any:
-        """The columns of predictions for the rows of a pandas frame, or of a mapping, as a pandas frame."""
+        """Return the columns of predictions for the rows of a pandas frame, or of a mapping, as a pandas frame."""
         import pandas
 
         for name in features:
@@ -92,7 +92,7 @@ class RowFunction:
 
 
 def row_udf(row_function: RowFunction, dataset: DataFrame) -> Any:
-    """A column with a struct of the predictions for each row."""
+    """Return a column with a struct of the predictions for each row."""
     from pyspark.sql import functions
 
     def predicted(row: Any) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ _SETTING = "spark.sql.session.timeZone"
 
 
 def zone_in_force(trained: str) -> str:
-    """The time zone of times that have none.
+    """Return the time zone of times that have none.
 
     Args:
         trained: the zone of the session that the model was trained in, which is used where there is no session.
@@ -29,10 +29,10 @@ def zone_in_force(trained: str) -> str:
 
 
 def instants_of(times: pyarrow.Array, zone: str) -> pyarrow.Array:
-    """[rows] in UTC, of times without a zone; null stays.
+    """Return [rows] in UTC, of times without a zone; null stays.
 
-    As in Spark, a time that was there twice, when clocks were set back, is the first one; and one that was not there,
-    when clocks were set forward, is as much later.
+    As in Spark, a time that was there twice, when clocks were set back, is the first one; and one that was not
+    there, when clocks were set forward, is as much later.
 
     Raises:
         DataError: pandas does not know the zone.
@@ -47,7 +47,7 @@ def instants_of(times: pyarrow.Array, zone: str) -> pyarrow.Array:
 
 
 def times_of(instants: pyarrow.Array, zone: str) -> pyarrow.Array:
-    """[rows] the opposite: times without a zone, of microseconds since 1970-01-01T00:00:00Z.
+    """Return [rows] the opposite: times without a zone, of microseconds since 1970-01-01T00:00:00Z.
 
     Raises:
         DataError: pandas does not know the zone.

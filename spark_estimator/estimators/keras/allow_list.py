@@ -138,10 +138,11 @@ _OF_FUNCTIONS = ("builtins", "keras.activations", "keras.losses", "keras.metrics
 
 
 def strange_names(config: Any, known: Collection[str]) -> list[str]:
-    """What a configuration in Keras' JSON names that is neither in the tables nor known, in alphabetical order.
+    """Return, in alphabetical order, what a configuration in Keras' JSON names that is neither in the tables nor
+    known.
 
     Args:
-        known: names of the user's classes and functions, which were passed, or registered in this process.
+        user_names: names of the user's classes and functions, which were passed, or registered in this process.
     """
     result = set()
     rest = [config]
@@ -157,7 +158,7 @@ def strange_names(config: Any, known: Collection[str]) -> list[str]:
 
 
 def _is_allowed(item: dict[str, Any], known: Collection[str]) -> bool:
-    """Whether what Keras would make of it is a value, the user's own, or in the tables."""
+    """Return whether Keras would make of the item a value, an object of the user's own, or one in the tables."""
     name, config = item["class_name"], item.get("config")
     if not isinstance(name, str):
         return False
@@ -189,7 +190,7 @@ def _words_for(item: dict[str, Any]) -> str:
 
 
 def check_archive(content: bytes) -> None:
-    """Raises DataError where a ``.keras`` file holds more than a configuration, numbers and vocabularies."""
+    """Raise DataError if a ``.keras`` file holds more than a configuration, numbers and vocabularies."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
         others = [name for name in names if name not in _MEMBERS and not _VOCABULARY.fullmatch(name)]
@@ -201,7 +202,7 @@ def check_archive(content: bytes) -> None:
 
 
 def _flaws_of(weights: bytes) -> Iterator[str]:
-    """What an HDF5 file holds besides groups of numbers: it can name other files."""
+    """Yield what an HDF5 file holds besides groups of numbers: it can name other files."""
     import h5py
 
     with h5py.File(io.BytesIO(weights)) as file:

@@ -14,7 +14,7 @@ Shape = tuple[int | None, ...]
 
 
 def input_shapes(model: Any) -> list[Shape] | None:
-    """[inputs] their shapes without the rows; None where the model has no known inputs."""
+    """Return [inputs] their shapes without the rows; None if the model has no known inputs."""
     try:
         inputs = model.inputs
     except (AttributeError, ValueError):  # a Sequential that is not built
@@ -23,7 +23,7 @@ def input_shapes(model: Any) -> list[Shape] | None:
 
 
 def arrays_of(matrices: Sequence[Array], fields: Sequence[Field]) -> list[Array]:
-    """[fields] each [rows, *field.shape], of matrices [rows, width]."""
+    """Return [fields] each [rows, *field.shape], of matrices [rows, width]."""
     result = []
     for matrix, field in zip(matrices, fields, strict=True):
         array = matrix.reshape(len(matrix), *field.shape)
@@ -32,10 +32,10 @@ def arrays_of(matrices: Sequence[Array], fields: Sequence[Field]) -> list[Array]
 
 
 def as_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> Any:
-    """The model's input: one array, a list, or a dict by the names of its inputs.
+    """Return the model's input: one array, a list, or a dict by the names of its inputs.
 
-    An input whose shape is known gets its rows in that shape. If columns have the names of a dict's inputs, they are
-    matched by name, else in order.
+    An input whose shape is known gets its rows in that shape. If columns have the names of a dict's inputs, they
+    are matched by name, else in order.
 
     Raises:
         DataError: a column has not as many values a row as its input.
@@ -76,7 +76,8 @@ def _shaped(array: Array, shape: Shape, field: Field, number: int) -> Array:
 
 
 def as_tensors(model: Any, arrays: Any) -> Any:
-    """Arrays of any structure as tensors of the model's backend, which losses and metrics get in Keras' own ``fit``.
+    """Return arrays of any structure as tensors of the model's backend, which losses and metrics get in Keras' own
+    ``fit``.
 
     Args:
         arrays: or None.
@@ -88,14 +89,15 @@ def as_tensors(model: Any, arrays: Any) -> Any:
 
 
 def outputs_of(returned: Any) -> list[Any]:
-    """[outputs] what a model has returned, in Keras' order."""
+    """Return [outputs] what a model has returned, in Keras' order."""
     if isinstance(returned, dict):
         return list(returned.values())
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
 def as_labels(returned: Any, arrays: Sequence[Array], label_shapes: Sequence[Sequence[int]] | None) -> Any:
-    """Labels in the structure of what the model returns for them, and in its shapes where they have as many values.
+    """Return labels in the structure of what the model returns for them, and in its shapes if they have as many
+    values.
 
     Args:
         returned: by the model, for as many rows or others.

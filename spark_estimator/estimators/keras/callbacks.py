@@ -36,8 +36,9 @@ class _Last(HorovodCallback):
 
 
 def _begin_at_rate_of(optimizer: Any, callbacks: Sequence[Any]) -> None:
-    """Sets the optimizer's rate, which is multiplied by the number of ranks, as the ``initial_lr`` of Horovod's
-    schedules, as Horovod's estimator does."""
+    """Set the optimizer's rate, which is multiplied by the number of ranks, as the ``initial_lr`` of Horovod's
+    schedules, as Horovod's estimator does.
+    """
     rate = rate_of(optimizer)
     for callback in callbacks:
         if isinstance(callback, LearningRateScheduleCallback):
@@ -100,7 +101,7 @@ class KerasCallbacks:
         return call
 
     def on_train_begin(self) -> None:
-        """As Keras'; the others, too."""
+        """Call Keras' ``on_train_begin``, and note the callbacks' attributes."""
         self._list.on_train_begin()
         self._initial = list(map(_plain_attributes, self._on_all))
 
@@ -111,7 +112,7 @@ class KerasCallbacks:
         self._list.on_epoch_begin(epoch)
 
     def on_batch_begin(self, kind: str, number: int) -> None:
-        """Of a batch: "train" or "test"."""
+        """Call the hook of a batch: "train" or "test"."""
         getattr(self._list, f"on_{kind}_batch_begin")(number)
 
     def on_batch_end(self, kind: str, number: int, logs: dict[str, Any]) -> None:
@@ -124,7 +125,7 @@ class KerasCallbacks:
         self._list.on_test_end(logs)
 
     def on_epoch_end(self, epoch: int, entry: dict[str, Any]) -> None:
-        """Gives them the epoch, and keeps the numbers that they add to it. A collective."""
+        """Pass the epoch to the callbacks, and keep the numbers that they add to it. A collective."""
         known = flattened(entry)
         self._list.on_epoch_end(epoch, dict(known))
         logs = self._last.logs
@@ -143,7 +144,8 @@ class KerasCallbacks:
         self._model.stop_training = True
 
     def state(self) -> dict[str, Any]:
-        """On rank 0: what `checkpoint_callback` has kept, and what has changed in the others since `on_train_begin`.
+        """Return, on rank 0, what `checkpoint_callback` has kept, and what has changed in the others since
+        `on_train_begin`.
 
         These are their plain attributes: numbers, strings, arrays, and lists and dicts of these; and functions of
         ``keras.ops``, with which Keras' callbacks compare epochs.
@@ -163,7 +165,7 @@ class KerasCallbacks:
         return {"file": numpy.frombuffer(content, numpy.uint8), "saves": counted, **changed}
 
     def take(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned, after `on_train_begin`."""
+        """Restore what `get_state` returned, after `on_train_begin`."""
         attributes = state["attributes"]
         if len(attributes) == len(self._on_all):
             for callback, values, operations in zip(self._on_all, attributes, state["comparisons"], strict=True):
@@ -178,18 +180,18 @@ class KerasCallbacks:
             setattr(self._saves, key, value)
 
     def give_back(self) -> None:
-        """On rank 0: load what `checkpoint_callback` has saved, if anything, with the learning rate of one process."""
+        """Load, on rank 0, what `checkpoint_callback` has saved, if anything, with the learning rate of one process."""
         if self._saves is not None and Path(self._saves.filepath).exists():
             self._model.load_weights(self._saves.filepath)
 
 
 def _plain_attributes(callback: Any) -> dict[str, Any]:
-    """Copies of the attributes of a callback that a checkpoint can hold."""
+    """Return copies of the attributes of a callback that a checkpoint can hold."""
     return {name: copy.deepcopy(value) for name, value in vars(callback).items() if _is_plain(value)}
 
 
 def _operations(callback: Any, operations: Any) -> dict[str, str]:
-    """The names of functions of ``keras.ops`` that a callback has in attributes."""
+    """Return the names of functions of ``keras.ops`` that a callback has in attributes."""
     named = {key: getattr(value, "__name__", "") for key, value in vars(callback).items() if callable(value)}
     return {key: name for key, name in named.items() if getattr(operations, name, None) is getattr(callback, key)}
 
@@ -205,7 +207,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Whether two plain values are the same."""
+    """Return whether two plain values are the same."""
     if isinstance(value, numpy.ndarray) or isinstance(other, numpy.ndarray):
         return type(value) is type(other) and value.dtype == other.dtype and numpy.array_equal(value, other)
     if type(value) is not type(other):

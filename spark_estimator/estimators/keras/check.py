@@ -53,7 +53,7 @@ class KerasTrial:
         self.state_bytes = 0
 
     def positional(self) -> tuple[int, float]:
-        """See `shapes.Trial.positional`."""
+        """See `shapes.Trial.count_positional`."""
         shapes = input_shapes(self._model)
         if shapes is not None:
             return len(shapes), len(shapes)
@@ -102,7 +102,7 @@ class KerasTrial:
 
 
 def _check_metrics(model: Any, batch: Mapping[str, Any]) -> None:
-    """Raises MetricError if the losses can be computed, and the metrics cannot."""
+    """Raise MetricError if the losses can be computed, and the metrics cannot."""
     if is_keras_2(model) or getattr(model, "_compile_metrics", None) is None:
         return
     model.compute_loss(**batch, training=False)
@@ -116,7 +116,7 @@ def _check_metrics(model: Any, batch: Mapping[str, Any]) -> None:
 
 
 def _check_classes(loss: Any, outputs: list[Any], labels: list[Any], fields: Fields) -> None:
-    """Refuses class numbers that have no output: some backends take them in silence, others name no column."""
+    """Raise for class numbers that have no output: some backends take them in silence, others name no column."""
     losses = loss if isinstance(loss, (list, tuple)) else [loss] * len(outputs)
     for loss, output, label, field in zip(losses, outputs, labels, fields.labels, strict=False):
         name = loss if isinstance(loss, str) else type(loss).__name__

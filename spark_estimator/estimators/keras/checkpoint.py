@@ -13,10 +13,10 @@ _ARRAY = "__array__"
 
 
 class KerasForm:
-    """See `checkpoint.Form`: an ``.npz`` file with the arrays, and JSON with the position of each."""
+    """See `checkpoint.CheckpointFormat`: an ``.npz`` file with the arrays, and JSON with the position of each."""
 
     def stream(self, content: dict[str, Any]) -> io.BytesIO:
-        """See `checkpoint.Form.stream`."""
+        """See `checkpoint.CheckpointFormat.to_stream`."""
         arrays: dict[str, Any] = {}
         header = json.dumps(_without_arrays(content, arrays)).encode()
         stream = io.BytesIO()
@@ -26,13 +26,13 @@ class KerasForm:
         return stream
 
     def unpacked(self, content: bytes) -> dict[str, Any]:
-        """See `checkpoint.Form.unpacked`."""
+        """See `checkpoint.CheckpointFormat.unpack`."""
         with numpy.load(io.BytesIO(content), allow_pickle=False) as file:
             result: dict[str, Any] = _with_arrays(json.loads(file[_HEADER].tobytes()), file)
         return result
 
     def why(self, error: Exception) -> str:
-        """See `checkpoint.Form.why`."""
+        """See `checkpoint.CheckpointFormat.describe_error`."""
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

@@ -18,7 +18,7 @@ class CompileArguments(NamedTuple):
 
 
 def arguments_of(model: Any) -> CompileArguments | None:
-    """The arguments that a model was compiled with; None if it was not."""
+    """Return the arguments that a model was compiled with; None if it was not."""
     if is_keras_2(model):
         losses, metrics = getattr(model, "compiled_loss", None), getattr(model, "compiled_metrics", None)
         if losses is None or metrics is None:
@@ -37,11 +37,11 @@ def arguments_of(model: Any) -> CompileArguments | None:
 
 
 def compile_step(model: Any) -> None:
-    """Sets the function that a model's ``train_on_batch`` calls. Does nothing on other backends.
+    """Set the function that a model's ``train_on_batch`` calls. Does nothing on other backends.
 
     Keras compiles for the size of the first batch, and again, for all sizes, at a batch of another size. The two
-    programs may round differently, so that a run that resumes with a short batch would not end with the same bits as a
-    run that began with a long one.
+    programs may round differently, so that a run that resumes with a short batch would not end with the same bits
+    as a run that began with a long one.
 
     Args:
         model: compiled and built.
@@ -65,7 +65,7 @@ def compile_step(model: Any) -> None:
 
 
 def _any_size(model: Any, batch: tuple[Any, ...], absent: int) -> Callable[..., Any]:
-    """A model's ``train_step``, compiled for batches of any size.
+    """Compile a model's ``train_step`` for batches of any size.
 
     Args:
         batch: (inputs, labels) or (inputs, labels, weights) of any size, in the structure of all batches.

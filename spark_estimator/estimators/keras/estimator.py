@@ -56,7 +56,9 @@ class KerasEstimator(KerasEstimatorKeywords, TableEstimator[KerasModel]):
         return fitted.setCustomObjects(training.custom)
 
     def getModelShapes(self) -> tuple[list[list[int]], list[list[int]]]:  # Horovod's get_model_shapes
-        """The shapes of the model's inputs and outputs, with -1 for unknown sizes, such as the number of rows."""
+        """Return the shapes of the model's inputs and outputs, with -1 for unknown sizes, such as the number of
+        rows.
+        """
         model = self._value("model")
         sides: list[Any] = [getattr(model, "inputs", None), getattr(model, "outputs", None)]
         if not all(sides):
@@ -76,7 +78,7 @@ class KerasEstimator(KerasEstimatorKeywords, TableEstimator[KerasModel]):
 
     @classmethod
     def load(cls, path: str, *, custom_objects: Mapping[str, Any] | None = None, trust: bool = False) -> KerasEstimator:
-        """Loads what `save` has written, and runs no code from it unless it is trusted.
+        """Load what `save` has written, and run no code from it unless it is trusted.
 
         Args:
             path: as for Spark ML: without a scheme it is on the session's default file system.
@@ -84,8 +86,8 @@ class KerasEstimator(KerasEstimatorKeywords, TableEstimator[KerasModel]):
             trust: runs code from the folder where loading needs it; only for folders from a source that you trust.
 
         Raises:
-            DataError: the folder is missing, damaged or of another version, or loading its objects would run code from
-                it.
+            DataError: the folder is missing, damaged or of another version, or loading its objects would run code
+                from it.
         """
         return keras_estimator_files.load(cls, path, custom_objects, trust=trust)
 
@@ -113,14 +115,16 @@ class _KerasTraining:
         return self._trial.state_bytes or len(self.framework.model)
 
     def digest(self) -> str:
-        """See `estimator.FrameworkTraining.digest`."""
+        """See `estimator.FrameworkTraining.compute_digest`."""
         digest = hashlib.blake2b(digest_size=16)
         for array in values_of(self._model.weights):
             digest.update(array.tobytes())
         return digest.hexdigest()
 
     def trained(self, state: bytes) -> tuple[Any, None]:
-        """See `estimator.FrameworkTraining.trained`: compiled, with the optimizer's state, which is in the model."""
+        """See `estimator.FrameworkTraining.load_trained`: compiled, with the optimizer's state, which is in the
+        model.
+        """
         try:
             return loaded(state, self.custom, compile=True), None
         except Exception as error:

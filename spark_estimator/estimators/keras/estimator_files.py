@@ -36,7 +36,7 @@ _KERAS_2, _LIST = "keras_2", "list"
 
 
 def write(estimator: TableParams, folder: Path) -> None:
-    """Puts an estimator's files into a new folder.
+    """Put an estimator's files into a new folder.
 
     Raises:
         DataError: a parameter cannot be pickled.
@@ -68,7 +68,7 @@ def _dump(objects: dict[str, Any], folder: Path) -> None:
 
 
 def _serialized(value: Any) -> Any:
-    """A value in Keras' JSON, which does not record whether an object is of Keras 2."""
+    """Return a value in Keras' JSON, which does not record whether an object is of Keras 2."""
     if isinstance(value, (list, tuple)):
         return {_LIST: [_serialized(item) for item in value]} if any(map(is_keras_2, value)) else _by_keras(value)
     return {_KERAS_2: _by_keras(value)} if is_keras_2(value) else _by_keras(value)
@@ -79,7 +79,7 @@ def _by_keras(value: Any) -> Any:
 
 
 def _deserialized(config: Any, *, trust: bool) -> Any:
-    """What `_serialized` has made a configuration of.
+    """Return the value that `_serialize` has made a configuration of.
 
     Raises:
         DataError: it names what could run code.
@@ -101,7 +101,7 @@ def _deserialized(config: Any, *, trust: bool) -> Any:
 
 
 def _plain(value: Any) -> bool:
-    """Whether Keras' own JSON holds the whole value, so that it can be read without trust."""
+    """Return whether Keras' own JSON holds the whole value, so that it can be read without trust."""
     if isinstance(value, (list, tuple)):
         return all(map(_plain, value))
     if value is None or isinstance(value, (str, int, float, bool)):

@@ -31,7 +31,7 @@ _MODEL, _OBJECTS = "model.keras", "custom_objects.pkl"
 
 
 def write(model: TableModel, keras_model: Any, custom_objects: Mapping[str, Any], folder: Path) -> None:
-    """Puts a model's files into a new folder.
+    """Put a model's files into a new folder.
 
     Args:
         keras_model: the trained model.
@@ -61,7 +61,7 @@ def load(
 
 
 def write_keras(model: Any, custom_objects: Mapping[str, Any], folder: Path) -> None:
-    """The model's file, and one of the classes and functions that it needs."""
+    """Write the model's file, and a file of the classes and functions that it needs."""
     (folder / _MODEL).write_bytes(dumped(model))
     if custom_objects:
         (folder / _OBJECTS).write_bytes(packed("custom_objects", dict(custom_objects)))
@@ -70,7 +70,7 @@ def write_keras(model: Any, custom_objects: Mapping[str, Any], folder: Path) -> 
 def read_keras(
     manifest: Manifest, custom_objects: Mapping[str, Any] | None, *, trust: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """Reads the files of `write_keras`: returns the model, and the classes and functions that it was read with.
+    """Read the files of `write_keras`: return the model, and the classes and functions that it was read with.
 
     Raises:
         DataError: as `KerasModel.load`.
@@ -98,7 +98,7 @@ def read_keras(
 
 
 def _check(content: bytes, file: Path, objects: Mapping[str, Any]) -> None:
-    """Raises DataError where reading a model's file could run code."""
+    """Raise DataError if reading a model's file could run code."""
     try:
         version = version_of(content)
         if not version.startswith("3."):

@@ -14,7 +14,7 @@ class KerasHistory(Epochs, dict[str, list[Any]]):
     losses = ("loss", "val_loss")
 
     def rows(self) -> list[dict[str, float]]:
-        """[epochs] flat: epoch, loss, accuracy, val_loss, ..."""
+        """Return [epochs] flat dicts: epoch, loss, accuracy, val_loss, ..."""
         epochs = max(map(len, self.values()), default=0)
         return [
             {"epoch": epoch, **{name: values[epoch] for name, values in self.items() if _is_there(values, epoch)}}
@@ -23,7 +23,8 @@ class KerasHistory(Epochs, dict[str, list[Any]]):
 
 
 def history_of(name: str, value: Any) -> KerasHistory:
-    """The history that a model gets: Keras' dict, a dict of numbers, a list of losses, or entries, one for each epoch.
+    """Return the history that a model gets: Keras' dict, a dict of numbers, a list of losses, or entries, one for
+    each epoch.
 
     Raises:
         TypeError: it is none of these.
@@ -42,19 +43,19 @@ def history_of(name: str, value: Any) -> KerasHistory:
 
 
 def flattened(entry: Mapping[str, Any]) -> dict[str, float]:
-    """An epoch's entry in Keras' words: loss, val_loss."""
+    """Return an epoch's entry in Keras' words: loss, val_loss."""
     validation = entry.get("validation") or {}
     return {**entry["train"], **{f"val_{name}": value for name, value in validation.items()}, **entry.get("more", {})}
 
 
 def averages_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An epoch's entry as the progress display takes it: `flattened`, the two losses first."""
+    """Return an epoch's entry as the progress display takes it: `flatten_entry`, the two losses first."""
     flat = flattened(entry)
     return {**{name: flat[name] for name in KerasHistory.losses if name in flat}, **flat}
 
 
 def line_of(entry: Mapping[str, Any], epochs: int) -> str:
-    """An epoch in one line."""
+    """Return an epoch in one line."""
     metrics = [f"{name} {short(value)}" for name, value in flattened(entry).items()]
     return ", ".join([f"epoch {entry['epoch'] + 1}/{epochs}", *metrics])
 

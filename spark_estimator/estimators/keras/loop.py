@@ -93,18 +93,18 @@ class Loop:
         self._marks: list[int] = []  # when the epoch began
 
     def broadcast(self) -> None:
-        """Gives all ranks the weights and the optimizer of rank 0. A collective."""
+        """Give all ranks the weights and the optimizer of rank 0. A collective."""
         broadcast_variables([*self.model.weights, *variables_with_rate(self.model.optimizer)])
 
     @property
     def is_gathering(self) -> bool:
-        """Whether passes wait for their step."""
+        """Return whether passes wait for their step."""
         passes = self._exchange.accumulates
         return passes > 1 and iterations_of(self.model.optimizer) % passes != 0
 
     @property
     def _seeds(self) -> list[Any]:
-        """The states of the layers' own chance."""
+        """Return the states of the layers' own random numbers."""
         known = {id(variable) for variable in [*self.model.weights, *metrics_variables_of(self.model)]}
         return [
             variable
@@ -116,11 +116,11 @@ class Loop:
 
     @property
     def _gathered(self) -> list[Any]:
-        """The optimizer's gradients of passes that wait for their step; each rank has different ones."""
+        """Return the optimizer's gradients of passes that wait for their step; each rank has different ones."""
         return list(getattr(innermost(self.model.optimizer), "_accumulated_gradients", None) or [])
 
     def state(self) -> dict[str, Any]:
-        """The content of a checkpoint, equal on all ranks."""
+        """Return the content of a checkpoint, equal on all ranks."""
         return {
             "weights": values_of(self.model.weights),
             "optimizer": values_of(variables_with_rate(self.model.optimizer)),
@@ -128,7 +128,7 @@ class Loop:
         }
 
     def of_ranks(self, *, within: bool) -> list[dict[str, Any]]:
-        """[ranks] what each has for itself. A collective.
+        """Return [ranks] what each has for itself. A collective.
 
         Args:
             within: an epoch; False: between two of them.
@@ -152,7 +152,7 @@ class Loop:
                 variable.assign(numpy.zeros(tuple(variable.shape)))
 
     def take(self, kept: Checkpoint, *, within: bool) -> None:
-        """Restores a checkpoint.
+        """Restore a checkpoint.
 
         Args:
             within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
@@ -179,7 +179,7 @@ class Loop:
         save: Callable[[int, int], None],
         reach: Callable[[int], None],
     ) -> dict[str, float]:
-        """One epoch. Returns losses and metrics over all rows.
+        """Train for one epoch. Return losses and metrics over all rows.
 
         Args:
             first: batches that are done already, before the checkpoint that was taken.
@@ -208,7 +208,7 @@ class Loop:
         return self._sums.averages()
 
     def evaluate(self, rows: EpochRows, callbacks: KerasCallbacks) -> dict[str, float]:
-        """Losses and metrics over all rows, with the model as it is."""
+        """Return losses and metrics over all rows, with the model as it is."""
         callbacks.on_test_begin()
         self._sums.begin()
         size = self._spec.val_batch_size, self._spec.validation_steps
@@ -239,7 +239,9 @@ class Loop:
 
     @contextmanager
     def _untouched(self) -> Iterator[None]:
-        """Around a step with a row that does not count: but for the weights, which all ranks change alike."""
+        """Undo afterwards what a step with a row that does not count has changed, except for the weights, which all
+        ranks change alike.
+        """
         kept = self.model.non_trainable_weights
         values = values_of(kept)
         sums = self._sums.state()
@@ -248,7 +250,7 @@ class Loop:
         self._sums.take(sums)
 
     def _arrays(self, batch: Batch) -> tuple[Any, Any, Any]:
-        """Inputs, labels and weights of a batch."""
+        """Return inputs, labels and weights of a batch."""
         spec = self._spec
         result = arrays_of(batch.matrices, spec.fields)
         inputs, rest = result[: len(spec.inputs)], result[len(spec.inputs) :]
@@ -260,7 +262,7 @@ class Loop:
         return tensors
 
     def _enter(self, epoch: int) -> None:
-        """Begins an epoch, or continues one."""
+        """Begin an epoch, or continue one."""
         self._draw(epoch)
         self._marks = self._checksums()
         self._sums.begin()
@@ -274,18 +276,18 @@ class Loop:
         self._marks = within.get("marks") or [-1] * len(self._marks)  # earlier checkpoints have none
 
     def _draw(self, epoch: int) -> None:
-        """Seeds an epoch's random numbers from seed, epoch and rank alone; earlier draws have no effect."""
+        """Seed an epoch's random numbers from seed, epoch and rank alone; earlier draws have no effect."""
         source = numpy.random.SeedSequence([self._seed, epoch, context.rank()])
         self._keras.utils.set_random_seed(int(source.generate_state(1)[0]))
         for variable, drawn in zip(self._seeds, source.spawn(len(self._seeds)), strict=True):
             variable.assign(numpy.array([drawn.generate_state(1)[0] >> 1, 0], numpy.uint32).astype(_dtype(variable)))
 
     def _checksums(self) -> list[int]:
-        """[weights that are not trained] numbers that show whether an epoch has changed them."""
+        """Return [weights that are not trained] numbers that show whether an epoch has changed them."""
         return [zlib.crc32(value.tobytes()) for value in values_of(self.model.non_trainable_weights)]
 
     def _even_out(self) -> None:
-        """Averages, over the ranks, the weights that an epoch has changed without training: batch normalization's sums.
+        """Average, over the ranks, the weights that an epoch has changed without training: batch normalization's sums.
 
         Then validation, the checkpoint and the returned model use the same numbers. A collective.
         """

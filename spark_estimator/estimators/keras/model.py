@@ -27,21 +27,21 @@ class KerasModel(KerasModelKeywords, model.TableModel):
     _public_path = "spark_estimator.KerasModel"
 
     def getModel(self) -> Any:  # Horovod's name
-        """The trained model. It is this one's own: changes to it change predictions."""
+        """Return the trained model. It is this one's own: changes to it change predictions."""
         return self._model
 
     def setModel(self, value: Any) -> KerasModel:
-        """Takes another model with the same inputs and outputs. Returns self."""
+        """Set another model with the same inputs and outputs. Return self."""
         if not isinstance(value, keras_of(value).Model):
             raise TypeError(f"model must be a model of Keras 3 or Keras 2 (keras.Model); got {value!r}.")
         return self._set(model=value)
 
     def getCustomObjects(self) -> dict[str, Any]:  # Horovod's name
-        """The user's classes and functions with which Keras loads the model, by name."""
+        """Return the user's classes and functions with which Keras loads the model, by name."""
         return {**custom_objects_of(self._model), **(self._value("custom_objects") or {})}
 
     def keras_model(self) -> Any:
-        """A copy of the trained model, for use without Spark; not compiled."""
+        """Return a copy of the trained model, for use without Spark; not compiled."""
         return loaded(dumped(self._model), self.getCustomObjects())
 
     @classmethod
@@ -53,7 +53,7 @@ class KerasModel(KerasModelKeywords, model.TableModel):
         decoders: Mapping[str, Any] | None = None,
         trust: bool = False,
     ) -> KerasModel:
-        """Loads what `save` has written, and runs no code from it unless it is trusted.
+        """Load what `save` has written, and run no code from it unless it is trusted.
 
         Args:
             path: as for Spark ML: without a scheme it is on the session's default file system.

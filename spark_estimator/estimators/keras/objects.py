@@ -51,7 +51,7 @@ class Recipe:
     compiles: bool = True
 
     def compile(self, model: Any) -> None:
-        """Compiles the model with these objects; a recipe is used once."""
+        """Compile the model with these objects; a recipe is used once."""
         model.compile(
             optimizer=self.optimizer,
             loss=self.loss,
@@ -63,7 +63,7 @@ class Recipe:
         )
 
     def restore(self, model: Any) -> None:
-        """Builds the optimizer, and restores its earlier state, if that fits."""
+        """Build the optimizer, and restore its earlier state, if that fits."""
         optimizer = model.optimizer
         build(optimizer, model.trainable_variables)
         variables = variables_of(optimizer)
@@ -72,13 +72,13 @@ class Recipe:
 
 
 def assign(variables: Any, values: Any) -> None:
-    """Assigns values to variables, one each."""
+    """Assign values to variables, one each."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
 def values_of(variables: Any) -> list[Any]:
-    """[variables] copies of their values, as arrays."""
+    """Return [variables] copies of their values, as arrays."""
     return [keras_variables.value_of(variable) for variable in variables]
 
 
@@ -102,7 +102,9 @@ class _Packer(cloudpickle.Pickler):
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is None, a truth value, a number, a string or an array, or a tuple, list or dict of these."""
+    """Return whether a value is None, a truth value, a number, a string or an array, or a tuple, list or dict of
+    these.
+    """
     if isinstance(value, Mapping):
         return all(map(_is_plain, [*value.keys(), *value.values()]))
     if isinstance(value, (tuple, list)):
@@ -111,12 +113,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_setting(metric: Any, name: str, value: Any) -> bool:
-    """Whether an attribute is a metric's setting. Metrics of Keras 2 are layers, and have many attributes of layers."""
+    """Return whether an attribute is a metric's setting. Metrics of Keras 2 are layers, and have many attributes of
+    layers.
+    """
     return _is_plain(value) and not (is_keras_2(metric) and name.startswith("_"))
 
 
 def _untracked(value: Any) -> Any:
-    """A plain value without the classes in which Keras keeps lists and dicts of its objects."""
+    """Return a plain value without the classes in which Keras keeps lists and dicts of its objects."""
     if isinstance(value, Mapping):
         return {key: _untracked(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -126,7 +130,7 @@ def _untracked(value: Any) -> Any:
 
 
 def _check_config(obj: Any) -> None:
-    """Raises ValueError where a class's get_config() lacks an argument of its constructor that isn't the default."""
+    """Raise ValueError if a class's get_config() lacks an argument of its constructor that isn't the default."""
     config = obj.get_config()
     for name, parameter in inspect.signature(type(obj)).parameters.items():
         setting = getattr(obj, name, parameter.default)
@@ -139,7 +143,7 @@ def _optimizer(kind: Any, config: dict[str, Any]) -> Any:
 
 
 def _metric(kind: Any, config: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """A new metric. `settings` are attributes of the one that was packed; it had variables if it was built."""
+    """Return a new metric. `settings` are attributes of the one that was packed; it had variables if it was built."""
     parameters = inspect.signature(kind).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         metric = kind.from_config(config)
@@ -154,10 +158,10 @@ def _metric(kind: Any, config: dict[str, Any], settings: dict[str, Any]) -> Any:
 
 
 def packed(what: str, content: Any) -> bytes:
-    """Objects as bytes.
+    """Return objects as bytes.
 
     Args:
-        what: they are, for the message.
+        name: of the objects, for the message.
 
     Raises:
         DataError: one of them cannot be sent.
@@ -169,14 +173,14 @@ def packed(what: str, content: Any) -> bytes:
 
 
 def pickled(content: Any) -> bytes:
-    """As `packed`, with pickle's own errors."""
+    """Return objects as bytes, with pickle's own errors."""
     stream = io.BytesIO()
     _Packer(stream).dump(content)
     return stream.getvalue()
 
 
 def opened(content: bytes, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """New objects, of what `packed` has made: on the driver, or of what the driver has sent."""
+    """Return new objects, of what `pack` has made: on the driver, or of what the driver has sent."""
     with ExitStack() as scopes:
         for keras in imported():
             scopes.enter_context(keras.saving.custom_object_scope(dict(custom_objects or {})))
@@ -184,10 +188,10 @@ def opened(content: bytes, custom_objects: Mapping[str, Any] | None = None) -> A
 
 
 def register(keras: Any, custom_objects: Mapping[str, Any]) -> None:
-    """Registers the user's classes and functions in this process as they are in the driver's.
+    """Register the user's classes and functions in this process as they are in the driver's.
 
-    Keras saves a class that is registered under that name, and another under its plain name, which the driver may not
-    know.
+    Keras saves a class that is registered under that name, and another under its plain name, which the driver may
+    not know.
 
     Args:
         keras: that of the model.
@@ -199,7 +203,7 @@ def register(keras: Any, custom_objects: Mapping[str, Any]) -> None:
 
 
 def dumped(model: Any) -> bytes:
-    """A model as the bytes of a ``.keras`` file, its optimizer's state included.
+    """Return a model as the bytes of a ``.keras`` file, its optimizer's state included.
 
     Raises:
         DataError: Keras cannot save it; the message has Keras' error.
@@ -220,7 +224,7 @@ def dumped(model: Any) -> bytes:
 
 
 def loaded(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool = False) -> Any:
-    """The model of bytes that `dumped` has made in this training: they may hold lambdas of the user's.
+    """Return the model of bytes that `dump_model` has made in this training: they may hold lambdas of the user's.
 
     Raises:
         DataError: Keras cannot read it; the message has Keras' error.
@@ -235,7 +239,7 @@ def loaded(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool =
 
 
 def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool, safe_mode: bool) -> Any:
-    """The model of a ``.keras`` file's bytes, by the Keras that has written them.
+    """Return the model of a ``.keras`` file's bytes, by the Keras that has written them.
 
     Args:
         compile: with its optimizer, loss and metrics.
@@ -254,7 +258,7 @@ def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compile: bo
 
 
 def version_of(content: bytes) -> str:
-    """The version of the Keras that has written a ``.keras`` file.
+    """Return the version of the Keras that has written a ``.keras`` file.
 
     Raises:
         KeyError, TypeError, ValueError, zipfile.BadZipFile: it is no ``.keras`` file.
@@ -264,10 +268,10 @@ def version_of(content: bytes) -> str:
 
 
 def digest_of(content: bytes, model: Any) -> bytes:
-    """32 bytes, the same for the same architecture and weights.
+    """Return 32 bytes, the same for the same architecture and weights.
 
     Args:
-        content: what `dumped` has made of the model.
+        content: what `dump_model` has made of the model.
     """
     digest = hashlib.sha256()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -278,14 +282,16 @@ def digest_of(content: bytes, model: Any) -> bytes:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text, without the full stop."""
+    """Return the first line of an error's text, without the full stop."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "").removesuffix(".")
 
 
 def custom_objects_of(model: Any, *others: Any) -> dict[str, Any]:
-    """The user's classes and functions that a model and other objects are made of, by the names that Keras looks for.
+    """Return the user's classes and functions that a model and other objects are made of, by the names that Keras
+    looks for.
 
-    What is registered (``keras.saving.register_keras_serializable``), layers' classes and the functions that they hold.
+    What is registered (``keras.saving.register_keras_serializable``), layers' classes and the functions that they
+    hold.
     """
     keras = keras_of(model)
     result: dict[str, Any] = dict(keras.saving.get_custom_objects())
@@ -298,7 +304,7 @@ def custom_objects_of(model: Any, *others: Any) -> dict[str, Any]:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """A model and all layers within it."""
+    """Return a model and all layers within it."""
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else [model]
 
 
@@ -310,7 +316,7 @@ def _is_users(definition: Any) -> bool:
 
 @contextmanager
 def rng_state_kept() -> Iterator[None]:
-    """Python's and NumPy's chance is afterwards as it was: Keras draws from them when it makes layers."""
+    """Restore Python's and NumPy's random state afterwards: Keras draws from them when it makes layers."""
     python, arrays = random.getstate(), numpy.random.get_state()
     try:
         yield

@@ -24,7 +24,7 @@ _OF_KERAS = ("keras", "tf_keras")
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[OutputKind], dict[str, Any]]:
-    """The parts for the ranks, the labels' names, the kinds of outputs, and the user's classes and functions.
+    """Return the parts for the ranks, the labels' names, the kinds of outputs, and the user's classes and functions.
 
     Args:
         value: gives a parameter by its name.
@@ -76,12 +76,12 @@ def parts_of(value: Callable[[str], Any]) -> tuple[KerasParts, list[str], list[O
 
 
 def backend_name(model: Any) -> str:
-    """The backend on which a model was made, for `spec.choose_backend`: Keras 3's backend, or ``"tf_keras"``."""
+    """Return the backend on which a model was made, for `spec.choose_backend`: Keras 3's backend, or ``"tf_keras"``."""
     return "tf_keras" if is_keras_2(model) else backend(model)
 
 
 def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
-    """The estimator's arguments; for each one that is not set, what the model was compiled with."""
+    """Return the estimator's arguments; for each one that is not set, the one that the model was compiled with."""
     of_model = arguments_of(model)
     optimizer = value("optimizer")
     if optimizer is None and of_model is not None:
@@ -130,7 +130,7 @@ def _recipe(model: Any, value: Callable[[str], Any], labels: int) -> Recipe:
 
 
 def _functions(metrics: Any) -> Iterator[Callable[..., Any]]:
-    """The functions among metrics, as model.compile takes these: Keras averages what they return."""
+    """Yield the functions among metrics, as model.compile takes these: Keras averages what they return."""
     if isinstance(metrics, Mapping):
         metrics = list(metrics.values())
     if isinstance(metrics, (list, tuple)):
@@ -144,7 +144,7 @@ def _functions(metrics: Any) -> Iterator[Callable[..., Any]]:
 
 
 def _with_rate(optimizer: Any, rate: float) -> Any:
-    """A new optimizer of the same kind with another learning rate."""
+    """Return a new optimizer of the same kind with another learning rate."""
     config = optimizer.get_config()
     if "inner_optimizer" in config:
         made = type(optimizer).from_config(config)
@@ -154,7 +154,7 @@ def _with_rate(optimizer: Any, rate: float) -> Any:
 
 
 def output_kinds_of(model: Any, loss: Any, labels: int) -> list[OutputKind]:
-    """[labels] the kinds of a model's outputs.
+    """Return [labels] the kinds of a model's outputs.
 
     Args:
         loss: one for all outputs, a list with one for each, or a dict by their names.
@@ -167,7 +167,7 @@ def output_kinds_of(model: Any, loss: Any, labels: int) -> list[OutputKind]:
 
 
 def output_kind_of(loss: Any) -> OutputKind:
-    """The kind of outputs that a Keras loss expects; see `prediction_columns`."""
+    """Return the kind of outputs that a Keras loss expects; see `prediction_columns`."""
     logits = hasattr(loss, "get_config") and bool(loss.get_config().get("from_logits"))
     if isinstance(loss, functools.partial):
         loss, logits = loss.func, bool(loss.keywords.get("from_logits"))
@@ -212,7 +212,7 @@ def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _setting_text(setting: Any) -> str:
-    """A setting in words that are the same in each process."""
+    """Return a setting in words that are the same in each process."""
     if setting is None or isinstance(setting, (bool, int, float, str)):
         return repr(setting)
     if isinstance(setting, dict):

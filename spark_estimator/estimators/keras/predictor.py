@@ -34,7 +34,7 @@ class KerasPredictor(Predictor):
         widths: Sequence[int],
         batch_size: int,
     ) -> KerasPredictor:
-        """A predictor with a copy of the model as it is now."""
+        """Return a predictor with a copy of the model as it is now."""
         from spark_estimator.estimators.keras.objects import digest_of, dumped, packed
         from spark_estimator.estimators.keras.parts import backend_name
 
@@ -75,7 +75,7 @@ class KerasPredictor(Predictor):
 
 
 def _filled(array: Array, most: int) -> Array:
-    """With its last row again and again, so that there are a power of 2 of them, or `most`."""
+    """Return an array with its last row repeated, so that its rows are a power of 2, or `most`."""
     rows = min(most, 1 << (len(array) - 1).bit_length())
     if rows <= len(array):
         return array

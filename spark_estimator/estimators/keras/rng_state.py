@@ -11,7 +11,9 @@ from spark_estimator.keras.importing import backend
 
 
 def rng_state() -> dict[str, Any]:
-    """For a checkpoint within an epoch. On PyTorch, Keras' dropout without a seed draws from PyTorch's generator."""
+    """Return the state for a checkpoint within an epoch. On PyTorch, Keras' dropout without a seed draws from
+    PyTorch's generator.
+    """
     _, keys, place, has_gauss, gauss = numpy.random.get_state()
     _, words, second = random.getstate()
     result: dict[str, Any] = {
@@ -28,7 +30,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restores what `rng_state` returned."""
+    """Restore what `get_rng_state` returned."""
     keys, place, has_gauss, gauss = state["numpy"]
     numpy.random.set_state(("MT19937", keys, int(place), int(has_gauss), float(gauss)))
     if "python" in state:  # earlier checkpoints have none

@@ -41,7 +41,7 @@ class KerasParts:
 
 
 def choose_backend(name: str, environment: Mapping[str, str] | None = None, *, use_gpu: bool = True) -> None:
-    """Has this process' Keras run on a backend, or be Keras 2 for "tf_keras"; before it is imported.
+    """Make this process' Keras run on a backend, or be Keras 2 for "tf_keras"; before it is imported.
 
     Raises:
         DataError: it was imported already, on another one.

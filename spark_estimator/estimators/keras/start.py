@@ -9,7 +9,7 @@ from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Returns the result on rank 0; None on the others.
+    """Return the result on rank 0; None on the others.
 
     Raises:
         DataError: Keras, or its backend, is not installed.

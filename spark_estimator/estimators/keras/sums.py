@@ -29,7 +29,7 @@ class Sums:
 
     @property
     def rows(self) -> int:
-        """Of this rank since the epoch began."""
+        """Return the rows of this rank since the epoch began."""
         return self._rows
 
     @property
@@ -42,7 +42,9 @@ class Sums:
 
     @contextmanager
     def adding_up(self) -> Iterator[None]:
-        """Inside, ``train_on_batch`` and ``test_on_batch`` add to the metrics of the batches before."""
+        """Make ``train_on_batch`` and ``test_on_batch`` add to the metrics of the batches before, inside the
+        context.
+        """
         object.__setattr__(self._model, "reset_metrics", self._between)
         try:
             yield
@@ -54,13 +56,13 @@ class Sums:
             metric.reset_state()
 
     def begin(self) -> None:
-        """Forgets what was counted."""
+        """Reset the counts."""
         self._model.reset_metrics()
         self._rows = 0
         self._totals = {}
 
     def add(self, logs: dict[str, Any], rows: int) -> dict[str, Any]:
-        """Counts a batch, after its step.
+        """Count a batch, after its step.
 
         Returns:
             The logs for Keras' callbacks: this rank's, since the epoch began.
@@ -74,18 +76,18 @@ class Sums:
         return result
 
     def state(self) -> dict[str, Any]:
-        """This rank's counts, for a checkpoint."""
+        """Return this rank's counts, for a checkpoint."""
         return {"metrics": values_of(self._variables), "rows": self._rows, "totals": dict(self._totals)}
 
     def take(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
+        """Restore what `get_state` returned."""
         if self._variables:
             assign(self._variables, state["metrics"])
         self._rows = int(state["rows"])
         self._totals = dict(state["totals"])
 
     def averages(self) -> dict[str, float]:
-        """Over the rows of all ranks, by the metrics' names. A collective."""
+        """Return the means over the rows of all ranks, by the metrics' names. A collective."""
         model = self._model
         names = [metric.name for metric in self._outputs_losses]
         if context.size() > 1:
@@ -102,14 +104,14 @@ class Sums:
 
 
 def metrics_variables_of(model: Any) -> list[Any]:
-    """The variables of a model's losses and metrics."""
+    """Return the variables of a model's losses and metrics."""
     if is_keras_2(model):
         return [variable for metric in model.metrics for variable in metric.variables]
     return list(model.metrics_variables)
 
 
 def _added_up(variables: list[Any]) -> list[Any]:
-    """[variables] over all ranks: sums, or by the variable's own `aggregation`. A collective."""
+    """Return [variables] over all ranks: sums, or by the variable's own `aggregation`. A collective."""
     values = values_of(variables)
     if not values:
         return []
@@ -125,5 +127,7 @@ def _added_up(variables: list[Any]) -> list[Any]:
 
 
 def _kinds(variables: list[Any]) -> list[str]:
-    """[variables] how those of several ranks become one: "mean", "only_first_replica", or others: their sum."""
+    """Return [variables] how the values of several ranks become one: "mean", "only_first_replica", or others: their
+    sum.
+    """
     return [str(getattr(variable, "aggregation", None) or "sum") for variable in variables]

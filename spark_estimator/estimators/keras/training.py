@@ -25,18 +25,18 @@ from spark_estimator.observe.driver_log import log_to_driver
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Runs on every rank. Returns the result on rank 0; None on the others.
+    """Train on every rank. Return the result on rank 0; None on the others.
 
     With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
-    checkpoint exists resumes from it. Random numbers are seeded for each epoch from seed, epoch and rank, and their
-    state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without interruption.
-    In an elastic job all ranks continue from there when one is lost (`restarting`).
+    checkpoint exists resumes from it. Random numbers are seeded for each epoch from seed, epoch and rank, and
+    their state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without
+    interruption. In an elastic job all ranks continue from there when one is lost (`restarting`).
     """
     return train_in_rounds(spec, with_engine_errors(_train_once))
 
 
 def _train_once(spec: TrainSpec, present: Round) -> TrainResult | None:
-    """Begins the training, or continues it from its checkpoint. Returns the result on rank 0. A collective."""
+    """Begin the training, or continue it from its checkpoint. Return the result on rank 0. A collective."""
     with Saver(spec, KerasForm()) as saver:
         beginning = begin(spec, _identity_of, KerasForm(), read=present.read)
         training = _KerasTraining(spec, saver, present, beginning)
@@ -66,7 +66,7 @@ class _KerasTraining:
         self.callbacks = KerasCallbacks(spec.framework, self.loop.model, spec.epochs, steps)
 
     def begin(self, beginning: RankRun) -> int:
-        """Begins, or takes over the checkpoint. Returns the steps of the next epoch that are done. A collective."""
+        """Begin, or take over the checkpoint. Return the steps of the next epoch that are done. A collective."""
         kept, spec, lost = beginning.kept, self._spec, self._round.lost
         tells = context.rank() == 0 and bool(spec.verbose)
         if kept is None:
@@ -89,7 +89,7 @@ class _KerasTraining:
         return 0 if cursor is None else cursor.steps
 
     def run(self, beginning: RankRun, steps: int) -> TrainResult | None:
-        """Trains to the end. Returns the result on rank 0. A collective.
+        """Train to the end. Return the result on rank 0. A collective.
 
         Args:
             steps: of the epoch after those of `progress` that are done.

@@ -1,7 +1,7 @@
 """Reports Lightning's training to the estimator: each batch's loss, the end of each epoch.
 
-A callback of the Trainer and the strategy fill `EpochSums`. Both are made for the Lightning package that the module
-comes from (`callback_of`, `strategy_of`).
+A callback of the Trainer and the strategy fill `EpochSums`. Both are made for the Lightning package that the
+module comes from (`make_callback`, `make_strategy`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class EpochHooks(Protocol):
         """All hooks ``on_fit_start`` have run."""
 
     def epoch_starts(self, trainer: Any) -> None:
-        """An epoch begins."""
+        """Begin an epoch."""
 
     def epoch_ends(self, trainer: Any) -> None:
-        """The last batch of an epoch is done; before other hooks of the epoch's end."""
+        """End the batches of an epoch, before other hooks of the epoch's end."""
 
     def epoch_ended(self, trainer: Any) -> None:
         """All of Lightning's hooks and schedulers of the epoch have run."""
@@ -93,7 +93,7 @@ class EpochSums:
         self._hooks.fit_starts(trainer)
 
     def train_starts(self, trainer: Any) -> None:
-        """From here on `EpochHooks.epoch_ended` is called after each epoch."""
+        """Call `end` from here on after each epoch, when all of Lightning's hooks and schedulers have run."""
         original = trainer.fit_loop.on_advance_end
 
         def ended(*args: Any, **kwargs: Any) -> None:
@@ -122,19 +122,19 @@ class EpochSums:
         self._meter.begin_epoch(int(trainer.current_epoch), steps, done, self._counts["train"][0])
 
     def state(self) -> dict[str, Any]:
-        """What this rank has counted in the epoch, for `resume`."""
+        """Return what this rank has counted in the epoch, for `resume`."""
         counts = {part: list(counts) for part, counts in self._counts.items()}
         return {"sums": dict(self._sums), "counts": counts, "seen": sorted(self.seen)}
 
     def resume(self, trainer: Any, state: Mapping[str, Any], done: int) -> None:
-        """The epoch continues after `done` batches, where `state` was returned."""
+        """Continue the epoch after `done` batches, from what `get_state` returned there."""
         self._sums = {part: sums.clone() for part, sums in state["sums"].items()}
         self._counts = {part: (int(rows), float(loss)) for part, (rows, loss) in state["counts"].items()}
         self.seen = set(state["seen"])
         self._enter(trainer, done)
 
     def validation_starts(self, trainer: Any) -> None:
-        """Where an epoch has several, the last one counts."""
+        """Forget an earlier validation: if an epoch has several, the last one counts."""
         self._forget("validation")
         self._meter.begin_validation(sum(map(_count, trainer.num_val_batches)))
 
@@ -150,7 +150,7 @@ class EpochSums:
         self.factor = joint * self._multiplied
 
     def step_ended(self, part: str, output: Any) -> None:
-        """Counts what a step has returned."""
+        """Count what a step has returned."""
         self._add(part, output)
         rows, loss = self._counts[part]
         self._meter.step_done(self.counted, loss / rows if rows else None)
@@ -173,14 +173,14 @@ class EpochSums:
         self._sums[part] += torch.tensor(values, dtype=torch.float64) * self.counted
 
     def averages(self, part: str) -> list[float]:
-        """Of the epoch, over the rows of all ranks: the loss, and metrics; empty where no step gave one. Collective."""
+        """Return the epoch's loss and metrics over the rows of all ranks; empty if no step gave a loss. Collective."""
         sums = hvd.allreduce(self._sums[part], op=hvd.Sum, name=f"averages of {part}")
         return [] if not sums[0] else [float(value) for value in sums[1:] / sums[0]]
 
 
 def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The module's logged values, averaged over the ranks that have them; values that Lightning has averaged are kept.
-    Collective.
+    """Return the module's logged values, averaged over the ranks that have them; values that Lightning has averaged
+    are kept. Collective.
 
     Args:
         metrics: ``trainer.callback_metrics``, which differ where they were logged without ``sync_dist``.
@@ -195,7 +195,7 @@ def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def callback_of(flavour: str, watch: EpochSums) -> Any:
-    """A callback that reports to `watch`."""
+    """Return a callback that reports to `watch`."""
     package: Any = importlib.import_module(flavour)
 
     class Telling(package.Callback):
@@ -229,7 +229,8 @@ def callback_of(flavour: str, watch: EpochSums) -> Any:
 
 
 def strategy_of(flavour: str, watch: EpochSums, verbose: int, **options: Any) -> Any:
-    """The strategy "horovod", whose losses are multiplied by `watch.factor`, and reported to `watch` unscaled.
+    """Return the strategy "horovod", whose losses are multiplied by `watch.factor`, and reported to `watch`
+    unscaled.
 
     Args:
         options: of the strategy. Rates of a checkpoint are changed to those of this number of ranks.
@@ -274,12 +275,12 @@ def strategy_of(flavour: str, watch: EpochSums, verbose: int, **options: Any) ->
 
 
 def _count(batches: float) -> int:
-    """A number of batches as Lightning has it; 0: unknown, which is infinity there."""
+    """Return a number of batches as Lightning has it; 0: unknown, which is infinity there."""
     return int(batches) if math.isfinite(batches) else 0
 
 
 def _rows_in(batch: Any) -> int:
-    """The first extent of the first tensor in a batch; 1 where there is none."""
+    """Return the first extent of the first tensor in a batch; 1 if there is none."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else []

@@ -63,8 +63,8 @@ class LightningTrial(ModuleTrial):
             set_random_state(state)
 
     def _stepped(self, module: Any, batch: Named) -> tuple[Any, Any]:
-        """The module, or a copy with what its hooks have made; and the result of training_step for a batch, after a
-        backward pass. The result is None if the module optimizes by hand, and has.
+        """Return the module, or a copy with what its hooks have made; and the result of training_step for a batch,
+        after a backward pass. The result is None if the module optimizes by hand, and has.
         """
         try:
             if module.automatic_optimization:
@@ -102,7 +102,7 @@ class LightningTrial(ModuleTrial):
             )
 
     def _widths(self, module: Any, inputs: Tensors, fields: Fields) -> tuple[int, ...]:
-        """[labels] how many values forward() returns for a row."""
+        """Return [labels] how many values forward() returns for a row."""
         module.eval()
         rows = len(inputs[0])
         with torch.no_grad():
@@ -139,7 +139,7 @@ def _without_trainer(module: Any, batch: Named) -> Any:
 
 
 def _with_trainer(flavour: str, module: Any, batch: Named) -> tuple[Any, Any]:
-    """One step of a Trainer of this process: see `LightningTrial._stepped`."""
+    """Make one step by a Trainer of this process: see `LightningTrial._try_step`."""
     base: Any = importlib.import_module(flavour).LightningModule
     copied = copy.deepcopy(module)
     try:
@@ -151,7 +151,7 @@ def _with_trainer(flavour: str, module: Any, batch: Named) -> tuple[Any, Any]:
 
 
 def _fitted(flavour: str, module: Any, batch: Named, hooks: Sequence[str] = ()) -> Any:
-    """The result of a step of a Trainer.
+    """Return the result of a step of a Trainer.
 
     Args:
         hooks: of the module, that are called.
@@ -185,7 +185,7 @@ def _fitted(flavour: str, module: Any, batch: Named, hooks: Sequence[str] = ()) 
 
 
 def _do_nothing(*args: Any, **keywords: Any) -> None:
-    """Replaces a hook."""
+    """Replace a hook."""
 
 
 class _One:
@@ -203,7 +203,7 @@ class _One:
 
 @contextmanager
 def _quietly(flavour: str) -> Iterator[None]:
-    """Silences Lightning's warnings about a module without a Trainer, and a Trainer without a logger."""
+    """Silence Lightning's warnings about a module without a Trainer, and a Trainer without a logger."""
     log = logging.getLogger(flavour)
     level = log.level
     log.setLevel(logging.ERROR)

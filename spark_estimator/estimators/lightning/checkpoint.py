@@ -38,10 +38,10 @@ _NEEDLESS = (
 
 
 def plain_checkpoint(trainer: Any, *, tells: bool) -> dict[str, Any]:
-    """Lightning's own checkpoint, less what could not be read back without running code. Collective.
+    """Return Lightning's own checkpoint, less what could not be read back without running code. Collective.
 
     Args:
-        trainer: with a strategy of `callbacks.strategy_of`.
+        trainer: with a strategy of `callbacks.make_strategy`.
         tells: a line at the driver names what is left out.
     """
     trainer.save_checkpoint(IN_MEMORY, weights_only=False)
@@ -66,11 +66,11 @@ def plain_checkpoint(trainer: Any, *, tells: bool) -> dict[str, Any]:
 
 
 def begin_after(trainer: Any, checkpoint: dict[str, Any], *, within: bool) -> None:
-    """Sets a Trainer, before its ``fit``, to the epochs and steps that were done.
+    """Set a Trainer, before its ``fit``, to the epochs and steps that were done.
 
     Args:
-        within: it continues within the epoch of the checkpoint; False: at the beginning of that epoch, or of the next
-            one if that is over.
+        within: it continues within the epoch of the checkpoint; False: at the beginning of that epoch, or of the
+            next one if that is over.
     """
     states = copy.deepcopy(checkpoint["loops"]["fit_loop"])
     if not within:
@@ -82,7 +82,7 @@ def begin_after(trainer: Any, checkpoint: dict[str, Any], *, within: bool) -> No
 
 
 def forget_restart(trainer: Any) -> None:
-    """The Trainer's loops continue as if they had not been restored from a checkpoint."""
+    """Make the Trainer's loops continue as if they had not been restored from a checkpoint."""
     for loop in _loops(trainer.fit_loop):
         if hasattr(loop, "on_iteration_done"):
             loop.on_iteration_done()
@@ -91,7 +91,7 @@ def forget_restart(trainer: Any) -> None:
 
 
 def _loops(loop: Any) -> Iterator[Any]:
-    """A loop, and those within it."""
+    """Yield a loop, and the loops within it."""
     yield loop
     for value in vars(loop).values():
         if hasattr(value, "on_load_checkpoint") and hasattr(value, "restarting"):
@@ -99,7 +99,9 @@ def _loops(loop: Any) -> Iterator[Any]:
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """What changes in a module and a Trainer, and no state has: modes, frozen parameters, accumulation, a stop."""
+    """Return what changes in a module and a Trainer, and no state has: modes, frozen parameters, accumulation, a
+    stop.
+    """
     module = trainer.lightning_module
     return {
         "modes": [part.training for part in module.modules()],
@@ -110,7 +112,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def take_settings(trainer: Any, settings: dict[str, Any]) -> None:
-    """Restores what `settings_of` returned."""
+    """Restore what `get_settings` returned."""
     module = trainer.lightning_module
     for part, mode in zip(module.modules(), settings["modes"], strict=False):
         part.training = mode
@@ -121,7 +123,7 @@ def take_settings(trainer: Any, settings: dict[str, Any]) -> None:
 
 
 def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], rank_state: dict[str, Any] | None) -> None:
-    """Restores module and callbacks before other hooks ``on_fit_start``; `restore_optimizers` follows.
+    """Restore module and callbacks before other hooks ``on_fit_start``; `restore_optimizers` follows.
 
     Args:
         rank_state: what this rank alone has; None if the checkpoint is of other ranks.
@@ -142,7 +144,7 @@ def restore(trainer: Any, module: nn.Module, checkpoint: dict[str, Any], rank_st
 
 
 def restore_optimizers(trainer: Any, checkpoint: dict[str, Any]) -> None:
-    """Restores optimizers, schedules and precision, when they have their groups of parameters."""
+    """Restore optimizers, schedules and precision, when they have their groups of parameters."""
     trainer.strategy.load_optimizer_state_dict(checkpoint)
     for config, state in zip(trainer.lr_scheduler_configs, checkpoint.get("lr_schedulers", []), strict=False):
         config.scheduler.load_state_dict(state)
@@ -234,7 +236,7 @@ class CheckpointWriter:
         self._counts = 0, 0  # validations that had ended, and optimizer steps, before the last batch
 
     def begin_epoch(self, validations: int) -> None:
-        """An epoch begins, or continues, after this number of validations."""
+        """Begin an epoch, or continue it, after this number of validations."""
         self._schedule, self._is_due, self._counts = schedule_of(self._spec), False, (validations, 0)
 
     def is_due(self, trainer: Any, module: Any, validations: int, done: int) -> bool:

@@ -77,11 +77,11 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
     )
 
     def setNumGPUs(self, value: int | None) -> Self:  # so spelt in Horovod
-        """As setNumGpus."""
+        """Set as setNumGpus does."""
         return self.setNumGpus(value)
 
     def getNumGPUs(self) -> int | None:  # so spelt in Horovod
-        """As getNumGpus."""
+        """Return as getNumGpus does."""
         return self.getNumGpus()
 
     def _value(self, name: str) -> Any:
@@ -114,11 +114,11 @@ class _LightningTraining:
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
     def digest(self) -> str:
-        """See `estimator.FrameworkTraining.digest`."""
+        """See `estimator.FrameworkTraining.compute_digest`."""
         return digest_of(self.framework.model)
 
     def trained(self, state: bytes) -> tuple[nn.Module, None]:
-        """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
+        """See `estimator.FrameworkTraining.load_trained`: on the CPU, ready to predict."""
         trained: Any = copy.deepcopy(self.framework.model).cpu()
         if self.framework.plain is None:
             trained.configure_model()

@@ -14,7 +14,8 @@ _FREE = ("max_epochs", "max_steps", "max_time", "logger", "log_every_n_steps", "
 
 
 def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
-    """Of a training: its rows, its module with its hyperparameters, and the parameters that steer it.
+    """Return the identity of a training: its rows, its module with its hyperparameters, and the parameters that
+    steer it.
 
     Args:
         checksums: [fields] of all ranks' rows.

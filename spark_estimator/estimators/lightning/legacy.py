@@ -31,7 +31,7 @@ def to_lightning_module(
     sample_weights_col: str | None = None,
     validation: Any = None,
 ) -> Any:
-    """A LightningModule that trains a plain module on batches that are dicts from column names to tensors.
+    """Return a LightningModule that trains a plain module on batches that are dicts from column names to tensors.
 
     It logs ``train_loss`` and ``val_loss``. The Trainer's strategy decides whether the learning rate is
     multiplied by the number of ranks: `HorovodStrategy(scale_lr=...)`.
@@ -42,7 +42,8 @@ def to_lightning_module(
         loss_fns: one, or one for each label: a mean over rows.
         loss_weights: one for each label; None: equal ones that add up to 1.
         sample_weights_col: multiplies rows' losses; None: nothing does.
-        validation: anything but None: it has a ``validation_step``, as it has otherwise; it is there for old calls.
+        validation: anything but None: it has a ``validation_step``, as it has otherwise; it is there for old
+            calls.
 
     Raises:
         ValueError: there is not one loss, and one weight, for each label.
@@ -61,7 +62,7 @@ def to_lightning_module(
 
 @functools.cache
 def adapter_class(flavour: str) -> Any:
-    """The class of such modules for a package of Lightning's."""
+    """Return the class of such modules for a package of Lightning's."""
     package: Any = importlib.import_module(flavour)
 
     class PlainModule(package.LightningModule):

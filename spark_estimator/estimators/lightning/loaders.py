@@ -22,11 +22,11 @@ def named(
     tensors: Tensors,
     label_shapes: Sequence[Sequence[int]] | None = None,
 ) -> Named:
-    """A batch by the names of its columns; of a column that is feature and label, what the feature is.
+    """Return a batch by the names of its columns; of a column that is feature and label, what the feature is.
 
     Args:
-        tensors: [inputs + labels + weight] as `estimators.torch.trainer.tensor_of` makes them. Columns that are joined
-            in one input are separate here, [rows, values] each.
+        tensors: [inputs + labels + weight] as `estimators.torch.trainer.to_tensor` makes them. Columns that are
+            joined in one input are separate here, [rows, values] each.
     """
     result: Named = {}
     for field, tensor in zip(inputs, tensors, strict=False):
@@ -45,7 +45,7 @@ def named(
 
 
 def inputs_of(inputs: Sequence[Field], batch: Named) -> Tensors:
-    """The model's inputs of a batch: columns of one input are joined again."""
+    """Return the model's inputs of a batch: columns of one input are joined again."""
     return [
         batch[field.names[0]]
         if len(field.names) == 1
@@ -61,8 +61,8 @@ class RowLoader:
         rows: of this rank.
         spec: what they are.
         seed: of the epochs' orders; None: in the order in which they are stored.
-        batch_size, most_steps: as of `EpochRows.batches`.
-        label_shapes: as of `named`.
+        batch_size, most_steps: as of `EpochRows.read_batches`.
+        label_shapes: as of `name_batch`.
         between: (batches done) called between two batches, and before the first one of an epoch that continues.
     """
 
@@ -87,20 +87,20 @@ class RowLoader:
         self._continues = False
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and the batches of it that are done; part of Lightning's checkpoint."""
+        """Return the epoch, and the batches of it that are done; part of Lightning's checkpoint."""
         return {"epoch": self._epoch, "done": self._done}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """The next iteration continues the epoch where `state_dict` was called."""
+        """Continue the epoch, in the next iteration, where `state_dict` was called."""
         self._epoch, self._done, self._continues = int(state["epoch"]), int(state["done"]), True
 
     def enter(self, epoch: int) -> None:
-        """An epoch begins."""
+        """Begin an epoch."""
         if not self._continues or epoch != self._epoch:
             self._epoch, self._done, self._continues = epoch, 0, False
 
     def rows_done(self, steps: int) -> int:
-        """How many rows all ranks together have in the first `steps` batches."""
+        """Return how many rows all ranks together have in the first `steps` batches."""
         return self._plan.done(steps)
 
     def __len__(self) -> int:
@@ -121,9 +121,9 @@ class RowLoader:
             yield named(spec.inputs, spec.labels, spec.weight, tensors, self._label_shapes)
 
     def counted(self, step: int) -> int:
-        """How many rows of a batch count: 0 where the rank has run out of rows, and has one that does not."""
+        """Return how many rows of a batch count: 0 if the rank has run out of rows, and has one that does not."""
         return self._plan.size(self._rows.rank, step)
 
     def factor(self, step: int) -> float:
-        """The factor of this rank's mean over a batch, with which the ranks' average is that over all rows."""
+        """Return the factor of this rank's mean over a batch, with which the ranks' average is that over all rows."""
         return self.counted(step) * len(self._rows.counts) / self._plan.total(step)

@@ -66,12 +66,12 @@ class LightningParts:
 
     @property
     def steps_locally(self) -> bool:
-        """Whether each rank steps by its own gradients."""
+        """Return whether each rank steps by its own gradients."""
         return self.sync != "allreduce"
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
-    """The parts for the ranks, and the labels' names.
+    """Return the parts for the ranks, and the labels' names.
 
     Args:
         value: gives a parameter by its name.
@@ -137,7 +137,7 @@ _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
 
 
 def _check_checkpoints(model: Any, value: Callable[[str], Any]) -> None:
-    """Refuses checkpoints within an epoch where something of the epoch would not be in them."""
+    """Raise ValueError for checkpoints within an epoch that would lack something of the epoch."""
     averaging = [each for each in value("callbacks") if {kind.__name__ for kind in type(each).__mro__} & _AVERAGING]
     for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
         if value(name) is None:
@@ -160,13 +160,13 @@ def _check_checkpoints(model: Any, value: Callable[[str], Any]) -> None:
 
 
 def flavour_of(item: Any) -> str | None:
-    """The package of Lightning's whose class an object is of; None: of neither."""
+    """Return the package of Lightning's whose class an object is of; None: of neither."""
     modules = [kind.__module__ for kind in type(item).__mro__]
     return next((name for name in FLAVOURS if any(module.startswith(f"{name}.") for module in modules)), None)
 
 
 def _of_torch(name: str, value: Callable[[str], Any]) -> Any:
-    """The parameters as `torch_parts` asks for them: those that Lightning's estimator does not have are left alone."""
+    """Return a parameter as `torch_parts` asks for it; None for those that Lightning's estimator does not have."""
     if name == "callbacks":
         return []
     absent = ("lr_scheduler", "learning_rate", "train_minibatch_fn", "mixed_precision")
@@ -174,7 +174,7 @@ def _of_torch(name: str, value: Callable[[str], Any]) -> Any:
 
 
 def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
-    """Checks that a LightningModule has its methods; warns about parameters that it replaces."""
+    """Check that a LightningModule has its methods; warn about parameters that it replaces."""
     ignored = [name for name in _OF_PLAIN if value(name)]
     if ignored:
         warnings.warn(

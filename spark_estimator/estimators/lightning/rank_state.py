@@ -15,14 +15,16 @@ from spark_estimator.lightning.metrics import collections_in, metrics_in
 
 
 def metric_states(module: nn.Module) -> list[dict[str, Any]]:
-    """[metrics of torchmetrics in a module] the plain attributes of each: its states, and how often it was updated."""
+    """Return [metrics of torchmetrics in a module] the plain attributes of each: its states, and how often it was
+    updated.
+    """
     for collection in collections_in(module):
         list(collection.items())  # metrics of a group have one state, of which each gets a copy
     return [_plain_attributes(metric) for metric in metrics_in(module)]
 
 
 def take_metric_states(module: nn.Module, states: list[dict[str, Any]]) -> None:
-    """Restores what `metric_states` returned."""
+    """Restore what `get_metric_states` returned."""
     for metric, state in zip(metrics_in(module), states, strict=False):
         for name, value in state.items():
             vars(metric)[name] = _on_device(value, metric.device)
@@ -50,8 +52,8 @@ def logged_values(trainer: Any) -> dict[str, dict[str, Any]]:
 
 
 def add_logged_values(trainer: Any, earlier: dict[str, dict[str, Any]]) -> None:
-    """Adds what `logged_values` returned to the same values, if steps have logged them once since: the sum is that of
-    all steps in their order. Removes these from `earlier`.
+    """Add what `get_logged_values` returned to the same values, if steps have logged them once since: the sum is
+    that of all steps in their order. Remove these from `earlier`.
 
     Lightning clears its sums in the first batch of a ``fit``, so that they cannot be restored before it.
     """
@@ -69,7 +71,7 @@ def add_logged_values(trainer: Any, earlier: dict[str, dict[str, Any]]) -> None:
 
 
 def log_earlier_values(module: Any, earlier: dict[str, dict[str, Any]]) -> None:
-    """Log what `logged_values` returned and no step has logged since: in the hook ``on_train_epoch_end``."""
+    """Log what `get_logged_values` returned and no step has logged since: in the hook ``on_train_epoch_end``."""
     for values in earlier.values():
         metric = values.get("metric")
         how: dict[str, Any] = {"on_step": False, "on_epoch": True}

@@ -42,19 +42,20 @@ from spark_estimator.observe.driver_log import log_to_driver
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Runs on every rank. Returns the result on rank 0; None on the others.
+    """Train on every rank. Return the result on rank 0; None on the others.
 
     With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
-    checkpoint exists resumes from it. PyTorch's, Python's and NumPy's generators are seeded for each epoch from seed,
-    epoch and rank, and their state is in checkpoints within an epoch, so that such a run ends with the same numbers as
-    one that was never interrupted. In an elastic job all ranks continue from there when one is lost (`restarting`).
+    checkpoint exists resumes from it. PyTorch's, Python's and NumPy's generators are seeded for each epoch from
+    seed, epoch and rank, and their state is in checkpoints within an epoch, so that such a run ends with the same
+    numbers as one that was never interrupted. In an elastic job all ranks continue from there when one is lost
+    (`restarting`).
     """
     hvd.init()
     return train_in_rounds(spec, _train_once)
 
 
 def _train_once(spec: TrainSpec, present: Round) -> TrainResult | None:
-    """Begins the training, or continues it from its checkpoint. Returns the result on rank 0. A collective."""
+    """Begin the training, or continue it from its checkpoint. Return the result on rank 0. A collective."""
     with Saver(spec, TorchForm()) as saver:
         beginning = begin(spec, identity_of, TorchForm(), read=present.read)
         training = _Training(spec, beginning, saver, present)
@@ -126,7 +127,7 @@ class _Training:
             log_to_driver(line)
 
     def run(self, kept: Checkpoint | None) -> None:
-        """Train the epochs that are left after a checkpoint. Collective."""
+        """Train the epochs that are left. Collective."""
         if kept is not None and self._has_ended(kept):
             self.module.on_load_checkpoint(kept.state["lightning"])
             self.module.configure_model()  # has the layers that it makes late
@@ -143,7 +144,7 @@ class _Training:
         trainer.fit(self.module, self._train, self._held)
 
     def _exchange(self) -> dict[str, Any]:
-        """The strategy's arguments."""
+        """Return the strategy's arguments."""
         parts = self._parts
         if parts.steps_locally:
             return {"sync": parts.sync, "sync_options": local_options(parts.compression, parts.inner_steps)}
@@ -151,18 +152,18 @@ class _Training:
         return {"compression": compression, "scale_lr": parts.scale_lr}
 
     def _has_ended(self, kept: Checkpoint) -> bool:
-        """Whether a resumed run has already trained all of its epochs, or was ended early."""
+        """Return whether a resumed run has already trained all of its epochs, or was ended early."""
         most = self._arguments["max_epochs"]
         had = most is not None and 0 <= most <= len(kept.history)
         return had or self.progress.is_over or bool(kept.state["ended"])
 
     def numbers(self) -> Any:
-        """The state to return: of the best epoch if `restore_best` is set, else of the last."""
+        """Return the state to return: of the best epoch if `restore_best` is set, else of the last."""
         return self.progress.best or self._inside.state_dict()
 
     @property
     def _inside(self) -> Any:
-        """The user's module."""
+        """Return the user's module."""
         return self.module if self._parts.plain is None else self.module.model
 
     def fit_starts(self, trainer: Any) -> None:
@@ -181,12 +182,13 @@ class _Training:
         seed_generators(self._seed, int(trainer.current_epoch))
 
     def _begin_steps(self, done: int) -> None:
-        """An epoch begins, or continues after some batches."""
+        """Begin an epoch, or continue it after some batches."""
         self._round.reach(len(self.progress.history), done)
         self._checkpoints.begin_epoch(self._watch.validations)
 
     def _between_batches(self, done: int) -> None:
-        """`done` batches of the epoch are done, with their hooks and validations, and no other has begun. Collective.
+        """Handle the moment after `done` batches of the epoch, with their hooks and validations, before the next.
+        Collective.
 
         Writes a checkpoint if one is due, or continues from one.
         """
@@ -208,7 +210,7 @@ class _Training:
             add_logged_values(trainer, self._logged)
 
     def epoch_ends(self, trainer: Any) -> None:
-        """The epoch ends: what was logged before the checkpoint alone belongs to it."""
+        """End the epoch: what was logged before the checkpoint alone belongs to it."""
         self._add_logged(trainer)
         log_earlier_values(self.module, self._logged)
         self._logged = {}
@@ -231,7 +233,7 @@ class _Training:
             self._round.let_join(self._checkpoints.saver)
 
     def _entry(self, trainer: Any) -> dict[str, Any]:
-        """An epoch's entry in the history. A collective."""
+        """Return an epoch's entry in the history. A collective."""
         result = logged(trainer.callback_metrics)
         entry: dict[str, Any] = {"epoch": len(self.progress.history)}
         for part, names in (("train", ("train_loss", "loss")), ("validation", ("val_loss",))):

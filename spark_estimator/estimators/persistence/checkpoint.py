@@ -58,7 +58,7 @@ class TrainingProgress:
     best: Any = None
 
     def add(self, entry: dict[str, Any], numbers: Callable[[], Any]) -> None:
-        """Counts an epoch.
+        """Count an epoch.
 
         Args:
             numbers: gives a copy of the model's.
@@ -69,12 +69,12 @@ class TrainingProgress:
 
     @property
     def is_over(self) -> bool:
-        """Whether it shall end before its last epoch."""
+        """Return whether the training shall end before its last epoch."""
         return self.patience is not None and len(self.history) - 1 - self._best_epoch() >= self.patience
 
     @staticmethod
     def watched(entry: dict[str, Any]) -> float:
-        """The loss by which epochs are compared: that of validation, if there is one."""
+        """Return the loss by which epochs are compared: that of validation, if there is one."""
         loss: float = entry.get("validation", entry["train"])["loss"]
         return loss
 
@@ -112,13 +112,13 @@ class CheckpointFormat(Protocol):
     """How a framework writes a file of tensors and plain values, and reads one without running code from it."""
 
     def stream(self, content: dict[str, Any]) -> io.BytesIO:
-        """The file."""
+        """Return the file."""
 
     def unpacked(self, content: bytes) -> dict[str, Any]:
-        """The chunks that were passed to `stream`."""
+        """Return the content that was passed to `to_stream`."""
 
     def why(self, error: Exception) -> str:
-        """An error of `unpacked` in a line."""
+        """Return an error of `unpack` in a line."""
 
 
 class Saver:
@@ -140,7 +140,7 @@ class Saver:
         self._has_reported_skipping = False
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Has it written; nothing without a store.
+        """Start writing a checkpoint; do nothing without a store.
 
         Raises:
             DataError: earlier ones could not be written; the one before is there still.
@@ -179,7 +179,7 @@ class Saver:
             )
 
     def wait(self) -> None:
-        """Returns when the last one is complete or has failed. Raises as `save`."""
+        """Wait until the last one is complete or has failed. Raise as `save` does."""
         if self._files is not None:
             self._account(self._files.wait())
 
@@ -199,7 +199,7 @@ class Saver:
             self._files = None
 
     def _account(self, reports: Sequence[Report]) -> None:
-        """Counts what was written and what was lost."""
+        """Count what was written and what was lost."""
         for report in reports:
             if not report.error:
                 self._lost = self._lost if report.note else 0
@@ -223,7 +223,7 @@ def _write(store: Store, fence: run_lease.Fence | None, path: str, content: byte
 
 
 def schedule_of(spec: TrainSpec) -> Schedule | None:
-    """When there is a checkpoint within an epoch; None: never."""
+    """Return the schedule of checkpoints within an epoch; None: there are none."""
     if not spec.checkpoints_within:
         return None
     seconds = spec.checkpoint_seconds
@@ -235,7 +235,7 @@ def _first_clock() -> float:
 
 
 def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpoint | None:
-    """The store's checkpoint of this run, as rank 0 reads it; None if there is none. A collective.
+    """Return the store's checkpoint of this run, as rank 0 reads it; None if there is none. A collective.
 
     From then on no earlier attempt writes.
 
@@ -307,7 +307,7 @@ def _no_checkpoint(spec: TrainSpec, flaw: str) -> str:
 
 
 def discard_partials(spec: TrainSpec) -> None:
-    """Removes what a process that was killed while it wrote has left beside the run's files in the store."""
+    """Remove what a process that was killed while it wrote has left beside the run's files in the store."""
     if isinstance(spec.store, FilesystemStore):
         # Nothing hangs on them: what cannot be removed stays.
         with contextlib.suppress(Exception):
@@ -315,7 +315,7 @@ def discard_partials(spec: TrainSpec) -> None:
 
 
 def line_of(entry: dict[str, Any], epochs: int) -> str:
-    """An epoch in one line."""
+    """Return an epoch in one line."""
     parts = [f"epoch {entry['epoch'] + 1}/{epochs}"]
     for name in ("train", "validation"):
         if name in entry:

@@ -30,7 +30,7 @@ def write(
     dump: Callable[[dict[str, Any], Path], None],
     pickled: Callable[[Any], object] = cloudpickle.dumps,
 ) -> None:
-    """Puts an estimator's files into a new folder.
+    """Put an estimator's files into a new folder.
 
     Args:
         objects: the parameters that JSON does not hold.
@@ -59,7 +59,7 @@ def write(
 def load(
     kind: type[_Estimator], folder: Path, objects: Sequence[str], read: Callable[[Manifest], Any], *, trust: bool
 ) -> _Estimator:
-    """The estimator that a folder holds.
+    """Return the estimator that a folder holds.
 
     Args:
         objects: as of `write`.

@@ -27,7 +27,7 @@ _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 @contextmanager
 def trust_files() -> Iterator[None]:
-    """Inside of this block, estimators and models are loaded with code that their files name: ``trust=True`` for all.
+    """Load, inside of this block, estimators and models with code that their files name: ``trust=True`` for all.
 
     It holds in the thread that has entered it. Only for files from a source that you trust to run code here::
 
@@ -42,7 +42,7 @@ def trust_files() -> Iterator[None]:
 
 
 def is_trusted(trust: bool) -> bool:
-    """Whether what could run code may be opened."""
+    """Return whether what could run code may be opened."""
     return trust or _trusted.get()
 
 
@@ -68,7 +68,7 @@ def is_local(path: str) -> bool:
 
 
 def local_path(path: str) -> Path:
-    """A folder of this machine's file system, Databricks' ``dbfs:/`` and ``file:`` included.
+    """Return a folder of this machine's file system, Databricks' ``dbfs:/`` and ``file:`` included.
 
     Raises:
         TypeError: `path` is neither text nor a path.

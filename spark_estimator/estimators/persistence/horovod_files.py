@@ -35,7 +35,7 @@ class HorovodFile:
 
     @classmethod
     def at(cls, folder: Path) -> HorovodFile | None:
-        """The content of a folder; None: nothing of Horovod's."""
+        """Return the content of a folder; None: nothing of Horovod's."""
         metadata = folder / "metadata"
         parts = sorted(metadata.glob("part-*")) if metadata.is_dir() else [metadata]
         try:
@@ -48,7 +48,7 @@ class HorovodFile:
             return None
 
     def values(self, kind: str, *, trust: bool) -> dict[str, Any]:
-        """The parameters that are not None, by name. A model of TorchScript is a stream.
+        """Return the parameters that are not None, by name. A model of TorchScript is a stream.
 
         Args:
             kind: the class that is to be loaded, without its module.

@@ -26,7 +26,7 @@ _FORMAT = 3
 
 
 def write_manifest(folder: Path, instance: Params, details: dict[str, Any]) -> None:
-    """Writes Spark's metadata and the manifest. To be called last, when all other files are there.
+    """Write Spark's metadata and the manifest. To be called last, when all other files are there.
 
     Args:
         details: further keys.
@@ -52,7 +52,9 @@ def write_manifest(folder: Path, instance: Params, details: dict[str, Any]) -> N
 
 
 def public_path(kind: type) -> str:
-    """The path that Spark ML imports a class from: the public one of our classes, which stays when modules move."""
+    """Return the path that Spark ML imports a class from: the public one of our classes, which stays when modules
+    move.
+    """
     path: str = vars(kind).get("_public_path", f"{kind.__module__}.{kind.__qualname__}")
     return path
 
@@ -101,7 +103,7 @@ class Manifest:
         )
 
     def value(self, key: str, right: Callable[[Any], bool], words: str) -> Any:
-        """The value of a key.
+        """Return the value of a key.
 
         Args:
             right: whether a value is as it has to be.
@@ -117,7 +119,7 @@ class Manifest:
         return self._content[key]
 
     def optional(self, key: str, default: Any) -> Any:
-        """The value of a key that not every folder has.
+        """Return the value of a key that not every folder has.
 
         Args:
             default: the value where the key is missing; a value of another type is an error.
@@ -127,20 +129,20 @@ class Manifest:
         return self.value(key, lambda value: isinstance(value, type(default)), f"of type {type(default).__name__}")
 
     def broken(self, key: str, flaw: str) -> DataError:
-        """An error about the value of a key."""
+        """Return an error about the value of a key."""
         return DataError(f"{self.folder / MANIFEST_FILE} is broken: {key!r} {flaw.rstrip('.')}.")
 
     @property
     def files(self) -> list[str]:
-        """The files that were written with it."""
+        """Return the files that were written with it."""
         return sorted(self._digests)
 
     def has(self, name: str) -> bool:
-        """Whether a file was written."""
+        """Return whether a file was written."""
         return name in self._digests
 
     def file(self, name: str) -> Path:
-        """A file that was written with it, and is as it was.
+        """Return a file that was written with the manifest, and is unchanged.
 
         Raises:
             DataError: it is not, or it is not there.
@@ -149,7 +151,7 @@ class Manifest:
         return self.folder / name
 
     def content(self, name: str) -> bytes:
-        """The bytes of a file that was written with it, read once: what is checked is what is used.
+        """Return the bytes of a file that was written with the manifest, read once: what is checked is what is used.
 
         Raises:
             DataError: it is not as it was, or it is not there.
@@ -179,12 +181,12 @@ class Manifest:
 
 
 def is_text(value: Any) -> bool:
-    """Whether JSON has a text, with something in it."""
+    """Return whether JSON has a text, with something in it."""
     return isinstance(value, str) and bool(value)
 
 
 def _is_name(name: str) -> bool:
-    """Whether it is the name of a file in a folder, and of none elsewhere."""
+    """Return whether it is the name of a file in a folder, and of none elsewhere."""
     return name not in ("", ".", "..") and "/" not in name
 
 

@@ -31,7 +31,7 @@ _UNITS = {"": 20, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def check_room(spark: SparkSession, model_bytes: int, store: Store | None) -> None:
-    """Refuses a training whose model could not be returned to the driver.
+    """Raise PreflightError if the trained model could not be returned to the driver.
 
     Args:
         model_bytes: size of its weights.
@@ -65,13 +65,13 @@ def driver_memory(spark: SparkSession) -> int | None:
 
 
 def parsed_memory(text: str) -> int | None:
-    """Bytes of an amount as Spark writes it: ``512m``, ``4g``; without a unit MiB. None for other text."""
+    """Return the bytes of an amount as Spark writes it: ``512m``, ``4g``; without a unit MiB. None for other text."""
     match = re.fullmatch(r"\s*(\d+)\s*([bkmgt]?)b?\s*", text.lower())
     return None if match is None else int(match[1]) << _UNITS[match[2]]
 
 
 def put(store: Store, run_id: str, content: bytes, name: str, fence: Fence | None = None) -> tuple[str, str]:
-    """On rank 0: writes the model into the store, whole or not at all.
+    """Write the model into the store on rank 0, whole or not at all.
 
     Args:
         fence: of the attempt; None: nothing is kept of the run.
@@ -99,7 +99,7 @@ def put(store: Store, run_id: str, content: bytes, name: str, fence: Fence | Non
 
 
 def taken(store: Store, path: str, digest: str) -> bytes:
-    """On the driver: the bytes that `put` has written.
+    """Return, on the driver, the bytes that `put` has written.
 
     Raises:
         DataError: the file is missing, or is not the one that `put` has written.

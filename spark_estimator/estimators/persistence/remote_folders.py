@@ -300,7 +300,7 @@ def readable_folder(path: str) -> Iterator[Path]:
     """Yield a saved folder as a path of this machine's: itself, or a private copy until the end of the block.
 
     Raises:
-        TypeError, DataError: as `folder_at`; or it cannot be read.
+        TypeError, DataError: as `find_folder`; or it cannot be read.
     """
     folder = folder_at(path)
     if isinstance(folder, Path):

@@ -20,12 +20,12 @@ class LostPlace:
 
 
 def line_of_loss(run_id: str, lost: LostPlace) -> str:
-    """The log line of a training that has lost a rank before it had a checkpoint."""
+    """Return the log line of a training that has lost a rank before it had a checkpoint."""
     return f"run {run_id!r} begins again, without a checkpoint: {lost}"
 
 
 def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool, lost: LostPlace | None = None) -> str:
-    """The log line of a run that resumes.
+    """Return the log line of a run that resumes.
 
     Args:
         epochs: it shall have.
@@ -50,10 +50,10 @@ def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool, l
 
 
 def warning_of(spec: TrainSpec, kept: Checkpoint, epochs: int, ranks: int) -> str:
-    """The warning about a run that has resumed; empty where all is as the parameters ask for.
+    """Return the warning about a run that has resumed; empty if all is as the parameters ask for.
 
     Args:
-        kept: the checkpoint.
+        checkpoint: from which it has resumed.
         epochs: that the run has at its end.
         ranks: of this training.
     """

@@ -16,10 +16,10 @@ _FIELD = re.compile(r"Field\(names=(?P<names>\(.*?\)), .*dtype='(?P<dtype>\w+)',
 
 
 def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
-    """The parameters that do not depend on the framework.
+    """Return the parameters that do not depend on the framework.
 
-    Those that may change in a resumed run are not among them: more epochs, patience, another number of ranks. The seed
-    is not, either: a run resumes with the seed of its checkpoint.
+    Those that may change in a resumed run are not among them: more epochs, patience, another number of ranks. The
+    seed is not, either: a run resumes with the seed of its checkpoint.
 
     Args:
         checksums: [fields] of all ranks' rows.
@@ -39,12 +39,12 @@ def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
 
 
 def without_values(identity: Identity) -> Identity:
-    """An identity of any rows with the same columns."""
+    """Return an identity of any rows with the same columns."""
     return {what: [line for line in lines if not line.startswith("checksums ")] for what, lines in identity.items()}
 
 
 def differences(theirs: Identity, ours: Identity) -> list[str]:
-    """A line for each thing in which a checkpoint is another training's; none where it is the same one's."""
+    """Return a line for each thing in which a checkpoint is another training's; none if it is the same one's."""
     result = []
     for what in {**ours, **theirs}:
         pairs = zip_longest(theirs.get(what, []), ours.get(what, []), fillvalue="nothing")
@@ -58,7 +58,7 @@ def differences(theirs: Identity, ours: Identity) -> list[str]:
 
 
 def _readable(line: str) -> str:
-    """A line in the words of messages."""
+    """Return a line in the words of messages."""
     if line.startswith("checksums "):
         return f"values with the {line}"
     field = _FIELD.match(line)
@@ -69,5 +69,5 @@ def _readable(line: str) -> str:
 
 
 def name_of(value: Any) -> str:
-    """The qualified name of a function, or of an object's class, without its module."""
+    """Return the qualified name of a function, or of an object's class, without its module."""
     return str(getattr(value, "__qualname__", type(value).__qualname__)) if value is not None else "none"

@@ -55,7 +55,7 @@ class SupersededError(DataError):
 
 
 def new_owner() -> str:
-    """A name for one fit, which no other has."""
+    """Return a name for one fit, which no other has."""
     return secrets.token_hex(8)
 
 
@@ -64,9 +64,10 @@ def new_owner() -> str:
 
 @contextmanager
 def held(spec: TrainSpec) -> Iterator[None]:
-    """Holds the lease of a run inside of the block.
+    """Hold the lease of a run inside of the block.
 
-    There is none where nothing is kept, or in a store that this driver can't read or write: that is the ranks' alone.
+    There is none where nothing is kept, or in a store that this driver can't read or write: that is the ranks'
+    alone.
 
     Raises:
         PreflightError: another driver holds it; the text names the driver and what to do.
@@ -98,7 +99,7 @@ class _Lease:
         self._since = _now()
 
     def take(self) -> bool:
-        """Writes it. False: this driver has no access to the store."""
+        """Write the lease. Return False if this driver has no access to the store."""
         try:
             content = _read(self._store, self._path)
         except Exception as error:  # each kind of store has its own errors
@@ -114,7 +115,9 @@ class _Lease:
         return True
 
     def _watch(self, content: bytes) -> None:
-        """Returns when a lease has not been renewed for `STALE_AFTER`. Raises when it is, or its holder lives here."""
+        """Wait until a lease has not been renewed for `STALE_AFTER`. Raise if it is renewed, or its holder lives
+        here.
+        """
         fields: dict[str, Any] | None = _fields(content)
         assert fields is not None
         if not _is_here(fields):
@@ -131,7 +134,7 @@ class _Lease:
             )
 
     def _renewed(self, content: bytes) -> dict[str, Any] | None:
-        """A lease's content once it is renewed; None: it was not renewed in time, or was released."""
+        """Return a lease's content once it is renewed; None: it was not renewed in time, or was released."""
         until = time.monotonic() + STALE_AFTER.total_seconds()
         while time.monotonic() < until:
             time.sleep(_WATCHED_EVERY.total_seconds())
@@ -156,7 +159,7 @@ class _Lease:
         self._store.write(self._path, json.dumps(fields).encode())
 
     def renew_until(self, ended: threading.Event) -> None:
-        """Renews it until the event; stops when another driver has taken it."""
+        """Renew the lease until the event; stop when another driver has taken it."""
         while not ended.wait(RENEWED_EVERY.total_seconds()):
             try:
                 content = _read(self._store, self._path)
@@ -169,7 +172,7 @@ class _Lease:
                 _log.warning("the lease %s cannot be renewed: %s", self._path, error)
 
     def release(self) -> None:
-        """Removes it, unless it is another driver's by now."""
+        """Remove the lease, unless it is another driver's by now."""
         with contextlib.suppress(Exception):
             content = _read(self._store, self._path)
             if content is None or _fields(content).get("owner") != self._owner:
@@ -181,14 +184,14 @@ class _Lease:
 
 
 def _is_over(fields: dict[str, Any]) -> bool:
-    """Whether a lease is free, as far as this host knows without waiting."""
+    """Return whether a lease is free, as far as this host knows without waiting."""
     if not fields.get("owner"):
         return True
     return _is_here(fields) and fields.get("started") != _start_of(int(fields.get("pid") or 0))
 
 
 def _is_here(fields: dict[str, Any]) -> bool:
-    """Whether this process can see whether the holder lives."""
+    """Return whether this process can see whether the holder lives."""
     return bool(_place()) and fields.get("place") == _place()
 
 
@@ -212,13 +215,13 @@ class Fence:
 
     @classmethod
     def of(cls, spec: TrainSpec) -> Fence | None:
-        """That of this process; None where nothing is kept."""
+        """Return the fence of this process; None if nothing is kept."""
         if spec.store is None or spec.checkpoint_path is None:
             return None
         return cls(spec.store, spec.run_id, spec.owner, int(os.environ.get(ATTEMPT_VARIABLE) or 1))
 
     def take(self) -> None:
-        """Keeps all earlier attempts from writing.
+        """Keep all earlier attempts from writing.
 
         Raises:
             SupersededError: this is an earlier one itself, or another driver has the run.
@@ -240,7 +243,7 @@ class Fence:
             ) from error
 
     def check(self) -> None:
-        """To be called right before a file of the run is put in place.
+        """Check the fence, right before a file of the run is put in place.
 
         Raises:
             SupersededError: another attempt has taken the fence.
@@ -275,7 +278,7 @@ class Fence:
 
 
 def write(store: Store, path: str, content: bytes, fence: Fence | None) -> None:
-    """Puts a file of a run in place unless another attempt has taken the fence. Raises as `Fence.check`."""
+    """Put a file of a run in place unless another attempt has taken the fence. Raise as `Fence.check` does."""
     if fence is None:
         store.write(path, content)
     elif isinstance(store, FilesystemStore) and type(store).write is FilesystemStore.write:
@@ -300,7 +303,7 @@ def _read(store: Store, path: str) -> bytes | None:
 
 
 def _fields(content: bytes) -> dict[str, Any]:
-    """The content of a lease or a fence; empty if the file is not one."""
+    """Return the content of a lease or a fence; empty if the file is not one."""
     try:
         result = json.loads(content)
     except ValueError:
@@ -314,7 +317,7 @@ def _holder(fields: dict[str, Any]) -> str:
 
 
 def _this_process() -> dict[str, Any]:
-    """Identifies this process as the owner of a fence, also for the process that writes for it."""
+    """Identify this process as the owner of a fence, also for the process that writes for it."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid), "place": _place()}
 
@@ -335,7 +338,7 @@ def _user() -> str:
 
 
 def _place() -> str:
-    """Equal in two processes that can see each other's process ids; '' if the system does not provide it."""
+    """Return a text that is equal in two processes that can see each other's process ids; '' if the system has none."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -343,7 +346,7 @@ def _place() -> str:
 
 
 def _start_of(pid: int) -> str:
-    """When a process was started, in the kernel's ticks; '' if the process does not exist."""
+    """Return when a process was started, in the kernel's ticks; '' if the process does not exist."""
     with contextlib.suppress(OSError):
         # The name in parentheses may contain anything.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]

@@ -29,7 +29,7 @@ class FolderWriter(MLWriter):
         self._write = write
 
     def save(self, path: str) -> None:
-        """Writes the folder: all of it, or nothing. A crash at any moment leaves the previous folder or the new one.
+        """Write the folder: all of it, or nothing. A crash at any moment leaves the previous folder or the new one.
 
         Args:
             path: as for Spark ML: without a scheme it is on the session's default file system.
@@ -62,5 +62,5 @@ class FolderReader(MLReader[Any]):
         self._load = load
 
     def load(self, path: str) -> Any:
-        """As the class's own load(path)."""
+        """Load as the class's own load(path) does."""
         return self._load(path)

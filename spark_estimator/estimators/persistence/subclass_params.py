@@ -25,7 +25,7 @@ _PLAIN, _PICKLED = "subclass_params", "subclass_objects"
 
 
 def write_subclass(instance: TableParams, folder: Path) -> dict[str, Any]:
-    """Writes the parameters that are not in the tables, and returns what `write_manifest` has to hold.
+    """Write the parameters that are not in the tables, and return what `write_manifest` has to hold.
 
     Raises:
         DataError: a value can't be pickled.
@@ -54,7 +54,7 @@ def write_subclass(instance: TableParams, folder: Path) -> dict[str, Any]:
 
 
 def new_instance(kind: type[_Instance], base: type[Any], **keywords: Any) -> _Instance:
-    """An object of a class, by the constructor of one of its base classes.
+    """Return an object of a class, by the constructor of one of its base classes.
 
     Args:
         base: this package's class, whose constructor and those that follow it are called.
@@ -66,7 +66,7 @@ def new_instance(kind: type[_Instance], base: type[Any], **keywords: Any) -> _In
 
 
 def restore_subclass(instance: TableParams, manifest: Manifest, *, trust: bool) -> None:
-    """Sets the parameters that `write_subclass` has written.
+    """Set the parameters that `write_subclass` has written.
 
     Raises:
         DataError: one needs trust, or is damaged.
@@ -94,7 +94,7 @@ def _set(instance: TableParams, values: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON preserves the value."""
+    """Return whether JSON preserves the value."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):

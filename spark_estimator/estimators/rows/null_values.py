@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def measured_in_frame(frame: DataFrame, columns: Columns) -> Columns:
-    """The columns with the statistics of a DataFrame's rows.
+    """Return the columns with the statistics of a DataFrame's rows.
 
     Rows for validation that a column marks do not count, nor rows that are dropped.
 
@@ -51,7 +51,8 @@ def measured_in_frame(frame: DataFrame, columns: Columns) -> Columns:
 
 
 def measured_in_files(files: DataFiles, columns: Columns) -> Columns:
-    """The same for Parquet files, which this process reads; it keeps the columns with a median in memory.
+    """Return what `measure_frame` does for Parquet files, which this process reads; it keeps the columns with a
+    median in memory.
 
     Raises:
         DataError: a column has no number.
@@ -81,7 +82,7 @@ def _features(columns: Columns) -> list[Readable]:
 
 
 def _with(columns: Columns, values: Mapping[str, float | None]) -> Columns:
-    """The columns with the numbers that replace nulls; a whole number in a column of whole numbers."""
+    """Return the columns with the numbers that replace nulls; a whole number in a column of whole numbers."""
     numbers: dict[str, float] = {}
     for feature in _features(columns):
         value = values[feature.name]

@@ -52,7 +52,7 @@ class RowRequest:
 
     @classmethod
     def of(cls, value: Callable[[str], Any], validation: float | str | None, *, separate: bool = False) -> RowRequest:
-        """The request that an estimator's parameters make.
+        """Return the request that an estimator's parameters make.
 
         Args:
             value: returns a parameter by its name.
@@ -85,7 +85,7 @@ class RowRequest:
         )
 
     def check_categories(self, features: Sequence[str]) -> None:
-        """Refuses categories of columns that are not features.
+        """Raise DataError for categories of columns that are not features.
 
         Raises:
             DataError: the text names the column.
@@ -104,7 +104,7 @@ class RowRequest:
                 )
 
     def check_shared(self, columns: Sequence[Readable]) -> None:
-        """Refuses columns of texts and of numbers that share their ids.
+        """Raise DataError for columns of texts and of numbers that share their ids.
 
         Args:
             columns: that become tensors.
@@ -123,7 +123,8 @@ class RowRequest:
                     )
 
     def check_nulls(self, columns: Sequence[Readable]) -> None:
-        """Refuses a policy of a column that is not read, and a replacement that an integer column cannot hold.
+        """Raise DataError for a policy of a column that is not read, and a replacement that an integer column cannot
+        hold.
 
         Args:
             columns: those that become tensors.
@@ -156,7 +157,9 @@ class RowRequest:
                 )
 
     def statistics(self, features: Sequence[Readable]) -> dict[str, str]:
-        """'mean' or 'median', by the features whose nulls it replaces: for all columns, those that hold numbers."""
+        """Return 'mean' or 'median', by the features whose nulls it replaces: for all columns, those that hold
+        numbers.
+        """
         named = [column.name for column in features if _holds_numbers(column) and column.name not in self.encoders]
         policies = {name: policy_of(self.nulls, name) for name in named}
         return {name: str(policy) for name, policy in policies.items() if policy in STATISTICS}

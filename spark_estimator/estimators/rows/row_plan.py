@@ -79,15 +79,15 @@ def plan_frame(
     limited: bool = False,
     spare_store: Any = None,
 ) -> RowPlan:
-    """The plan for a DataFrame's rows.
+    """Plan a DataFrame's rows.
 
     Args:
         trial: runs the framework's model.
-        read_files, store, size, limited, spare_store: as in `frame_source`.
+        read_files, store, size, limited, spare_store: as in `choose_source`.
 
     Raises:
-        DataError: a column is missing, cannot be trained on or does not fit the model; there are no rows; or they could
-            not be written to the store.
+        DataError: a column is missing, cannot be trained on or does not fit the model; there are no rows; or they
+            could not be written to the store.
     """
     sample = sample_frame(frame, replace(request, by_name=trial.by_name))
     fields = fitting_fields(sample, trial, request.ragged.input_shapes)
@@ -108,7 +108,7 @@ def plan_frame(
 
 
 def plan_files(files: DataFiles, validation: DataFiles | None, request: RowRequest, trial: Trial) -> RowPlan:
-    """The plan for the rows of Parquet files in a store.
+    """Plan the rows of Parquet files in a store.
 
     Args:
         validation: files with the rows for validation; None: there are none.
@@ -127,5 +127,5 @@ def plan_files(files: DataFiles, validation: DataFiles | None, request: RowReque
 
 
 def _share_of_ranks(request: RowRequest, columns: Columns) -> float:
-    """`RowPlan.held_share`: where rows are marked as they are read, none."""
+    """Return `RowPlan.held_share`: none if rows are marked as they are read."""
     return 0.0 if columns.encoder.held_share else request.held_share

@@ -1,6 +1,7 @@
 """The source of a training's rows: Spark's tasks, or files that the ranks read without Spark.
 
-On the driver `frame_source` chooses one and logs which. On a rank `rank_rows` is the same call for both.
+On the driver `choose_source` chooses one and logs which. On a rank `read_rank_rows` is the same call for
+both.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def frame_source(
     limited: bool = False,
     spare_store: Any = None,
 ) -> RowSource:
-    """The source of a DataFrame's rows: files if it only reads files, or is materialized; else Spark's tasks.
+    """Return the source of a DataFrame's rows: files if it only reads files, or is materialized; else Spark's tasks.
 
     Args:
         read_files: False: never read a DataFrame's own files.
@@ -88,7 +89,7 @@ def frame_source(
 
 
 def files_source(files: DataFiles, validation: DataFiles | None, columns: Columns) -> RowSource:
-    """Data that was prepared in a store.
+    """Return data that was prepared in a store.
 
     Args:
         validation: files with the rows for validation; None: there are none.
@@ -105,7 +106,7 @@ def files_source(files: DataFiles, validation: DataFiles | None, columns: Column
 
 
 def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
-    """On a rank: its rows, before `balanced` evens out the ranks.
+    """Return a rank's rows, before `balanced` evens out the ranks.
 
     Returns:
         The rows to train on, and those for validation that a column marks or that are in separate files.

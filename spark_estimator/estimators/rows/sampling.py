@@ -63,23 +63,25 @@ class Columns:
 
     @property
     def reading(self) -> RowEncoder:
-        """The encoder where the columns are read."""
+        """Return the preparation where the columns are read."""
         return self.encoder if self.kept is None else self.kept
 
     @property
     def held_reading(self) -> RowEncoder:
-        """The encoder where columns of files are read whose rows are all for validation."""
+        """Return the preparation where columns of files are read whose rows are all for validation."""
         apart = self.kept is None and not self.encoder.transforms_marked
         return self.encoder.untransformed if apart else self.reading
 
     @property
     def fed(self) -> tuple[Readable, ...]:
-        """The columns that become tensors, in the order of ``c0``, ``c1`` and so on: features, labels, weight."""
+        """Return the columns that become tensors, in the order of ``c0``, ``c1`` and so on: features, labels,
+        weight.
+        """
         return (*self.features, *self.labels, *((self.weight,) if self.weight else ()))
 
     @property
     def uncounted(self) -> list[Uncounted]:
-        """The encoders whose vocabularies are the most frequent values of the rows, which are not known yet."""
+        """Return the encoders whose vocabularies are the most frequent values of the rows, which are not known yet."""
         return [encoder for encoder in self.encoder.categories.values() if isinstance(encoder, Uncounted)]
 
     def with_categories(self, categories: Mapping[str, CategoryEncoder]) -> Columns:
@@ -113,7 +115,7 @@ class RowSample:
 
 
 def sample_frame(frame: DataFrame, request: RowRequest) -> RowSample:
-    """Finds the columns of a DataFrame and collects its first rows by a small Spark job; a second one measures arrays.
+    """Find the columns of a DataFrame and collect its first rows by a small Spark job; a second one measures arrays.
 
     Raises:
         DataError: a column is missing or cannot be trained on, or there are no rows.
@@ -122,7 +124,7 @@ def sample_frame(frame: DataFrame, request: RowRequest) -> RowSample:
 
 
 def sample_files(files: DataFiles, request: RowRequest) -> RowSample:
-    """The same for Parquet files, which this process reads; no job is run.
+    """Find the columns of Parquet files, which this process reads, and their first rows; no job is run.
 
     Raises:
         DataError: as `sample_frame`, or the files' columns differ.
@@ -183,7 +185,7 @@ def _sample(source: UntransformedSource, request: RowRequest) -> RowSample:
 
 
 def _names(schema: Schema, request: RowRequest) -> tuple[list[str], list[str]]:
-    """The columns that become tensors, and those of them that are features by default.
+    """Return the columns that become tensors, and those of them that are features by default.
 
     Raises:
         DataError: there is no feature.
@@ -201,7 +203,7 @@ def _names(schema: Schema, request: RowRequest) -> tuple[list[str], list[str]]:
 
 
 def _column(schema: Schema, name: str, *, by_default: bool) -> Readable:
-    """A column; `by_default`: it is a feature because feature_cols is not set, which an error mentions."""
+    """Return a column; `by_default`: it is a feature because feature_cols is not set, which an error mentions."""
     try:
         return schema.column(name)
     except DataError as error:
@@ -213,7 +215,7 @@ def _column(schema: Schema, name: str, *, by_default: bool) -> Readable:
 
 
 def _marker(schema: Schema, name: str | None) -> Readable | None:
-    """The column that marks rows for validation; None without.
+    """Return the column that marks rows for validation; None without.
 
     Raises:
         DataError: the column does not exist, or its type cannot hold 0 and 1.
@@ -226,7 +228,7 @@ def _marker(schema: Schema, name: str | None) -> Readable | None:
 
 
 def check_marker(name: str, kind: str) -> None:
-    """Raises DataError if a column's Spark type cannot mark rows for validation."""
+    """Raise DataError if a column's Spark type cannot mark rows for validation."""
     if kind not in _MARKER_KINDS:
         raise DataError(
             f"validation={name!r}: the column has type {kind}. It must be boolean, or an integer column of 0 and 1."

@@ -36,7 +36,7 @@ class Fields:
 
     @property
     def all(self) -> tuple[Field, ...]:
-        """In the order of the columns."""
+        """Return the fields in the order of the columns."""
         return (*self.inputs, *self.labels, *((self.weight,) if self.weight else ()))
 
     def matrices(self, rows: pyarrow.RecordBatch) -> list[Array]:
@@ -74,10 +74,10 @@ class Trial(Protocol):
     by_name: bool
 
     def positional(self) -> tuple[int, float]:
-        """The least and the most inputs of the model."""
+        """Return the least and the most inputs of the model."""
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
-        """One step of a copy of the model on the first rows.
+        """Run one step of a copy of the model on the first rows.
 
         Returns:
             [labels] how many values it gives for a row.
@@ -94,10 +94,10 @@ _COMBINATIONS = 16
 
 
 def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Sequence[int]] | None) -> Fields:
-    """The fields with which the model, and the losses, work.
+    """Return the fields with which the model, and the losses, work.
 
-    Integer features are tried as int64, then as float32; labels as the column's type, then as the other of the two
-    (StringIndexer writes class numbers as doubles; BCELoss wants 0 and 1 as floats).
+    Integer features are tried as int64, then as float32; labels as the column's type, then as the other of the
+    two (StringIndexer writes class numbers as doubles; BCELoss wants 0 and 1 as floats).
 
     Args:
         input_shapes: of each input, starting with -1; None: inferred.
@@ -170,7 +170,7 @@ def _run(trial: Trial, rows: pyarrow.RecordBatch, fields: Fields, choices: Seque
 
 
 def _fields_by_name(sample: RowSample, trial: Trial) -> Fields:
-    """One field for each name that a function of rows has returned, in the type of its values."""
+    """Return one field for each name that a function of rows has returned, in the type of its values."""
     inputs = []
     for number, (column, width) in enumerate(zip(sample.columns.features, sample.widths, strict=True)):
         kind = sample.rows.schema.field(f"c{number}").type
@@ -182,7 +182,7 @@ def _fields_by_name(sample: RowSample, trial: Trial) -> Fields:
 
 
 def class_error(column: str, label: int, classes: int) -> DataError:
-    """The error for a class number that the model has no output for."""
+    """Return the error for a class number that the model has no output for."""
     return DataError(
         f"column {column!r} contains class {label}, but the model's output has {classes} classes, numbered from 0. "
         "Give the model one output per class, or renumber the classes (pyspark.ml.feature.StringIndexer)."
@@ -190,7 +190,7 @@ def class_error(column: str, label: int, classes: int) -> DataError:
 
 
 def not_finite(rows: pyarrow.RecordBatch, fields: Fields) -> str:
-    """Names a column whose first rows hold NaN or infinity; empty without one."""
+    """Return a column whose first rows hold NaN or infinity; empty without one."""
     for field, matrix in zip(fields.all, fields.matrices(rows), strict=True):
         for row in matrix:
             if row.dtype.kind == "f" and not all(map(math.isfinite, row.tolist())):
@@ -199,7 +199,7 @@ def not_finite(rows: pyarrow.RecordBatch, fields: Fields) -> str:
 
 
 def _not_finite_value(field: Field, row: list[float]) -> str:
-    """The column of a row's first value that is not finite."""
+    """Return the column of a row's first value that is not finite."""
     index, value = next((index, value) for index, value in enumerate(row) if not math.isfinite(value))
     for name, width in zip(field.names, field.widths, strict=True):
         if index < width:
@@ -215,7 +215,7 @@ def _not_finite_value(field: Field, row: list[float]) -> str:
 def _inputs(
     sample: RowSample, trial: Trial, shapes: Sequence[Sequence[int]] | None
 ) -> list[tuple[list[int], tuple[int, ...] | None]]:
-    """The columns of each input, and its shape if input_shapes has it."""
+    """Return the columns of each input, and its shape if input_shapes has it."""
     count = len(sample.columns.features)
     alone = [[number] for number in range(count)]
     together = [list(range(count))]
@@ -264,7 +264,7 @@ def _input_fields(
 
 
 def _label_fields(sample: RowSample, position: int, floating: str) -> list[Field]:
-    """The types in which a loss may want a label, the most likely first."""
+    """Return the types in which a loss may want a label, the most likely first."""
     number = len(sample.columns.features) + position
     column, width = sample.columns.labels[position], sample.widths[number]
     shape = column.shape or ((width,) if column.is_array else ())
@@ -297,7 +297,7 @@ def _field(
 
 
 def dates_of(columns: Sequence[Readable]) -> tuple[bool, ...]:
-    """`Field.dates` of some columns."""
+    """Return `Field.dates` of some columns."""
     dates = tuple(column.is_of_dates for column in columns)
     return dates if any(dates) else ()
 
@@ -307,19 +307,19 @@ RESHAPE = " Set input_shapes or label_shapes to change the shapes."
 
 
 def first_rows_name(rows: pyarrow.RecordBatch) -> str:
-    """The name, in messages, of the rows that the driver tries a model on."""
+    """Return the name, in messages, of the rows that the driver tries a model on."""
     return f"the first {rows.num_rows} rows"
 
 
 def shown(fields: Fields) -> str:
-    """Types and shapes of inputs and labels, for messages."""
+    """Return types and shapes of inputs and labels, for messages."""
     inputs = ", ".join(f"{field.name}: {field.dtype}{[-1, *field.shape]}" for field in fields.inputs)
     labels = ", ".join(f"{field.name}: {field.dtype}{[-1, *field.shape]}" for field in fields.labels)
     return f"The model's inputs were {inputs}; the loss's labels {labels}."
 
 
 def _remedy(error: Exception, fields: Fields, sample: RowSample) -> str:
-    """A sentence on what to change, for those errors of a framework that show it; else empty."""
+    """Return a sentence on what to change, for those errors of a framework that show it; else empty."""
     text = str(error)
     if re.search(r"expected (scalar type|target dtype to be) Long", text):  # PyTorch's losses of classes
         name = fields.labels[0].name

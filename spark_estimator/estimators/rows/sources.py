@@ -60,7 +60,7 @@ class Source(ABC):
     """Rows to inspect.
 
     Attributes:
-        schema: says how their columns are read.
+        schema: how their columns are read.
         arguments: the columns that a transformation gets; empty without one.
     """
 
@@ -99,7 +99,7 @@ class Source(ABC):
 
     @abstractmethod
     def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
-        """The longest array, over all rows, of each of the columns at some positions."""
+        """Return the longest array, over all rows, of each of the columns at some positions."""
 
 
 class UntransformedSource(Source):
@@ -113,7 +113,7 @@ class UntransformedSource(Source):
 
     @abstractmethod
     def longest_row(self, columns: Sequence[Readable]) -> int:
-        """The most bytes, over all rows, that the texts and arrays of a row have together."""
+        """Return the most bytes, over all rows, that the texts and arrays of a row have together."""
 
 
 class FrameSource(UntransformedSource):
@@ -287,7 +287,7 @@ class TransformedSource(Source):
 
 
 def _without_marks(rows: pyarrow.RecordBatch, name: str | None) -> pyarrow.RecordBatch:
-    """The first rows without the column of marks, if they have one.
+    """Return the first rows without the column of marks, if they have one.
 
     Raises:
         DataError: a mark is missing.
@@ -304,7 +304,7 @@ def _first(frame: DataFrame) -> pyarrow.RecordBatch:
 
 
 def collected(frame: DataFrame) -> pyarrow.RecordBatch:
-    """The rows of a small DataFrame."""
+    """Collect the rows of a small DataFrame."""
     if hasattr(frame, "toArrow"):
         table = frame.toArrow()
     else:  # Spark 3.5

@@ -13,7 +13,7 @@ _REMEDY = (
 
 
 def check_untransformed(sample: RowSample, fields: Fields) -> None:
-    """Makes the tensors of the first rows without the function, where rows for validation are such.
+    """Make the tensors of the first rows without the function, if rows for validation are read without it.
 
     Raises:
         DataError: a column is missing, or of another type or shape than the function's result.

@@ -57,7 +57,7 @@ class _Counted:
         return is_text(self.columns[0].kind.removeprefix("array<"))
 
     def vocabulary(self, values: Sequence[str | int]) -> Vocabulary:
-        """Of its most frequent values.
+        """Return a vocabulary of its most frequent values.
 
         Raises:
             DataError: there is none, or one is a long text.
@@ -79,10 +79,10 @@ class _Counted:
 
 
 def counted_in_frame(frame: DataFrame, columns: Columns) -> Columns:
-    """The columns with the vocabularies of a DataFrame's rows.
+    """Return the columns with the vocabularies of a DataFrame's rows.
 
-    Rows for validation that a column marks do not count, nor rows that are dropped; if a function transforms the rows,
-    all of them count, as they are before it.
+    Rows for validation that a column marks do not count, nor rows that are dropped; if a function transforms the
+    rows, all of them count, as they are before it.
 
     Raises:
         DataError: a column has no categories.
@@ -120,7 +120,8 @@ def counted_in_frame(frame: DataFrame, columns: Columns) -> Columns:
 
 
 def counted_in_files(files: DataFiles, columns: Columns) -> Columns:
-    """The same for Parquet files, which this process reads; it keeps all values that differ in memory.
+    """Return what `count_frame` does for Parquet files, which this process reads; it keeps all values that differ in
+    memory.
 
     Raises:
         DataError: a column has no categories.
@@ -138,7 +139,7 @@ def counted_in_files(files: DataFiles, columns: Columns) -> Columns:
 
 
 def _open(columns: Columns) -> list[_Counted]:
-    """The vocabularies whose values are to be counted."""
+    """Return the vocabularies whose values are to be counted."""
     features = {column.name: column for column in columns.read}
     sharing: dict[str, list[str]] = {}
     for name, encoder in columns.encoder.categories.items():
@@ -162,7 +163,7 @@ def _with_vocabularies(columns: Columns, vocabularies: Iterable[Vocabulary]) -> 
 
 
 def _warn_of_overlaps(vocabularies: Sequence[Vocabulary], columns: Columns) -> None:
-    """Warns of columns that seem to mean the same values and have other ids for them: an embedding can't be shared."""
+    """Warn of columns that seem to mean the same values and have other ids for them: an embedding can't be shared."""
     features = {column.name: column for column in columns.read}
     for first, second in itertools.combinations(vocabularies, 2):
         if first.holds_texts != second.holds_texts:
@@ -182,12 +183,12 @@ def _warn_of_overlaps(vocabularies: Sequence[Vocabulary], columns: Columns) -> N
 
 
 def _texts(array: pyarrow.Array) -> list[str]:
-    """Texts of UTF-8; bytes that are not UTF-8 are replaced, and never equal a value."""
+    """Return texts of UTF-8; bytes that are not UTF-8 are replaced, and never equal a value."""
     return [value.decode("utf-8", "replace") for value in array.cast(pyarrow.binary()).to_pylist()]
 
 
 def _dropped_by(columns: Columns) -> list[Readable]:
-    """The columns in which a null drops the row before it is transformed."""
+    """Return the columns in which a null drops the row before it is transformed."""
     if columns.encoder.transformation is not None:
         return []
     nulls = columns.encoder.nulls
@@ -195,7 +196,7 @@ def _dropped_by(columns: Columns) -> list[Readable]:
 
 
 def training_rows(frame: DataFrame, columns: Columns, wanted: Sequence[Column]) -> DataFrame:
-    """The rows to train on, with the columns that are wanted."""
+    """Return the rows to train on, with the columns that are wanted."""
     from pyspark.sql import functions
 
     others = _dropped_by(columns)
@@ -209,7 +210,8 @@ def training_rows(frame: DataFrame, columns: Columns, wanted: Sequence[Column]) 
 
 
 def _entries(name: str, counted: _Counted, column: Readable) -> Column:
-    """The values of a row's column: an array of structs of its vocabulary's number and most values, and the value.
+    """Return the values of a row's column: an array of structs of its vocabulary's number and most values, and the
+    value.
 
     Args:
         name: of the column in the rows.
@@ -233,7 +235,7 @@ def _entries(name: str, counted: _Counted, column: Readable) -> Column:
 
 
 def training_batches(files: DataFiles, columns: Columns, names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-    """The rows to train on, with the columns of these names."""
+    """Yield the rows to train on, with the columns of these names."""
     others = [column.name for column in _dropped_by(columns)]
     marker = columns.marker if columns.encoder.transformation is None else None
     read = list(dict.fromkeys([*others, *names, *([marker.name] if marker else [])]))

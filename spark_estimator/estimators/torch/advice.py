@@ -24,7 +24,7 @@ _COUNTS = {
 
 
 def warn_of_metrics(parts: TorchParts) -> None:
-    """Warns of metrics that are known to be no means over rows."""
+    """Warn of metrics that are known to be no means over rows."""
     names, metrics = itertools.chain(*parts.metric_names), itertools.chain(*parts.metrics)
     warn_of_averages(
         zip(names, metrics, strict=True),
@@ -33,7 +33,7 @@ def warn_of_metrics(parts: TorchParts) -> None:
 
 
 def warn_of_schedule(scheduler: Any, epochs: int) -> None:
-    """Warns of a learning rate scheduler that is made for another number of steps than the epochs.
+    """Warn of a learning rate scheduler that is made for another number of steps than the epochs.
 
     Args:
         scheduler: None: there is none.
@@ -48,7 +48,7 @@ def warn_of_schedule(scheduler: Any, epochs: int) -> None:
 
 
 def _of_other_length(scheduler: Any, epochs: int) -> Iterator[str]:
-    """The scheduler, or those that it is made of, whose counts do not fit: ``OneCycleLR(total_steps=1000)``."""
+    """Yield the scheduler, or those that it is made of, whose counts do not fit: ``OneCycleLR(total_steps=1000)``."""
     parts = getattr(scheduler, "_schedulers", None)
     if parts is not None:  # a SequentialLR, whose parts follow each other, or a ChainedScheduler
         milestones = getattr(scheduler, "_milestones", None)

@@ -22,7 +22,7 @@ class Callback:
     """
 
     def on_train_begin(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Before the first epoch of this process: a training that resumes from a checkpoint begins there.
+        """Run before the first epoch of this process: a training that resumes from a checkpoint begins there.
 
         The optimizer's learning rates are those of a step of all ranks, and those that are set are in force.
 
@@ -30,10 +30,10 @@ class Callback:
         """
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Before an epoch, counted from 0."""
+        """Run before an epoch, counted from 0."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> bool | None:
-        """After an epoch, when its checkpoint is written.
+        """Run after an epoch, when its checkpoint is written.
 
         Args:
             logs: the epoch's entry in the history, the same on all ranks.
@@ -44,11 +44,13 @@ class Callback:
         return None
 
     def on_train_end(self) -> None:
-        """After the last epoch."""
+        """Run after the last epoch."""
 
 
 def _is_true(answer: Any) -> bool:
-    """Whether a callback returned True: Python's, numpy's (as a comparison of numpy numbers gives) or a tensor's."""
+    """Return whether a callback returned True: Python's, numpy's (as a comparison of numpy numbers gives) or a
+    tensor's.
+    """
     if isinstance(answer, torch.Tensor):
         return answer.dtype == torch.bool and answer.numel() == 1 and bool(answer)
     return isinstance(answer, (bool, numpy.bool_)) and bool(answer)
@@ -58,7 +60,7 @@ _METHODS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Refuses objects that would never be called.
+    """Raise TypeError for objects that would never be called.
 
     Raises:
         TypeError: one is a class, or has none of the methods of `Callback`.
@@ -78,12 +80,12 @@ class TorchCallbacks:
         self._callbacks = callbacks
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """The result of each; None if it lacks the method."""
+        """Return the result of each callback; None if it lacks the method."""
         result = [getattr(callback, method, None) for callback in self._callbacks]
         return [None if item is None else item(*args) for item in result]
 
     def ends_after(self, epoch: int, logs: dict[str, Any]) -> bool:
-        """Calls `on_epoch_end`. A collective: whether any callback of any rank ends the training."""
+        """Call `on_epoch_end`. Return whether any callback of any rank ends the training. A collective."""
         if not self._callbacks:
             return False
         stops = any(_is_true(answer) for answer in self.call("on_epoch_end", epoch, logs))

@@ -39,7 +39,7 @@ class ModuleTrial:
         self.takes = f"{type(model).__name__}.forward"
 
     def positional(self) -> tuple[int, float]:
-        """See `shapes.Trial.positional`."""
+        """See `shapes.Trial.count_positional`."""
         return inputs_taken(self._model)
 
 
@@ -124,7 +124,7 @@ def _failing_labels(parts: TorchParts, model: nn.Module, inputs: Tensors, labels
 
 
 def _check_types(model: nn.Module, error: Exception) -> None:
-    """Raises a clearer error than the model's if its parameters are of another type than its inputs."""
+    """Raise a clearer error than the model's if its parameters are of another type than its inputs."""
     for name, parameter in model.named_parameters():
         if parameter.dtype in (torch.bfloat16, torch.float16):
             raise DataError(
@@ -135,7 +135,7 @@ def _check_types(model: nn.Module, error: Exception) -> None:
 
 
 def _check_width(model: nn.Module, fields: Fields, error: Exception) -> None:
-    """Raises a clearer error than PyTorch's if the first linear layer takes another number of values."""
+    """Raise a clearer error than PyTorch's if the first linear layer takes another number of values."""
     match = re.search(r"\(\d+x(\d+) and (\d+)x\d+\)", str(error))
     first = next(((name, item) for name, item in model.named_modules() if isinstance(item, nn.Linear)), None)
     if match is None or first is None or len(fields.inputs) != 1:
@@ -184,7 +184,7 @@ def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
 
 
 def first_tensors(rows: pyarrow.RecordBatch, fields: Fields) -> Tensors:
-    """[fields] the first rows, as a training would get them."""
+    """Return [fields] the first rows, as a training would get them."""
     return [tensor_of(matrix.copy(), field) for matrix, field in zip(fields.matrices(rows), fields.all, strict=True)]
 
 
@@ -208,7 +208,7 @@ def _check_outputs(
 
 
 def inputs_taken(model: nn.Module) -> tuple[int, float]:
-    """The least and the most positional arguments of ``forward``."""
+    """Return the least and the most positional arguments of ``forward``."""
     try:
         # torch.compile's wrapper takes any arguments.
         forward = getattr(model, "_orig_mod", model).forward
@@ -227,7 +227,7 @@ def inputs_taken(model: nn.Module) -> tuple[int, float]:
 
 
 def floating_type(model: nn.Module) -> str:
-    """The type of its numbers: "float32" or "float64"."""
+    """Return the type of the model's numbers: "float32" or "float64"."""
     for parameter in model.parameters():
         if parameter.dtype == torch.float64:
             return "float64"

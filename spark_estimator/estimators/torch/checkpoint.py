@@ -12,24 +12,24 @@ from spark_estimator.estimators.torch.reading import why
 
 
 class TorchForm:
-    """See `checkpoint.Form`."""
+    """See `checkpoint.CheckpointFormat`."""
 
     def stream(self, content: dict[str, Any]) -> io.BytesIO:
-        """See `checkpoint.Form.stream`."""
+        """See `checkpoint.CheckpointFormat.to_stream`."""
         return _stream(content)
 
     def unpacked(self, content: bytes) -> dict[str, Any]:
-        """See `checkpoint.Form.unpacked`."""
+        """See `checkpoint.CheckpointFormat.unpack`."""
         result: dict[str, Any] = load_restricted(io.BytesIO(content), map_location="cpu")
         return result
 
     def why(self, error: Exception) -> str:
-        """See `checkpoint.Form.why`."""
+        """See `checkpoint.CheckpointFormat.describe_error`."""
         return why(error)
 
 
 def packed(content: Any) -> bytes:
-    """Tensors and plain values as bytes that ``torch.load(..., weights_only=True)`` reads."""
+    """Return tensors and plain values as bytes that ``torch.load(..., weights_only=True)`` reads."""
     return _stream(content).getvalue()
 
 

@@ -24,7 +24,7 @@ _FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAIL
 
 
 def device_of_task(choice: str) -> torch.device:
-    """The device to predict on in this process.
+    """Return the device to predict on in this process.
 
     Args:
         choice: ``inference_device``: "auto", "cpu" or "cuda".
@@ -50,7 +50,7 @@ def device_of_task(choice: str) -> torch.device:
 
 @functools.cache
 def _warn(problem: str) -> None:
-    """Warns once of a task's problem, not with each batch."""
+    """Warn once of a task's problem, not with each batch."""
     _log.warning("%s It predicts on the CPU.", problem)
 
 
@@ -76,14 +76,14 @@ def _problem(gpu: TaskGpu, count: int) -> str:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's numbers are: the CPU for one that has none."""
+    """Return the device of a model's numbers: the CPU for a model that has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
 
 
 def moved(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model, on the device. The memory of the GPU that it leaves is free for other tasks.
+    """Return the model, moved to the device. The memory of the GPU that it leaves is free for other tasks.
 
     Raises:
         DeviceError: the GPU has not enough memory.
@@ -100,12 +100,14 @@ def moved(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor in host memory on the device; the copy may still run, and later work of the stream waits for it."""
+    """Return a tensor in host memory on the device; the copy may still run, and later work of the stream waits for
+    it.
+    """
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def host_array(output: torch.Tensor) -> Array:
-    """An output as an array of float32, or float64 where float32 would lose something.
+    """Return an output as an array of float32, or of float64 if float32 would lose something.
 
     On a GPU, the array has its values after `wait_for` only.
     """
@@ -117,14 +119,14 @@ def host_array(output: torch.Tensor) -> Array:
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until the copies from a device have ended."""
+    """Wait until the copies from a device have ended."""
     if device.type != "cpu":
         torch.cuda.current_stream(device).synchronize()
 
 
 @contextlib.contextmanager
 def predicting(device: torch.device, precision: str | None, rows: int) -> Iterator[None]:
-    """For calls of a model: no gradients, and mixed precision on request.
+    """Call a model, inside the context, without gradients, and in mixed precision on request.
 
     Args:
         precision: "bf16", "fp16", or None.
@@ -143,7 +145,7 @@ def predicting(device: torch.device, precision: str | None, rows: int) -> Iterat
 
 @contextlib.contextmanager
 def memory_errors_named(device: torch.device, work: str) -> Iterator[None]:
-    """Replaces PyTorch's error of a full GPU.
+    """Replace PyTorch's error of a full GPU.
 
     Args:
         work: what the task was about to do.

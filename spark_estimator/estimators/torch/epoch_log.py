@@ -18,11 +18,11 @@ _STAGES = {"train": "train", "validation": "val"}
 
 @contextlib.contextmanager
 def epoch_log(spec: TrainSpec, rank: Callable[[], int]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Gives a function that logs an entry of the history: ``train/loss``, ``val/loss``, ``train/group_0_y:0``, ...
+    """Yield a function that logs an entry of the history: ``train/loss``, ``val/loss``, ``train/group_0_y:0``, ...
 
-    It does nothing except on rank 0, with a store that keeps runs, where TensorBoard is installed. Files are in the
-    store after each epoch. If they can't be written, this is reported on the driver, once, and the function does
-    nothing more.
+    It does nothing except on rank 0, with a store that keeps runs, where TensorBoard is installed. Files are in
+    the store after each epoch. If they can't be written, this is reported on the driver, once, and the function
+    does nothing more.
 
     Args:
         rank: the rank, which may change during the training.

@@ -31,28 +31,28 @@ class EpochMeans:
         self._loss = 0.0
 
     def clear(self) -> None:
-        """No rows were counted."""
+        """Reset the counts of rows."""
         self.sums.zero_()
         self._rows, self._loss = 0, 0.0
 
     def taken(self, sums: torch.Tensor) -> None:
-        """Restores the sums of rows that were counted before."""
+        """Restore the sums of rows that were counted before."""
         self.sums.zero_()
         self.sums[: len(sums)] = sums  # an earlier version kept fewer
         self._rows, self._loss = int(sums[0]), self._mean(self.sums) * float(sums[0])
 
     @property
     def rows(self) -> int:
-        """Of this rank so far."""
+        """Return the rows of this rank so far."""
         return self._rows
 
     @property
     def loss(self) -> float | None:
-        """The mean over this rank's batches so far, weighted by their rows."""
+        """Return the mean over this rank's batches so far, weighted by their rows."""
         return self._loss / self._rows if self._rows else None
 
     def add(self, loss: JointLoss, outputs: Tensors, labels: Tensors, rows: int) -> None:
-        """Counts a batch."""
+        """Count a batch."""
         if not rows:
             return
         values = []
@@ -77,7 +77,7 @@ class EpochMeans:
                 self.sums[start + 1] += of_label.divisor
 
     def averages(self) -> dict[str, Any]:
-        """Over the rows of all ranks. A collective."""
+        """Return the means over the rows of all ranks. A collective."""
         total = hvd.allreduce(self.sums, op=hvd.Sum, name="averages of an epoch")
         means = (total[2:] / total[0]).tolist()
         result, place = [], 0
@@ -87,14 +87,15 @@ class EpochMeans:
         return results_of(self._mean(total), result, self._parts)
 
     def _mean(self, sums: torch.Tensor) -> float:
-        """The loss."""
+        """Return the loss."""
         of_labels = sums[2 + self._metrics :].reshape(-1, 2)
         by_label = sum(float(loss / divisor) for loss, divisor in of_labels if divisor)
         return float(sums[1] / sums[0]) + by_label if sums[0] else by_label
 
 
 def results_of(loss: float, metrics: list[list[float]], parts: TorchParts) -> dict[str, Any]:
-    """A part of a history's entry: Horovod's ``loss`` and ``all_metrics``, and the metrics by name where there are any.
+    """Return a part of a history's entry: Horovod's ``loss`` and ``all_metrics``, and the metrics by name if there
+    are any.
 
     Args:
         metrics: [labels][metrics] values.
@@ -105,6 +106,6 @@ def results_of(loss: float, metrics: list[list[float]], parts: TorchParts) -> di
 
 
 def total(numbers: list[float]) -> list[float]:
-    """Their sums over all ranks, place by place. A collective."""
+    """Return their sums over all ranks, place by place. A collective."""
     sums = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="what losses divide by")
     return [float(value) for value in sums]

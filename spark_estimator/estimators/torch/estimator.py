@@ -75,11 +75,11 @@ class _TorchTraining:
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
     def digest(self) -> str:
-        """See `estimator.FrameworkTraining.digest`."""
+        """See `estimator.FrameworkTraining.compute_digest`."""
         return digest_of(self.framework.model)
 
     def trained(self, state: bytes) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-        """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
+        """See `estimator.FrameworkTraining.load_trained`: on the CPU, ready to predict."""
         content = torch.load(io.BytesIO(state), weights_only=True)
         module: nn.Module
         module, optimizer = copy.deepcopy((self.framework.model, self.framework.optimizer))  # of the copy's parameters

@@ -49,7 +49,7 @@ class TorchFiles:
 
     @classmethod
     def load(cls, path: str, *, trust: bool = False) -> Self:
-        """Loads what `save` has written, and runs no code from it unless it is trusted.
+        """Load what `save` has written, and run no code from it unless it is trusted.
 
         Args:
             path: as for Spark ML: without a scheme it is on the session's default file system. With trust, the folder
@@ -57,8 +57,8 @@ class TorchFiles:
             trust: runs code from the folder, which your own modules need; only for folders that you trust.
 
         Raises:
-            DataError: the folder is missing, damaged or of another version, or loading its objects would run code from
-                it.
+            DataError: the folder is missing, damaged or of another version, or loading its objects would run code
+                from it.
         """
         result: Any = cls
         with readable_folder(path) as folder:
@@ -72,7 +72,7 @@ class TorchFiles:
 
     @classmethod
     def _of_horovod(cls, saved: HorovodFile, *, trust: bool) -> Self:
-        """An estimator that Horovod has saved."""
+        """Return an estimator that Horovod has saved."""
         kind: Any = cls
         values = saved.values("TorchEstimator", trust=trust)
         if "model" in values:
@@ -101,7 +101,7 @@ def _read(manifest: Manifest, trust: bool) -> Any:
 
 
 def _known() -> list[Any]:
-    """Classes whose objects only hold values from the file, and functions that only compute."""
+    """Return classes whose objects only hold values from the file, and functions that only compute."""
 
     def classes(module: Any, base: type) -> list[type]:
         return [item for _, item in inspect.getmembers(module, inspect.isclass) if issubclass(item, base)]

@@ -12,7 +12,7 @@ from spark_estimator.torch.collectives.compressors import checked_compression
 
 
 def check_exchange(compression: Any, sync: str) -> None:
-    """Raises ValueError if `compression` is not a compression, or compresses gradients and none are sent."""
+    """Raise ValueError if `compression` is not a compression, or compresses gradients and none are sent."""
     allowed = (None, hvd.Compression.none, hvd.Compression.int8)
     if sync != "allreduce" and not any(compression is choice for choice in allowed):
         raise ValueError(
@@ -27,7 +27,7 @@ def check_exchange(compression: Any, sync: str) -> None:
 
 
 def local_options(compression: Any, inner_steps: int) -> dict[str, Any]:
-    """The keywords of `hvd.LocalSGD` and `hvd.DiLoCo` for an estimator's parameters."""
+    """Return the keywords of `hvd.LocalSGD` and `hvd.DiLoCo` for an estimator's parameters."""
     options: dict[str, Any] = {"inner_steps": inner_steps}
     if compression is not None:
         # A pickle of Compression.int8 is another object.
@@ -37,7 +37,7 @@ def local_options(compression: Any, inner_steps: int) -> dict[str, Any]:
 
 
 def exchanging(parts: TorchParts, model: nn.Module, passes: int) -> Any:
-    """The optimizer, wrapped to exchange gradients or parameters as `parts` require.
+    """Return the optimizer, wrapped to exchange gradients or parameters as `parts` require.
 
     Args:
         model: whose parameters it has.

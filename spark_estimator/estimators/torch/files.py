@@ -44,11 +44,11 @@ def load(
 
 
 def _fill(module: nn.Module, manifest: Manifest, *, assign: bool) -> None:
-    """Loads the saved weights into a module.
+    """Load the saved weights into a module.
 
     Args:
-        assign: the tensors of the module are replaced, also by tensors of another dtype; False: the values are copied
-            into them.
+        assign: the tensors of the module are replaced, also by tensors of another dtype; False: the values are
+            copied into them.
     """
     file = manifest.file("weights.pt")
     try:
@@ -63,7 +63,7 @@ def _fill(module: nn.Module, manifest: Manifest, *, assign: bool) -> None:
 
 
 def write(model: TableModel, module: nn.Module, folder: Path) -> None:
-    """Puts a model's files into a new folder.
+    """Put a model's files into a new folder.
 
     Args:
         module: the trained module.
@@ -87,7 +87,9 @@ def write(model: TableModel, module: nn.Module, folder: Path) -> None:
 
 
 def _without_numbers(module: nn.Module) -> nn.Module:
-    """The module, changed in place: all that ``weights.pt`` has is left out; buffers that are not in it are kept."""
+    """Return the module, changed in place: all that ``weights.pt`` has is left out; buffers that are not in it are
+    kept.
+    """
     kept = [
         (name, buffer, part._buffers[buffer])
         for name, part in module.named_modules()

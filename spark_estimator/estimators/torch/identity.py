@@ -14,7 +14,7 @@ from spark_estimator.estimators.train_spec import TrainSpec
 
 
 def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
-    """Of a training: its rows, its model, and the parameters that steer it.
+    """Return the identity of a training: its rows, its model, and the parameters that steer it.
 
     Args:
         checksums: [fields] of all ranks' rows.
@@ -43,7 +43,7 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
 
 
 def of_module(model: Any) -> Identity:
-    """Of the modules that a model is made of, and the shapes of its numbers."""
+    """Return the modules that a model is made of, and the shapes of its numbers."""
     return {
         "model": [f"{name or 'the model'} of class {name_of(module)}" for name, module in model.named_modules()],
         "model's numbers": [
@@ -55,7 +55,7 @@ def of_module(model: Any) -> Identity:
 
 
 def digest_of(model: nn.Module) -> str:
-    """Of its numbers: the same for the same numbers."""
+    """Return a digest of the model's numbers: the same for the same numbers."""
     digest = hashlib.blake2b(digest_size=16)
     for name, value in model.state_dict().items():
         digest.update(name.encode())
@@ -65,7 +65,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def _setting_text(value: Any) -> str:
-    """A setting's value, the same in each process: a tensor's by its numbers, an object's by its class."""
+    """Return a setting's value, the same in each process: a tensor's by its numbers, an object's by its class."""
     if hasattr(value, "detach"):
         return str(value.detach().cpu().tolist())
     if value is None or isinstance(value, (bool, int, float, str, tuple, list)):
@@ -82,6 +82,6 @@ def _inside(loss: Any) -> dict[str, Any]:
 
 
 def _settings_lines(of: dict[str, Any]) -> list[str]:
-    """``name=value`` in the order of names, without the parameters themselves and what no number depends on."""
+    """Return ``name=value`` in the order of names, without the parameters themselves and what no number depends on."""
     settings = sorted((name, value) for name, value in of.items() if name not in ("params", "training"))
     return [f"{name}={_setting_text(value)}" for name, value in settings]

@@ -38,21 +38,24 @@ class TorchParts:
     """What `TrainSpec.framework` is for PyTorch.
 
     Attributes:
-        model, optimizer: the optimizer holds the model's own parameters; both are sent in one pickle, which keeps that.
+        model, optimizer: the optimizer holds the model's own parameters; both are sent in one pickle, which keeps
+            that.
         losses: [labels] functions of (output, label).
         loss_weights: [labels].
         scheduler: of the learning rate, moved after each epoch; None: it stays.
         metrics: [labels] functions of (output, label), each.
         compression: of gradients; None: none.
-        label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many values.
+        label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many
+            values.
         precision: "bf16": the model's forward pass runs under autocast; None: in its own types.
         callbacks: see `estimators.torch.callbacks`.
         minibatch: the user's own step, as Horovod calls it; None: this package's.
         labels: their columns' names, for messages.
-        leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so that
-            it divides by the others.
-        metric_names: [labels][metrics] of `metrics`; empty: `names_of` them.
-        rate_is_joint: the learning rate is that of a step of all ranks; False: of one process, and it is multiplied.
+        leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so
+            that it divides by the others.
+        metric_names: [labels][metrics] of `metrics`; empty: as `name_metrics` makes them.
+        rate_is_joint: the learning rate is that of a step of all ranks; False: of one process, and it is
+            multiplied.
         settings: what else distinguishes the training from another.
         returns_optimizer: the driver gets the optimizer's state, too.
         sync: "allreduce", or "local_sgd" or "diloco": what the ranks exchange.
@@ -83,7 +86,7 @@ class TorchParts:
 
     @property
     def steps_locally(self) -> bool:
-        """Whether each rank steps by its own gradients."""
+        """Return whether each rank steps by its own gradients."""
         return self.sync != "allreduce"
 
     def __post_init__(self) -> None:
@@ -128,7 +131,7 @@ def loss_of(
     rows: int,
     total: Total = list,
 ) -> tuple[JointLoss, Tensors, Tensors]:
-    """The loss of a batch, the model's outputs, and the labels in their shapes.
+    """Return the loss of a batch, the model's outputs, and the labels in their shapes.
 
     Args:
         model: may be a copy of that of `parts`.
@@ -155,7 +158,7 @@ def loss_of(
 
 
 def _check_classes(parts: TorchParts, outputs: Tensors, labels: Tensors, error: Exception) -> None:
-    """Raises a clearer error than "Target 7 is out of bounds", if that is the cause."""
+    """Raise a clearer error than "Target 7 is out of bounds", if that is the cause."""
     losses: Sequence[Any] = parts.losses
     for loss, output, label, name in zip(losses, outputs, labels, parts.labels, strict=False):
         if not _is_of_classes(loss) or output.dim() < 2 or label.is_floating_point():
@@ -167,7 +170,7 @@ def _check_classes(parts: TorchParts, outputs: Tensors, labels: Tensors, error: 
 
 
 def shaped(parts: TorchParts, outputs: Tensors, labels: Tensors) -> Tensors:
-    """[labels] in the shapes in which their losses want them.
+    """Return [labels] in the shapes in which their losses want them.
 
     Raises:
         DataError: the model has another number of outputs than there are labels.
@@ -185,7 +188,7 @@ def shaped(parts: TorchParts, outputs: Tensors, labels: Tensors) -> Tensors:
 def joint_loss(
     parts: TorchParts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
 ) -> JointLoss:
-    """The weighted sum of the losses, so that over ranks the mean by rows is the loss of all rows together.
+    """Return the weighted sum of the losses, so that over ranks the mean by rows is the loss of all rows together.
 
     Raises:
         DataError: a label is no class of the model's.
@@ -228,7 +231,7 @@ def _joint_loss(
 
 
 def divisors_of(parts: TorchParts, labels: Tensors, weights: torch.Tensor | None, rows: int) -> dict[int, float]:
-    """{label's number: what its loss divides by} of a rank's rows, for the losses that do not divide by rows.
+    """Return {label's number: what its loss divides by} of a rank's rows, for the losses that do not divide by rows.
 
     Args:
         labels: in any shape.
@@ -242,7 +245,7 @@ def divisors_of(parts: TorchParts, labels: Tensors, weights: torch.Tensor | None
 
 
 def known(loss: Any) -> Any:
-    """The loss; as a module where it is a function, or a `functools.partial` of one, whose mean is one over classes."""
+    """Return the loss; as a module if it is a function, or a `functools.partial` of one, whose mean is over classes."""
     if inspect.isfunction(loss) and loss in _OF_CLASSES:
         return _OF_CLASSES[loss]()
     if isinstance(loss, functools.partial) and not loss.args and loss.func in _OF_CLASSES:
@@ -257,7 +260,7 @@ def is_from_torch(loss: Any) -> bool:
 
 
 def reduction_of(loss: Any) -> Any:
-    """How a loss of torch.nn, or a `functools.partial` of its functions, makes one number of its rows'."""
+    """Return how a loss of torch.nn, or a `functools.partial` of its functions, makes one number of its rows'."""
     if isinstance(loss, nn.modules.loss._Loss) and not is_from_torch(loss):
         return "mean"  # its reduction is that of a number inside of it
     keywords = loss.keywords if isinstance(loss, functools.partial) else {}
@@ -265,7 +268,7 @@ def reduction_of(loss: Any) -> Any:
 
 
 def check_reduction(loss: Any) -> None:
-    """Refuses a loss that is no mean.
+    """Raise ValueError for a loss that is no mean.
 
     Raises:
         ValueError: the text has its reduction.
@@ -279,12 +282,12 @@ def check_reduction(loss: Any) -> None:
 
 
 def divides_by_class(loss: Any) -> bool:
-    """Whether the mean of a loss is one over its classes' weights and not over rows, for all labels."""
+    """Return whether the mean of a loss is over its classes' weights and not over rows, for all labels."""
     return _is_of_classes(loss) and (loss.weight is not None or loss.ignore_index != _LEFT_OUT)
 
 
 def leaves_out(loss: Any, pieces: Iterable[tuple[Array, Array | None]]) -> bool:
-    """Whether some labels that count are of the class that a loss leaves out.
+    """Return whether some labels that count are of the class that a loss leaves out.
 
     Args:
         pieces: labels [rows, width] and their rows' weights [rows, 1]; None: there are no weights.
@@ -298,7 +301,7 @@ def leaves_out(loss: Any, pieces: Iterable[tuple[Array, Array | None]]) -> bool:
 
 
 def counts_some(loss: Any, pieces: Iterable[Array]) -> bool:
-    """Whether a label, of [rows, width] in each piece, is not of the class that a loss leaves out."""
+    """Return whether a label, of [rows, width] in each piece, is not of the class that a loss leaves out."""
     return not _is_of_classes(loss) or any(bool((labels != loss.ignore_index).any()) for labels in pieces)
 
 
@@ -307,7 +310,7 @@ def _is_of_classes(loss: Any) -> bool:
 
 
 def _class_weights(loss: Any, label: torch.Tensor) -> float:
-    """The divisor of the loss of a batch."""
+    """Return the divisor of the loss of a batch."""
     counted = label != loss.ignore_index
     if loss.weight is None:
         return float(counted.sum())
@@ -315,7 +318,7 @@ def _class_weights(loss: Any, label: torch.Tensor) -> float:
 
 
 def outputs_of(model: nn.Module, inputs: Tensors) -> Tensors:
-    """The model's outputs as a list.
+    """Return the model's outputs as a list.
 
     Raises:
         DataError: they are not tensors.
@@ -355,13 +358,13 @@ def check_by_row(loss: Callable[..., Any], output: torch.Tensor, label: torch.Te
 
 
 def _by_row(loss: Any, values: torch.Tensor, rows: int) -> torch.Tensor:
-    """[rows] The loss of each row, from a loss's values with reduction="none"."""
+    """Return [rows] the loss of each row, from a loss's values with reduction="none"."""
     values = values.reshape(rows, -1)
     return values.sum(1) if reduction_of(loss) == "batchmean" else values.mean(1)
 
 
 def loss_of_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The same loss without the mean over the rows.
+    """Return the same loss without the mean over the rows.
 
     Raises:
         DataError: the loss has no keyword `reduction`.

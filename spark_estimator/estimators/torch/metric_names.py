@@ -12,11 +12,12 @@ _RESERVED = ("epoch", "loss")
 
 
 def grouped(metrics: Sequence[Any], labels: Sequence[str]) -> tuple[list[list[Metric]], list[list[str]]]:
-    """The metrics of each label, and their names.
+    """Return the metrics of each label, and their names.
 
     Args:
-        metrics: functions for every label; or Horovod's lists, each of which has one function for every label, or one
-            per label; or one dict of functions per label, whose keys are names. A single dict is for every label.
+        metrics: functions for every label; or Horovod's lists, each of which has one function for every label, or
+            one per label; or one dict of functions per label, whose keys are names. A single dict is for every
+            label.
         labels: the label columns. With several, names begin with the column: ``price_mae``.
 
     Returns:
@@ -56,7 +57,7 @@ def grouped(metrics: Sequence[Any], labels: Sequence[str]) -> tuple[list[list[Me
 def names_of(
     groups: Sequence[Sequence[Metric]], labels: Sequence[str] = (), keys: Sequence[Sequence[str | None]] = ()
 ) -> list[list[str]]:
-    """Names for metrics.
+    """Return names for metrics.
 
     A name is the key of a dict, else the metric's attribute ``name``, else its ``__name__``, else its class:
     ``BinaryAccuracy``. A lambda is called ``metric_1`` by its position. The second of two equal names becomes
@@ -83,7 +84,9 @@ def names_of(
 
 
 def by_group(labels: Sequence[str], values: Sequence[Sequence[float]]) -> list[dict[str, float]]:
-    """[labels][metrics] values as Horovod's history has them: ``[{"group_0_y": 0.5, "group_0_z": 0.25}, ...]``."""
+    """Return [labels][metrics] values as Horovod's history has them: ``[{"group_0_y": 0.5, "group_0_z": 0.25},
+    ...]``.
+    """
     count = max(map(len, values), default=0)
     return [
         {
@@ -96,7 +99,7 @@ def by_group(labels: Sequence[str], values: Sequence[Sequence[float]]) -> list[d
 
 
 def by_name(names: Iterable[Sequence[str]], values: Iterable[Sequence[float]]) -> dict[str, float]:
-    """[labels][metrics] values by their names."""
+    """Return [labels][metrics] values by their names."""
     return {
         name: value
         for group, of_group in zip(names, values, strict=True)
@@ -105,7 +108,7 @@ def by_name(names: Iterable[Sequence[str]], values: Iterable[Sequence[float]]) -
 
 
 def _name_of(metric: Metric) -> str | None:
-    """The metric's own name; None for a lambda."""
+    """Return the metric's own name; None for a lambda."""
     while isinstance(metric, functools.partial) and not isinstance(getattr(metric, "name", None), str):
         metric = metric.func
     for attribute in ("name", "__name__"):
@@ -116,7 +119,7 @@ def _name_of(metric: Metric) -> str | None:
 
 
 def _unique(name: str, used: set[str]) -> str:
-    """`name`, or the first of ``name_2``, ``name_3``... that is not in `used`, to which it is added."""
+    """Return `name`, or the first of ``name_2``, ``name_3``... that is not in `used`, to which it is added."""
     result, number = name, 1
     while result in used:
         number += 1

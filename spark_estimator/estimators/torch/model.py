@@ -32,18 +32,20 @@ class TorchModel(TorchModelKeywords, model.TableModel):
     _public_path = "spark_estimator.TorchModel"
 
     def getModel(self) -> nn.Module:  # Horovod's name
-        """The trained module, on the CPU, in eval mode. It is this model's own: changes to it change predictions."""
+        """Return the trained module, on the CPU, in eval mode. It is this model's own: changes to it change
+        predictions.
+        """
         module: nn.Module = self._model
         return module
 
     def setModel(self, value: nn.Module) -> TorchModel:
-        """Takes another module with the same inputs and outputs. Returns self."""
+        """Set another module with the same inputs and outputs. Return self."""
         if not isinstance(value, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module; got {value!r}.")
         return self._set(model=value.eval())
 
     def module(self) -> nn.Module:
-        """A copy of the trained module, for use without Spark."""
+        """Return a copy of the trained module, for use without Spark."""
         module: nn.Module = copy.deepcopy(self._model)
         return module
 
@@ -56,7 +58,7 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         decoders: Mapping[str, Any] | None = None,
         trust: bool = False,
     ) -> _Self:
-        """Loads what `save` has written, and runs no code from it unless it is trusted.
+        """Load what `save` has written, and run no code from it unless it is trusted.
 
         With trust, also what Horovod's ``save`` has written: ``horovod.spark.torch`` and ``horovod.spark.lightning``.
 
@@ -67,8 +69,8 @@ class TorchModel(TorchModelKeywords, model.TableModel):
             trust: runs code from the folder where loading needs it; only for folders from a source that you trust.
 
         Raises:
-            DataError: the folder is missing, damaged or of another version, or loading its architecture would run code
-                from it.
+            DataError: the folder is missing, damaged or of another version, or loading its architecture would run
+                code from it.
         """
         with readable_folder(path) as folder:
             saved = HorovodFile.at(folder)
@@ -95,7 +97,8 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         return loaded
 
     def get_prediction_fn(self) -> Callable[[nn.Module, Any], Any]:  # Horovod's name
-        """A function of (module, row): the module's outputs for one row, a Row or a mapping with the feature columns.
+        """Return a function of (module, row): the module's outputs for one row, a Row or a mapping with the feature
+        columns.
 
         It returns an array of a row's values, or a list of such arrays where the module has several outputs. For many
         rows at a time there are `transform` and `predict`. A subclass that overrides it has `transform` call its

@@ -23,7 +23,7 @@ TYPES: dict[str, tuple[str, str]] = {
 
 
 def typed(rows: Sequence[Row], types: Mapping[str, tuple[str, str]]) -> tuple[Row, ...]:
-    """The rows with a framework's types: (of the setter, of the getter) by name; and losses that are checked."""
+    """Return the rows with a framework's types: (of the setter, of the getter) by name; and losses that are checked."""
     return tuple(
         replace(
             row, type=types[row.name][0], returns=types[row.name][1], check=_losses if row.name == "loss" else row.check
@@ -35,7 +35,9 @@ def typed(rows: Sequence[Row], types: Mapping[str, tuple[str, str]]) -> tuple[Ro
 
 
 def _losses(name: str, value: Any) -> list[Any]:
-    """A list of losses. One that is no mean is refused at once: in a Pipeline, `fit` is called after other stages."""
+    """Return a list of losses. One that is no mean is refused at once: in a Pipeline, `fit` is called after other
+    stages.
+    """
     from spark_estimator.estimators.torch.losses import check_reduction  # not before there is a loss
 
     result = checks.listed(name, value)

@@ -20,7 +20,7 @@ from spark_estimator.torch.sending import prepare_to_send
 
 
 def check_callable(name: str, function: Any) -> None:
-    """Refuses a value that cannot be called with (output, label).
+    """Raise TypeError for a value that cannot be called with (output, label).
 
     Raises:
         TypeError: it is a class, or cannot be called.
@@ -34,7 +34,8 @@ def check_callable(name: str, function: Any) -> None:
 
 
 def check_numbers(model: nn.Module) -> None:
-    """Refuses a model whose parameters are not initialized yet, or are of a type that cannot be trained here.
+    """Raise ValueError if a model's parameters are not initialized yet, or are of a type that cannot be trained
+    here.
 
     Raises:
         ValueError: a parameter is lazy or a ScriptModule's, or a tensor that ranks exchange is complex.
@@ -59,7 +60,9 @@ def check_numbers(model: nn.Module) -> None:
 
 
 def accumulates(minibatch: Callable[..., Any]) -> bool:
-    """Whether a train_minibatch_fn takes Horovod's nine arguments: it steps once in backward_passes_per_step calls."""
+    """Return whether a train_minibatch_fn takes Horovod's nine arguments: it steps once in backward_passes_per_step
+    calls.
+    """
     try:
         parameters = inspect.signature(minibatch).parameters.values()
     except (TypeError, ValueError):
@@ -71,7 +74,9 @@ def accumulates(minibatch: Callable[..., Any]) -> bool:
 
 
 def _constructed(make: Callable[..., Any], model: nn.Module) -> Any:
-    """The loss that a function of `loss_constructors` makes. Horovod's functions take keywords, `model` among them."""
+    """Return the loss that a function of `loss_constructors` makes. Horovod's functions take keywords, `model` among
+    them.
+    """
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):
@@ -81,7 +86,7 @@ def _constructed(make: Callable[..., Any], model: nn.Module) -> Any:
 
 
 def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
-    """The parts for the ranks, and the labels' names.
+    """Return the parts for the ranks, and the labels' names.
 
     Args:
         value: gives a parameter by its name.
@@ -180,7 +185,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
 
 
 def _with_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
-    """The optimizer with the same parameters and another learning rate; the original is not changed."""
+    """Return the optimizer with the same parameters and another learning rate; the original is not changed."""
     other = copy.copy(optimizer)
     other.param_groups = [{**group, "lr": rate} for group in optimizer.param_groups]
     return other

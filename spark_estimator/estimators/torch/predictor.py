@@ -39,7 +39,7 @@ class TorchPredictor(Predictor):
         batch_size: int,
         **options: Any,
     ) -> TorchPredictor:
-        """A predictor with a copy of the model as it is now.
+        """Return a predictor with a copy of the model as it is now.
 
         Args:
             options: the attributes `device` and `precision`.
@@ -71,14 +71,16 @@ class TorchPredictor(Predictor):
 
 
 def dumped(value: Any) -> bytes:
-    """Any object with tensors, for `opened`. Equal objects have equal bytes, unlike those of pickle."""
+    """Return the bytes of any object with tensors, for `load_object`. Equal objects have equal bytes, unlike those
+    of pickle.
+    """
     buffer = io.BytesIO()
     torch.save(value, buffer, pickle_module=cloudpickle)
     return buffer.getvalue()
 
 
 def opened(source: Any) -> Any:
-    """What `dumped` has made.
+    """Return what `dump_object` has made bytes of.
 
     Args:
         source: a file in memory; or a path, whose numbers are mapped: processes of a host share the memory.

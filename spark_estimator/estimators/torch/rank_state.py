@@ -20,7 +20,7 @@ from spark_estimator.checkpoint.random_state import random_state, set_random_sta
 
 
 def gathered(model: nn.Module, device: torch.device, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
-    """[ranks] what each has. A collective.
+    """Return [ranks] what each has. A collective.
 
     Args:
         device: on which it trains.
@@ -33,14 +33,14 @@ def gathered(model: nn.Module, device: torch.device, sums: torch.Tensor | None =
 
 
 def take_buffers(model: nn.Module, state: dict[str, Any]) -> None:
-    """Gives a model, which has rank 0's buffers, its own."""
+    """Give a model, which has rank 0's buffers, its own."""
     buffers = dict(model.named_buffers())
     for name, value in state["buffers"].items():
         buffers[name].copy_(value)
 
 
 def seed_generators(seed: int, epoch: int) -> None:
-    """Seeds PyTorch's, Python's and NumPy's generators for an epoch of this rank; earlier draws have no effect.
+    """Seed PyTorch's, Python's and NumPy's generators for an epoch of this rank; earlier draws have no effect.
 
     Args:
         epoch: from 0; -1: what comes before the first.
@@ -49,7 +49,7 @@ def seed_generators(seed: int, epoch: int) -> None:
 
 
 def seed_start(seed: int) -> None:
-    """Seeds the generators alike on all ranks, for what they make before the first epoch."""
+    """Seed the generators alike on all ranks, for what they make before the first epoch."""
     _seed(seed)
 
 
@@ -61,7 +61,7 @@ def _seed(number: int) -> None:
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """PyTorch's, Python's and NumPy's generators in this rank, for `set_rng_state`."""
+    """Return PyTorch's, Python's and NumPy's generators in this rank, for `set_rng_state`."""
     state: dict[str, Any] = {"generators": random_state()}
     if device.type == "cuda":
         state["random of the GPU"] = torch.cuda.get_rng_state(device)
@@ -69,7 +69,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_rng_state(device: torch.device, state: dict[str, Any]) -> None:
-    """Restores the random number generators of this rank."""
+    """Restore the random number generators of this rank."""
     if "generators" in state:
         set_random_state(state["generators"])
     else:  # a checkpoint of an earlier version
@@ -79,7 +79,7 @@ def set_rng_state(device: torch.device, state: dict[str, Any]) -> None:
 
 
 def _other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers in which this rank differs from rank 0, whose are in the model's state. A collective."""
+    """Return the buffers in which this rank differs from rank 0, whose are in the model's state. A collective."""
     kept = model.state_dict().keys()
     buffers = {name: value.detach().cpu() for name, value in model.named_buffers() if name in kept}
     if not buffers:

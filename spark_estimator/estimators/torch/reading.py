@@ -21,7 +21,7 @@ class RefusedObjectsError(DataError):
 
 
 def read(file: Path, known: Sequence[Any] = (), *, trust: bool = False) -> Any:
-    """Reads a file of ``torch.save``.
+    """Read a file of ``torch.save``.
 
     Args:
         known: classes and functions that it may name, besides those that PyTorch itself allows.
@@ -47,13 +47,13 @@ def read(file: Path, known: Sequence[Any] = (), *, trust: bool = False) -> Any:
 
 
 def module_of(value: Any) -> nn.Module:
-    """A module that Horovod has saved: itself, or a stream of TorchScript."""
+    """Return a module that Horovod has saved: itself, or a stream of TorchScript."""
     module: nn.Module = torch.jit.load(io.BytesIO(value.getvalue())) if isinstance(value, io.BytesIO) else value
     return module
 
 
 def why(error: Exception) -> str:
-    """An error in a line. PyTorch's own words advise to take away the restriction, which is not repeated."""
+    """Return an error in a line. PyTorch's own advice to remove the restriction is not repeated."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, pickle.UnpicklingError):
         telling = next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), type(error).__name__)

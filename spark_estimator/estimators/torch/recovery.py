@@ -54,10 +54,10 @@ class RecoverableTraining(Protocol):
     progress: TrainingProgress
 
     def begin(self, known: KnownRun | None, read: ReadRows) -> RankRun:
-        """Its input. A collective."""
+        """Return the training's input. A collective."""
 
     def leaving(self, beginning: RankRun) -> frozenset[int]:
-        """`TorchParts.leaving_out`. A collective."""
+        """Return `TorchParts.leaving_out`. A collective."""
 
     def run(
         self,
@@ -67,7 +67,7 @@ class RecoverableTraining(Protocol):
         commits: Commits | None,
         legs: tuple[Mapping[str, Any], ...],
     ) -> TrainResult | None:
-        """Trains to the end. A collective."""
+        """Train to the end. A collective."""
 
 
 class _Constant:
@@ -142,11 +142,11 @@ class RecoverableState(TorchState):
         super().__init__(**values)
 
     def rank_content(self) -> SumsOfRank:
-        """As in `TorchState`."""
+        """Return the sums; see `TorchState`."""
         return self._sums
 
     def check_host_updates(self) -> None:
-        """A rank joins in the place of a lost one, also later."""
+        """Let a rank join in the place of a lost one, also later."""
         if self.begun is not None and hvd.size() < self.begun.size:
             super().check_host_updates()
 
@@ -165,16 +165,16 @@ class Commits:
         self.ended = state.epochs.ended
 
     def resumed(self, progress: TrainingProgress) -> None:
-        """The run has resumed from its checkpoint: the next commit has the epochs of that."""
+        """Note that the run has resumed from its checkpoint: the next commit has the epochs of that."""
         self._note(progress, ended=False)
 
     def step(self, done: int) -> None:
-        """`done` batches of the epoch are done."""
+        """Commit after `done` batches of the epoch."""
         self._state.begun, self._state.steps, self._state.division = self._begun, done, self._division
         self._state.commit()
 
     def epoch(self, progress: TrainingProgress, *, ended: bool) -> None:
-        """An epoch is over."""
+        """Commit the end of an epoch."""
         self._note(progress, ended=ended)
         self._division = Division((), self._division.present)
         self._state.steps, self._state.division = 0, self._division
@@ -185,7 +185,7 @@ class Commits:
 
 
 def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | None:
-    """Trains in an elastic job. Returns the result on rank 0."""
+    """Train in an elastic job. Return the result on rank 0."""
     trainer = training.trainer
     state = RecoverableState(
         SumsOfRank(trainer.sums),

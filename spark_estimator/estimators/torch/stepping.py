@@ -36,10 +36,11 @@ def passes(
     *,
     as_horovod: bool = False,
 ) -> Iterator[Pass]:
-    """The passes of an epoch. An epoch's last step may have fewer. A collective before each step of several passes.
+    """Yield the passes of an epoch. An epoch's last step may have fewer. A collective before each step of several
+    passes.
 
-    The loss of a step is the mean over all its rows, or labels that count. Where losses divide by rows it may be as in
-    Horovod: the sum of the passes' means, divided by `most`. Then an epoch's last, shorter step moves less.
+    The loss of a step is the mean over all its rows, or labels that count. Where losses divide by rows it may be
+    as in Horovod: the sum of the passes' means, divided by `most`. Then an epoch's last, shorter step moves less.
 
     Args:
         first: the number of the first batch.
@@ -64,7 +65,7 @@ def passes(
 
 
 def total_of_step(divisors: Sequence[Sequence[float]], rows: Sequence[int], total: Total) -> Total:
-    """What `total` is to each pass of a step.
+    """Return what `total` is to each pass of a step.
 
     Args:
         divisors: [passes] of this rank.

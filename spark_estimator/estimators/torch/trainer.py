@@ -51,7 +51,7 @@ class Trainer:
 
     Attributes:
         model: on this rank's device.
-        optimizer: as `exchanging` makes it.
+        optimizer: as `wrap_optimizer` makes it.
         sums: over this rank's rows of the epoch so far.
         meter: counts the steps, for the display at the driver.
         rate_factor: by which the learning rates are multiplied: the number of ranks, or 1.
@@ -75,7 +75,7 @@ class Trainer:
         self.rate_factor = 1
 
     def begin(self, seed: int, leaving: frozenset[int]) -> None:
-        """Before the first epoch.
+        """Set the run's seed and the labels that losses leave out, before the first epoch.
 
         Args:
             seed: of the run.
@@ -85,7 +85,7 @@ class Trainer:
         self._parts = replace(self._parts, leaving_out=leaving)
 
     def take_size(self, factor: int = 1) -> None:
-        """Multiplies the learning rates, and those of the schedule, with the number of ranks, as Horovod does.
+        """Multiply the learning rates, and those of the schedule, with the number of ranks, as Horovod does.
 
         The user's rates are those of one process; the joint batch is larger. What the user's code reads and sets from
         then on is what steps are taken with.
@@ -107,7 +107,7 @@ class Trainer:
         self.rate_factor = size
 
     def _rescale(self, old: int, new: int) -> list[Any]:
-        """Gives rates that were multiplied by `old` the factor `new`. Returns the schedules without known rates."""
+        """Give rates that were multiplied by `old` the factor `new`. Return the schedules without known rates."""
         if old == new:
             return []
         multiply_groups(self.optimizer.param_groups, new / old)
@@ -115,18 +115,20 @@ class Trainer:
         return [] if scheduler is None else multiply_schedules([scheduler], new / old)
 
     def step(self) -> None:
-        """One step."""
+        """Make one step."""
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._pending = 0
 
     def synchronize(self) -> None:
-        """Gives all ranks the same parameters. A collective."""
+        """Give all ranks the same parameters. A collective."""
         if self._parts.steps_locally:
             self.optimizer.synchronize()
 
     def state(self) -> dict[str, Any]:
-        """The content of a checkpoint: Horovod's `model` and `optimizer`, the scheduler, and the rates' factor."""
+        """Return the content of a checkpoint: Horovod's `model` and `optimizer`, the scheduler, and the rates'
+        factor.
+        """
         scheduler = self._parts.scheduler
         return {
             "model": self.model.state_dict(),
@@ -136,7 +138,7 @@ class Trainer:
         }
 
     def packed(self, best: dict[str, Any] | None) -> bytes:
-        """The state for the driver: the model's weights and, if requested and if it fits, the optimizer's state.
+        """Return the state for the driver: the model's weights and, if requested and if it fits, the optimizer's state.
 
         As in Horovod, the learning rates of the latter are divided by the number of ranks, for the next training.
 
@@ -154,7 +156,7 @@ class Trainer:
         return packed({"model": numbers})
 
     def of_ranks(self, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
-        """[ranks] what each has for itself. A collective.
+        """Return [ranks] what each has for itself. A collective.
 
         Args:
             sums: of the epoch so far; None: between two epochs.
@@ -162,7 +164,7 @@ class Trainer:
         return gathered(self.model, self._device, sums)
 
     def take(self, kept: Checkpoint, *, within: bool) -> None:
-        """Restores a checkpoint. Rates that it holds for another number of ranks become those of this job.
+        """Restore a checkpoint. Rates that it holds for another number of ranks become those of this job.
 
         Args:
             within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
@@ -178,15 +180,17 @@ class Trainer:
             self._within = rank_state if within else None
 
     def here(self) -> dict[str, Any]:
-        """The random number generators and sums of this rank, for `resume_within`."""
+        """Return the random number generators and sums of this rank, for `resume_within`."""
         return rng_state(self._device) | {"sums": self.sums.sums.clone()}
 
     def resume_within(self, state: dict[str, Any]) -> None:
-        """The next epoch is one that has begun; this rank's generators and sums were those of `state`, of `here`."""
+        """Continue, in the next epoch, one that has begun, with this rank's generators and sums from
+        `get_rank_state`.
+        """
         self._within = state
 
     def schedule(self, loss: float) -> None:
-        """Moves the learning rate."""
+        """Move the learning rate."""
         scheduler = self._parts.scheduler
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             scheduler.step(loss)
@@ -205,7 +209,7 @@ class Trainer:
         commit: Callable[[int], None] | None = None,
         legs: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, Any]:
-        """One epoch. Returns its averages over all rows.
+        """Train for one epoch. Return its averages over all rows.
 
         Args:
             first: batches that are done already, before the checkpoint that was taken.
@@ -263,7 +267,7 @@ class Trainer:
         return result
 
     def _enter(self, epoch: int) -> None:
-        """Seeds the random number generators for an epoch, or restores what they were within it."""
+        """Seed the random number generators for an epoch, or restore what they were within it."""
         self.model.train()
         seed_generators(self._seed, epoch)
         self.sums.clear()
@@ -273,7 +277,7 @@ class Trainer:
             self._within = None
 
     def evaluate(self, rows: EpochRows) -> dict[str, Any]:
-        """The averages over all rows, with the model as it is."""
+        """Return the averages over all rows, with the model as it is."""
         self.model.eval()
         sums = EpochMeans(self._parts)
         size = self._spec.val_batch_size, self._spec.validation_steps
@@ -286,7 +290,7 @@ class Trainer:
         return sums.averages()
 
     def _tensors(self, batch: Batch) -> tuple[Tensors, Tensors, torch.Tensor | None]:
-        """Inputs, labels and weights of a batch."""
+        """Return inputs, labels and weights of a batch."""
         spec = self._spec
         tensors = [
             tensor_of(matrix, field).to(self._device) for matrix, field in zip(batch.matrices, spec.fields, strict=True)
@@ -295,7 +299,7 @@ class Trainer:
         return inputs, rest[: len(spec.labels)], rest[len(spec.labels)] if spec.weight is not None else None
 
     def _divisors(self, batch: Batch) -> list[float]:
-        """What the losses of a batch divide by, where that is not its rows."""
+        """Return what the losses of a batch divide by, if that is not its rows."""
         _, labels, weights = self._tensors(batch)
         return list(divisors_of(self._parts, labels, weights, batch.rows).values())
 
@@ -311,7 +315,7 @@ class Trainer:
     def _user_step(
         self, minibatch: Callable[..., Any], batch: Batch, number: int
     ) -> tuple[JointLoss, Tensors, Tensors]:
-        """A step as the user does it, by Horovod's protocol; its loss is this rank's share of the step's.
+        """Take a step as the user does it, by Horovod's protocol; its loss is this rank's share of the step's.
 
         Args:
             minibatch: takes seven arguments and steps, or two more, and steps in later calls.
@@ -344,6 +348,6 @@ class Trainer:
 
 
 def tensor_of(matrix: Array, field: Field) -> torch.Tensor:
-    """[rows, *field.shape] over the same memory, but where the spool keeps a smaller type."""
+    """Return [rows, *field.shape] over the same memory, except if the spool keeps a smaller type."""
     tensor = torch.from_numpy(matrix).reshape(len(matrix), *field.shape)
     return tensor.to(getattr(torch, field.dtype)) if field.stored else tensor

@@ -29,12 +29,13 @@ from spark_estimator.observe.driver_log import log_to_driver
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Runs on every rank. Returns the result on rank 0; None on the others.
+    """Train on every rank. Return the result on rank 0; None on the others.
 
     With a store, rank 0 writes a checkpoint after each epoch, and within them if the user wants that; a run whose
-    checkpoint exists resumes from it. PyTorch's, Python's and NumPy's random numbers are seeded for each epoch from
-    seed, epoch and rank, and their state is in checkpoints within an epoch, so that such a run ends with the same
-    numbers as one without interruption. In an elastic job it recovers within a step (`recovery`).
+    checkpoint exists resumes from it. PyTorch's, Python's and NumPy's random numbers are seeded for each epoch
+    from seed, epoch and rank, and their state is in checkpoints within an epoch, so that such a run ends with the
+    same numbers as one without interruption.
+    In an elastic job it recovers within a step (`recovery`).
     """
     hvd.init()
     with Saver(spec, TorchForm()) as saver, epoch_log(spec, hvd.rank) as log:
@@ -65,11 +66,11 @@ class Training:
         self._recorded: int | None = None  # how many epochs this process has logged, or others before it began
 
     def begin(self, known: KnownRun | None = None, read: ReadRows = rank_rows) -> RankRun:
-        """As `rank_run.begin`."""
+        """Return what `rank_run.begin` does."""
         return begin(self._spec, identity_of, TorchForm(), known=known, read=read)
 
     def leaving(self, beginning: RankRun) -> frozenset[int]:
-        """`TorchParts.leaving_out`. A collective."""
+        """Return `TorchParts.leaving_out`. A collective."""
         return leaving_out(self._spec.framework, self._spec, beginning)
 
     def run(
@@ -80,7 +81,7 @@ class Training:
         commits: recovery.Commits | None = None,
         legs: tuple[Mapping[str, Any], ...] = (),
     ) -> TrainResult | None:
-        """Trains to the end. Returns the result on rank 0. A collective.
+        """Train to the end. Return the result on rank 0. A collective.
 
         Args:
             leaving: `TorchParts.leaving_out`.
@@ -129,7 +130,7 @@ class Training:
         return beginning.result(spec, trainer.packed(progress.best), progress.history, "model.pt")
 
     def _entry(self, beginning: RankRun, epoch: int, averages: dict[str, Any]) -> dict[str, Any]:
-        """Adds the entry of an epoch to the history, after its validation."""
+        """Add the entry of an epoch to the history, after its validation."""
         spec, trainer = self._spec, self.trainer
         entry: dict[str, Any] = {"epoch": epoch, "train": averages}
         if beginning.held is not None or spec.checkpoint_path is not None or spec.restore_best:
@@ -142,13 +143,13 @@ class Training:
         return entry
 
     def _record(self, entry: dict[str, Any]) -> None:
-        """Logs an epoch's entry."""
+        """Log an epoch's entry."""
         self._log(entry)
         record_epoch(self._spec, entry)
         self._recorded = len(self.progress.history)
 
     def _report(self, entry: dict[str, Any]) -> None:
-        """Prints a line about an epoch's entry at the driver."""
+        """Print a line about an epoch's entry at the driver."""
         if hvd.rank() == 0 and self._spec.verbose:
             log_to_driver(line_of(entry, self._spec.epochs))
 
@@ -173,7 +174,7 @@ class Training:
         return self._spec.checkpoints_within or (kept is not None and kept.cursor is not None)
 
     def _resumed(self, beginning: RankRun, spread: list[int]) -> int:
-        """Takes over the checkpoint. Returns the steps of the next epoch that are done."""
+        """Take over the checkpoint. Return the steps of the next epoch that are done."""
         kept, spec = beginning.kept, self._spec
         assert kept is not None
         again = kept.cursor is not None and kept.cursor.spread != spread
@@ -186,11 +187,11 @@ class Training:
 
 
 def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> frozenset[int]:
-    """`TorchParts.leaving_out`, of the rows of all ranks. A collective.
+    """Return `TorchParts.leaving_out`, of the rows of all ranks. A collective.
 
     Raises:
-        DataError: the loss leaves out all rows, for training or validation; or rows have weights, too: without the
-            ignored rows, the mean would be neither by rows nor by weights.
+        DataError: the loss leaves out all rows, for training or validation; or rows have weights, too: without
+            the ignored rows, the mean would be neither by rows nor by weights.
     """
     if spec.kept is not None:  # a function makes the labels, in each epoch again
         return frozenset()
@@ -219,12 +220,12 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
 
 
 def _learns(loss: Any, rows: EpochRows | None, place: int) -> bool:
-    """Whether some label of a rank's rows counts, or no rank has such rows."""
+    """Return whether some label of a rank's rows counts, or no rank has such rows."""
     return rows is None or counts_some(loss, (block for (block,) in rows.blocks([place])))
 
 
 def _check_labels(parts: TorchParts, learned: Array) -> None:
-    """Raises DataError for labels of which none counts.
+    """Raise DataError for labels of which none counts.
 
     Args:
         learned: [training, validation][labels] whether one counts.

@@ -35,7 +35,7 @@ class PyfuncModel:
         self._predictor = model._frame_predictor()
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
-        """The columns that `transform` adds, as a pandas frame.
+        """Return the columns that `transform` adds, as a pandas frame.
 
         Args:
             model_input: a pandas frame with the feature columns; NaN in a column of numbers is read as null.
@@ -51,12 +51,12 @@ class PyfuncModel:
         return _with_null_texts(self._predictor.frame(table))
 
     def get_raw_model(self) -> TableModel:
-        """The `TorchModel`, `KerasModel` or `TransformersModel` itself."""
+        """Return the `TorchModel`, `KerasModel` or `TransformersModel` itself."""
         return self._model
 
 
 def _with_null_texts(frame: Any) -> Any:
-    """The frame; if it has null in a column of texts, as one in which ``spark_udf`` leaves null as it is.
+    """Return the frame; if it has null in a column of texts, as one in which ``spark_udf`` leaves null as it is.
 
     MLflow maps ``str`` over a frame of texts, which makes the text "None" of a null.
     """
@@ -90,7 +90,7 @@ def _load_pyfunc(path: str) -> PyfuncModel:  # MLflow's name
 
 
 def log_model(model: TableModel, features: Features, options: MlflowOptions) -> str:
-    """Logs a model in MLflow's active run. Returns its address."""
+    """Log a model in MLflow's active run. Return its address."""
     import mlflow
 
     columns = model._prediction_columns()
@@ -114,13 +114,15 @@ def log_model(model: TableModel, features: Features, options: MlflowOptions) -> 
 
 
 def nullable_in(model: TableModel) -> set[str]:
-    """The features of numbers in which null is a value as any other: categories, and those with a replacement."""
+    """Return the features of numbers in which null is a value as any other: categories, and those with a
+    replacement.
+    """
     known = [model._value(name) or {} for name in ("categories", "null_values") if model.hasParam(name)]
     return {column for columns in known for column in columns}
 
 
 def requirements_of(model: TableModel) -> list[str]:
-    """The packages that a model needs where it is loaded, in the versions that are installed here."""
+    """Return the packages that a model needs where it is loaded, in the versions that are installed here."""
     loaded = [name for name in model._packages if _is_loaded(name)]
     return [f"spark-estimator=={__version__}", *filter(None, map(_pinned, [*_REQUIRED, *loaded]))]
 

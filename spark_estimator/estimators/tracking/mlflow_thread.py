@@ -72,14 +72,14 @@ class MlflowThread:
         threading.Thread(target=self._run, name="spark_estimator MLflow", daemon=True).start()
 
     def submit(self, call: MlflowCall) -> MlflowCall:
-        """Makes a call after those before it. Does not block."""
+        """Make a call after those before it. Does not block."""
         with self._changed:
             self._calls.append(call)
             self._changed.notify_all()
         return call
 
     def wait(self, call: MlflowCall, limit: timedelta) -> bool:
-        """Waits for the end of a call and of those before it.
+        """Wait for the end of a call and of those before it.
 
         Args:
             limit: without a call that succeeds.
@@ -97,13 +97,13 @@ class MlflowThread:
         return True
 
     def outstanding(self) -> list[str]:
-        """The descriptions of unfinished calls, with their last errors; none twice."""
+        """Return the descriptions of unfinished calls, with their last errors; none twice."""
         with self._changed:
             calls = list(self._calls)
         return list(dict.fromkeys(f"{call.what} ({call.error!r:.300})" if call.error else call.what for call in calls))
 
     def close(self) -> None:
-        """Ends the thread once its calls are made. Idempotent."""
+        """End the thread once its calls are made. Idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -124,7 +124,7 @@ class MlflowThread:
             call.over.set()
 
     def _make(self, call: MlflowCall) -> None:
-        """Makes a call until it has ended, or others have their turn."""
+        """Make a call until it has ended, or others have their turn."""
         pause = _FIRST_PAUSE
         began = time.monotonic()
         while call.state is CallState.WAITING:
@@ -150,7 +150,7 @@ class MlflowThread:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether a call that raised this may succeed later."""
+    """Return whether a call that raised this may succeed later."""
     if error.__cause__ is not None and _is_final_file_error(error.__cause__):
         return False
     code = getattr(error, "error_code", None)

@@ -10,7 +10,7 @@ from spark_estimator.estimators.history import Epochs
 
 
 def pictures_of(history: Epochs) -> dict[str, Any]:
-    """matplotlib's figures by the names of their files; none where matplotlib is missing or there is no epoch."""
+    """Return matplotlib's figures by the names of their files; none if matplotlib is missing or there is no epoch."""
     rows = history.rows()
     if not rows or importlib.util.find_spec("matplotlib") is None:
         return {}
@@ -27,13 +27,15 @@ def pictures_of(history: Epochs) -> dict[str, Any]:
 
 
 def _without(name: str, prefixes: list[str]) -> str:
-    """A column's metric, of which there may be one of training and one of validation: the longest prefix is removed."""
+    """Return a column's metric, of which there may be one of training and one of validation: the longest prefix is
+    removed.
+    """
     prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
     return name[len(prefix) :] or name
 
 
 def _path(name: str, known: Collection[str]) -> str:
-    """Where a metric's picture is; none of those that are known."""
+    """Return the path of a metric's picture; none of those that are known."""
     file = "".join(character if character.isalnum() or character in "-_. " else "_" for character in name)
     paths = (f"plots/{file}{suffix}.png" for suffix in ("", *(f" {number}" for number in range(2, len(known) + 2))))
     return next(path for path in paths if path not in known)

@@ -33,14 +33,14 @@ class RankTracking:
     system_seconds: float | None = None
 
     def sample_system(self) -> None:
-        """Begins to sample this rank's host, if that is wanted, until this process ends. Later calls do nothing."""
+        """Begin to sample this rank's host, if that is wanted, until this process ends. Later calls do nothing."""
         samples = any(thread.name == _THREAD for thread in threading.enumerate())
         if self.system_seconds is not None and not samples:
             threading.Thread(target=_sample, args=(self.system_seconds,), name=_THREAD, daemon=True).start()
 
 
 def _sample(seconds: float) -> None:
-    """Sends a record of each sample at the end of its interval. An error is logged on the driver."""
+    """Send a record of each sample at the end of its interval. An error is logged on the driver."""
     try:
         monitors = [_monitor(name) for name in _MONITORS]
         monitors += _gpu_monitors()

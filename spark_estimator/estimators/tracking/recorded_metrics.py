@@ -73,7 +73,7 @@ class RecordedMetrics:
         self._samples: dict[int, int] = {}
 
     def of_record(self, rank: int, record: Mapping[str, Any]) -> list[MetricValue]:
-        """The values that a record completes.
+        """Return the values that a record completes.
 
         Raises:
             KeyError, TypeError, ValueError: it is no record.
@@ -98,13 +98,15 @@ class RecordedMetrics:
         return [MetricValue(self._step_name, loss, epoch * steps + step)]
 
     def _of_system(self, rank: int, sample: Mapping[str, Any]) -> list[MetricValue]:
-        """The values of a sample of a rank's host, by MLflow's names; the steps count the samples of the rank."""
+        """Return the values of a sample of a rank's host, by MLflow's names; the steps count the samples of the
+        rank.
+        """
         step = self._samples.get(rank, 0)
         self._samples[rank] = step + 1
         return [MetricValue(f"system/rank_{rank}/{name}", float(value), step) for name, value in sample.items()]
 
     def of_epochs(self, entries: Iterable[Mapping[str, Any]]) -> list[MetricValue]:
-        """The values of those entries of a history whose epochs are new."""
+        """Return the values of those entries of a history whose epochs are new."""
         values = []
         for entry in entries:
             epoch = int(entry["epoch"])

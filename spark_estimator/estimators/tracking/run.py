@@ -47,7 +47,7 @@ _NOTE_TAG = "mlflow.note.content"
 
 
 def check_installed() -> None:
-    """Refuses to train with `mlflow` set where MLflow is missing.
+    """Raise PythonEnvironmentError if `mlflow` is set and MLflow is missing.
 
     Raises:
         PythonEnvironmentError: it is.
@@ -62,7 +62,7 @@ def check_installed() -> None:
 
 
 def active_run_id() -> str | None:
-    """The run that is active in this thread, or that the environment of a job names; None: there is none."""
+    """Return the run that is active in this thread, or that the environment of a job names; None: there is none."""
     import mlflow
 
     run = mlflow.active_run()
@@ -71,7 +71,7 @@ def active_run_id() -> str | None:
 
 @contextlib.contextmanager
 def _run_of_environment_kept() -> Iterator[None]:
-    """Meanwhile the variable is not set: `start_run` would continue its run, and remove it, as `end_run` does."""
+    """Unset the variable meanwhile: `start_run` would continue its run, and remove it, as `end_run` does."""
     with _environment_lock:
         run_id = os.environ.pop(_RUN_VARIABLE, None)
         try:
@@ -119,7 +119,7 @@ class TrackedRun:
         self._parent = options.parent_run_id or active_run_id()
 
     def __enter__(self) -> TrackedRun:
-        """Begins the run.
+        """Begin the run.
 
         Raises:
             PreflightError: MLflow refuses it, or does not answer.
@@ -145,13 +145,13 @@ class TrackedRun:
         self._thread.close()
 
     def rank_tracking(self) -> RankTracking:
-        """The ranks' part of the run."""
+        """Return the ranks' part of the run."""
         sampled = self._options.log_system_metrics
         seconds = _SAMPLED_EVERY.total_seconds() if sampled is True else sampled or None
         return RankTracking(self._options.log_every_n_steps, seconds)
 
     def take_record(self, rank: int, record: Mapping[str, Any]) -> None:
-        """Takes a record of a rank; does not block, and raises nothing."""
+        """Take a record of a rank; does not block, and raises nothing."""
         try:
             self._add(self._metrics.of_record(rank, record))
         except Exception as error:
@@ -160,7 +160,7 @@ class TrackedRun:
     def finish(
         self, model: TableModel, features: Features, entries: Sequence[Mapping[str, Any]], model_bytes: int
     ) -> None:
-        """Logs the remaining metrics and the model, and ends the run. If MLflow is away, a line names what is missing.
+        """Log the remaining metrics and the model, and end the run. If MLflow is away, a line names what is missing.
 
         Args:
             entries: of the history.
@@ -194,7 +194,7 @@ class TrackedRun:
         self._end("KILLED" if killed else "FAILED")
 
     def _end(self, status: str) -> None:
-        """Ends the run after all calls before, and waits for that, if MLflow answers."""
+        """End the run after all calls before, and wait for that, if MLflow answers."""
         import mlflow
 
         call = self._submit("end the run", lambda: self._terminate(status))
@@ -214,7 +214,7 @@ class TrackedRun:
         return self._thread.submit(MlflowCall(what, function, patience))
 
     def _add(self, values: Sequence[MetricValue]) -> None:
-        """Has values logged, together with those that wait already."""
+        """Log values, together with those that wait already."""
         if self._queue.add(values):
             self._submit("log metrics", self._log_values)
 
@@ -241,7 +241,7 @@ class TrackedRun:
                 self._client.set_tag(self.run_id, PARENT_TAG, self._parent)
 
     def _experiment(self) -> str | None:
-        """The id of the run's experiment; None: the active one."""
+        """Return the id of the run's experiment; None: the active one."""
         name, client = self._options.experiment_name, self._client
         parent = None if self._parent is None else client.get_run(self._parent)  # an error where there is none
         if name is not None:
@@ -302,7 +302,7 @@ class TrackedRun:
 
 
 def _end_active(status: str) -> None:
-    """Ends this thread's active run."""
+    """End this thread's active run."""
     import mlflow
 
     with _run_of_environment_kept():
@@ -318,7 +318,7 @@ def _texts_of(parameters: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_of_this_thread() -> bool:
-    """Whether the active run is this thread's alone, as since MLflow 2.16."""
+    """Return whether the active run is this thread's alone, as since MLflow 2.16."""
     import mlflow
 
     seen: list[Any] = []

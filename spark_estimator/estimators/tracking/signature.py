@@ -55,7 +55,7 @@ class Features:
 
     @classmethod
     def of_frame(cls, frame: DataFrame, kinds: Mapping[str, str]) -> Features:
-        """With the first rows of a DataFrame, which a small Spark job collects."""
+        """Return the features with the first rows of a DataFrame, which a small Spark job collects."""
         from pyspark.sql import functions
 
         if not {name.partition(".")[0] for name in kinds if name not in frame.columns} <= set(frame.columns):
@@ -65,7 +65,7 @@ class Features:
 
     @classmethod
     def of_files(cls, files: DataFiles, columns: Columns) -> Features:
-        """With the first rows of Parquet files, which this process reads."""
+        """Return the features with the first rows of Parquet files, which this process reads."""
         kinds = {column.name: column.kind for column in columns.features}
         names = [name for name in kinds if name in files.kinds]
         if len(names) < len(kinds):  # a function of the user's makes them
@@ -81,14 +81,16 @@ class Features:
 
 
 def _path(frame: DataFrame, name: str) -> str:
-    """How Spark's functions call a column, or a field of a struct."""
+    """Return how Spark's functions call a column, or a field of a struct."""
     if name in frame.columns:
         return quoted(name)
     return ".".join(map(quoted, name.split(".")))
 
 
 def _in_plain_lists(frame: Any) -> Any:
-    """With lists in place of vectors and arrays, and plain dicts in place of rows: MLflow writes JSON of them."""
+    """Return the frame with lists in place of vectors and arrays, and plain dicts in place of rows: MLflow writes
+    JSON of them.
+    """
     for name in frame.columns:
         if frame[name].dtype == object:
             frame[name] = [_plain(value) for value in frame[name]]
@@ -106,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def signature_of(features: Features, columns: Sequence[PredictionColumn], nullable: Collection[str] = ()) -> Any:
-    """MLflow's ModelSignature; None where MLflow has no name for a feature's type.
+    """Return MLflow's ModelSignature; None if MLflow has no name for a feature's type.
 
     Args:
         columns: of the predictions, which are left out where MLflow has no name for a type.

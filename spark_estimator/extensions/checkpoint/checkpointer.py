@@ -171,16 +171,16 @@ class Checkpointer:
 
     @property
     def steps(self) -> int:
-        """Steps so far: calls of `step`, and those before the checkpoint that was restored."""
+        """Return the number of steps so far: calls of `step`, and those before the restored checkpoint."""
         return self._clock.steps
 
     @property
     def writer_pid(self) -> int:
-        """The process that writes this rank's part."""
+        """Return the process id of the writer of this rank's part."""
         return self._open().pid
 
     def step(self) -> bool:
-        """Counts a step of the training, and makes a checkpoint when one is due. Returns whether it did."""
+        """Count a step of the training, and make a checkpoint if one is due. Return whether it did."""
         if self._clock.count():
             return self._save(may_be_left_out=True)
         if self._copier.layout is None:  # from the first step on optimizers have a state
@@ -189,7 +189,7 @@ class Checkpointer:
         return False
 
     def save(self) -> None:
-        """Copies the state now, to be written by the writers.
+        """Copy the state now, to be written by the writers.
 
         Raises:
             DataError: the ranks' states differ in structure, or hold what cannot be read back without running code;
@@ -198,7 +198,12 @@ class Checkpointer:
         self._save(may_be_left_out=False)
 
     def _save(self, *, may_be_left_out: bool) -> bool:
-        """Copies the state, unless it may be left out: `close` makes up for that. Returns whether it did."""
+        """Copy the state; return whether it did.
+
+        Args:
+            may_be_left_out: a copy that would only be on standby is not made if such copies have taken more than
+                `_STANDBY_SHARE` of the time since the checkpoint that is being written; `close` makes up for it.
+        """
         link = self._open()
         self._copier.wait()
         began = time.perf_counter()
@@ -245,7 +250,7 @@ class Checkpointer:
         return True
 
     def wait(self) -> int | None:
-        """Returns when the last copy is complete or has failed, with the last complete checkpoint's step, or None."""
+        """Wait until the last copy is complete or has failed. Return the last complete checkpoint's step, or None."""
         link = self._open()
         self._copier.wait()
         while True:
@@ -262,7 +267,7 @@ class Checkpointer:
                 return self._copies.get_step(states[0].completed)
 
     def close(self) -> int | None:
-        """Waits as `wait` does, and ends the writers. Returns the step of the last complete checkpoint, or None."""
+        """Wait as `wait` does, and end the writers. Return the step of the last complete checkpoint, or None."""
         if self._link is None:
             return None
         if self._standby.state in OWED:
@@ -272,13 +277,13 @@ class Checkpointer:
         return completed
 
     def abandon(self) -> None:
-        """Leaves the writers alone with what they have: they complete it and end. No collective, and no waiting."""
+        """Detach the writers, which complete what they have and end. No collective, and no waiting."""
         if self._link is not None:
             self._copier.wait()
             self._leave(None)
 
     def restore(self, step: int | None = None) -> int:
-        """Gives all objects the state of a checkpoint.
+        """Give all objects the state of a checkpoint.
 
         In a later round of an elastic job the ranks have a newer state, which stays unless `step` is a number.
 

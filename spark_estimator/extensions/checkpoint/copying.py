@@ -25,7 +25,7 @@ class Copying:
         self._thread: threading.Thread | None = None
 
     def run(self, now: Sequence[Pair], later: Sequence[Pair], done: Callable[[bool], None]) -> None:
-        """Copies pairs of target and source.
+        """Copy pairs of target and source.
 
         Args:
             now: before this returns.
@@ -56,7 +56,7 @@ class Copying:
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when the copy is made."""
+        """Wait until the copy is made."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -135,9 +135,10 @@ class StateCopier:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies numbers in this thread alone.
+    """Copy numbers in this thread alone.
 
-    torch's own copy has several threads, which wait for each other: many times as long on a machine full of ranks.
+    torch's own copy has several threads, which wait for each other: many times as long on a machine full of
+    ranks.
     """
     if source.device.type == "cpu" and source.is_contiguous():
         numpy.copyto(_bytes_of(target), _bytes_of(source))

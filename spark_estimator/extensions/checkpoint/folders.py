@@ -34,13 +34,13 @@ class Folder:
 
     @property
     def name(self) -> str:
-        """Of the folder, without those above."""
+        """Return the folder's name, without the folders above."""
         moment = datetime.fromtimestamp(self.time, timezone.utc).strftime(_TIME)
         return f"step-{self.step:010d}-{self.generation:04d}-{moment}-{self.group}"
 
     @staticmethod
     def of(name: str) -> Folder | None:
-        """The folder of this name; None: it is none of a checkpoint."""
+        """Return the folder of this name; None if it is not a checkpoint's."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -52,17 +52,17 @@ class Folder:
 
 
 def part_name(rank: int) -> str:
-    """The file of a rank's part, named as torch does."""
+    """Return the file name of a rank's part, as torch names it."""
     return f"__{rank}_0.distcp"
 
 
 def note_name(rank: int) -> str:
-    """The file that exists when a rank's part is whole."""
+    """Return the name of the file that exists once a rank's part is whole."""
     return f".part-{rank}.json"
 
 
 def folders_in(store: FilesystemStore, root: str) -> list[Folder]:
-    """The folders of checkpoints, complete or not, the newest first; none where the root is not there.
+    """Return the folders of checkpoints, complete or not, the newest first; none if the root does not exist.
 
     Raises:
         Exception: the store cannot be read; the class of the error depends on the store.
@@ -76,7 +76,7 @@ def folders_in(store: FilesystemStore, root: str) -> list[Folder]:
 
 
 def is_complete(store: FilesystemStore, root: str, folder: Folder) -> bool:
-    """Whether the folder is a checkpoint.
+    """Return whether the folder is a checkpoint.
 
     Raises:
         Exception: the store cannot be read; the class of the error depends on the store.
@@ -91,7 +91,7 @@ def is_complete(store: FilesystemStore, root: str, folder: Folder) -> bool:
 def expendable(
     folders: Sequence[Folder], complete: Collection[Folder], keep: int, keep_every: timedelta | None
 ) -> list[Folder]:
-    """Which folders to remove after a checkpoint was completed.
+    """Return the folders to remove after a checkpoint was completed.
 
     Args:
         folders: all folders, the newest first.

@@ -42,7 +42,7 @@ class Frame:
 
 @functools.lru_cache(maxsize=4096)
 def frame_of(shape: tuple[int, ...], dtype: torch.dtype) -> Frame:
-    """The bytes that ``torch.save`` writes for a contiguous tensor of this shape and type."""
+    """Return the bytes that ``torch.save`` writes for a contiguous tensor of this shape and type."""
     with open(os.memfd_create("spark_estimator frame", os.MFD_CLOEXEC), "w+b") as stream:  # the numbers take no memory
         with skip_data():
             torch.save(torch.empty(shape, dtype=dtype), stream)
@@ -59,24 +59,24 @@ def frame_of(shape: tuple[int, ...], dtype: torch.dtype) -> Frame:
 
 
 def moved(hole: Hole, offset: int) -> Hole:
-    """The same room in a file in which the piece begins at an offset."""
+    """Return the same room in a file in which the piece begins at an offset."""
     return Hole(hole.offset + offset, hole.size, tuple(place + offset for place in hole.checksums))
 
 
 def aligned(offset: int) -> int:
-    """The next place where a piece can begin."""
+    """Return the next offset at which a piece can begin."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def packed(value: object) -> bytes:
-    """An object as ``torch.save`` writes it."""
+    """Return an object as ``torch.save`` writes it."""
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
 
 
 def _directory(stream: BinaryIO) -> Iterator[tuple[zipfile.ZipInfo, int]]:
-    """Yields the entries of the archive, and the offset of each in the central directory."""
+    """Yield the entries of the archive, and the offset of each in the central directory."""
     archive = zipfile.ZipFile(stream)
     place = archive.start_dir
     for info in archive.infolist():

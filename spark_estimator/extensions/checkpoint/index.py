@@ -52,7 +52,7 @@ class Saved:
 
 
 def index_of(text: bytes, name: str) -> dict[str, Saved]:
-    """The values by their keys.
+    """Return the values by their keys.
 
     Args:
         text: the file.

@@ -28,7 +28,7 @@ class Objects:
         self._checked: set[tuple[str, type]] = set()
 
     def packed(self, entries: Sequence[StateEntry], rank_state: Mapping[str, Any], rank: int) -> list[Packed]:
-        """The content of this rank's part: its own values, and on rank 0 those of all.
+        """Return the content of this rank's part: its own values, and on rank 0 those of all.
 
         Raises:
             DataError: one could not be read back without running code.
@@ -68,7 +68,7 @@ def part_job(
     ranks: int,
     keep: tuple[int, timedelta | None],
 ) -> tuple[int, int]:
-    """Puts values and description into a slot behind the layout's.
+    """Write values and description into a slot behind the layout's.
 
     Args:
         path: of the checkpoint's folder.

@@ -30,7 +30,7 @@ _PIECES_OF_A_SHARE = 8
 
 
 def structure_of(entries: Sequence[StateEntry]) -> Structure:
-    """Keys, types and shapes of a state: they must be equal on all ranks."""
+    """Return keys, types and shapes of a state, which must be equal on all ranks."""
     return tuple(
         (entry.key, str(entry.value.dtype).removeprefix("torch."), tuple(entry.value.shape))
         if isinstance(entry.value, torch.Tensor)
@@ -72,7 +72,7 @@ class Layout:
 
     @property
     def objects_offset(self) -> int:
-        """The offset in a slot of the values that are not tensors."""
+        """Return the offset in a slot of the values that are not tensors."""
         return aligned(self.end + len(self.table))
 
 
@@ -96,7 +96,7 @@ class Staging:
         self._thread.start()
 
     def targets(self, number: int) -> list[torch.Tensor]:
-        """[pieces] a free slot's memory as tensors, to be copied to."""
+        """Return [pieces] tensors over a free slot's memory, to copy to."""
         self._thread.join()
         result = self._targets[number]
         if result is None:
@@ -124,12 +124,12 @@ class Staging:
 
 
 def part_of(tensor: torch.Tensor, piece: TensorPiece | Placed) -> torch.Tensor:
-    """The rows of a piece."""
+    """Return the rows of a piece."""
     return tensor[piece.first : piece.first + piece.rows] if tensor.dim() else tensor
 
 
 def layout_of(entries: Sequence[StateEntry], structure: Structure, rank: int, ranks: int) -> Layout:
-    """The layout of a rank's part; no other rank is asked, as all have the same structure."""
+    """Return the layout of a rank's part. No other rank is asked, as all have the same structure."""
     digest = hashlib.sha256(json.dumps(structure).encode()).hexdigest()
     layout = Layout(structure, digest)
     tensors = [number for number, entry in enumerate(entries) if isinstance(entry.value, torch.Tensor)]

@@ -50,19 +50,19 @@ class Note:
     objects: Sequence[SavedObject]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Note:
-        """The inverse of `to_json`."""
+        """Return the note of what `to_json` returned."""
         pieces = [SavedPiece(**each) for each in values["pieces"]]
         objects = [SavedObject(**each) for each in values["objects"]]
         return Note(values["rank"], values["file"], values["size"], values["structure"], pieces, objects)
 
 
 def metadata_text(notes: Sequence[Note], folder: str) -> bytes:
-    """The file.
+    """Return the content of the file.
 
     Args:
         notes: of all ranks.

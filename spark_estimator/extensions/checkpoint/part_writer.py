@@ -40,11 +40,11 @@ class WritePart:
         self._complete: set[folders.Folder] = set()
 
     def __call__(self, writer: Writer, copy: PendingCopy) -> int:
-        """Writes one copy, again if the store fails. Returns the part's bytes."""
+        """Write one copy, again if the store fails. Return the part's bytes."""
         return writer.retry(lambda: self._write_part(writer, copy), copy.ticket)
 
     def _write_part(self, writer: Writer, copy: PendingCopy) -> int:
-        """Writes this rank's part; on rank 0 what makes it a checkpoint, too. Returns the part's bytes."""
+        """Write this rank's part, and on rank 0 the file that completes the checkpoint. Return the part's bytes."""
         ticket, job, view = copy.ticket, copy.job, copy.view
         table = json.loads(bytes(view[job["table"][0] : sum(job["table"])]))
         path, rank, end = job["path"], job["rank"], job["end"]
@@ -93,7 +93,7 @@ class WritePart:
             writer.send_report(ticket=ticket, note=f"older checkpoints in {posixpath.dirname(path)} stay: {error}")
 
     def _await(self, writer: Writer, ticket: int, path: str, names: set[str], grace: timedelta) -> None:
-        """Returns when the folder has these files."""
+        """Wait until the folder has these files."""
         pause, until = _SHORTEST_POLL, float("inf")
         while True:
             missing = names - {posixpath.basename(entry.path) for entry in self._store.entries(path)}

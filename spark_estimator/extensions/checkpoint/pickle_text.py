@@ -35,7 +35,7 @@ class Made:
 
 
 def pickled(value: Any) -> bytes:
-    """Protocol 2 of pickle."""
+    """Return a value in protocol 2 of pickle."""
     pieces = [b"\x80\x02"]
     _write(value, pieces)
     pieces.append(b".")
@@ -88,5 +88,5 @@ class _Pairs:
 
 
 def dict_of(pairs: list[tuple[Any, Any]]) -> Any:
-    """A dict of pairs of a key and a value, in their order."""
+    """Return a dict of pairs of a key and a value, in their order."""
     return _Pairs(pairs)

@@ -22,7 +22,7 @@ _IS_FOLDER = 0x10
 
 
 def complete_steps(folder: str | Store) -> list[int]:
-    """The steps whose checkpoints in a folder are complete, in ascending order.
+    """Return the steps whose checkpoints in a folder are complete, in ascending order.
 
     Args:
         folder: as of `Checkpointer`.
@@ -34,7 +34,7 @@ def complete_steps(folder: str | Store) -> list[int]:
 
 
 def load(folder: str | Store, step: int | None = None, names: Collection[str] | None = None) -> dict[str, Any]:
-    """The state in a checkpoint, as dicts and lists of tensors in host memory; keys of dicts are text.
+    """Return the state in a checkpoint, as dicts and lists of tensors in host memory; keys of dicts are text.
 
     For inference, or to look into it; a training uses `Checkpointer.restore`. No collective.
 
@@ -68,7 +68,7 @@ def load(folder: str | Store, step: int | None = None, names: Collection[str] | 
 
 
 def find(store: FilesystemStore, root: str, step: int | None) -> tuple[str, bytes] | None:
-    """A complete checkpoint's folder and its ``.metadata``; None: there is none, and no step was wanted.
+    """Return the folder and the ``.metadata`` of a complete checkpoint; None if there is none and `step` is None.
 
     Args:
         step: None: the newest.
@@ -97,7 +97,7 @@ def find(store: FilesystemStore, root: str, step: int | None) -> tuple[str, byte
 def read(
     store: FilesystemStore, path: str, extents: Sequence[tuple[Saved, Extent]]
 ) -> Iterator[tuple[Saved, Extent, Any]]:
-    """The values of some extents, file by file.
+    """Yield the values of some extents, file by file.
 
     Raises:
         DataError: one is damaged, or holds what cannot be read without running code.
@@ -114,7 +114,7 @@ def read(
 
 
 def place(values: dict[str, Any], saved: Saved, extent: Extent, value: Any) -> None:
-    """Puts what was read into its tensor."""
+    """Put a value that was read into its tensor."""
     if saved.dtype is None:
         values[saved.key] = value
         return
@@ -148,7 +148,7 @@ def _unpacked(content: bytes, name: str, extent: Extent) -> Any:
 
 
 def store_of(folder: str | Store) -> FilesystemStore:
-    """The store whose `prefix_path` is the folder.
+    """Return the store whose `prefix_path` is the folder.
 
     Raises:
         TypeError: it is neither a path, a URL nor a `FilesystemStore`.

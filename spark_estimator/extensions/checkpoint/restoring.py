@@ -31,7 +31,7 @@ def restore(
     rank: int,
     ranks: int,
 ) -> int:
-    """Restores everything; see `Checkpointer.restore`. A collective on ranks.
+    """Restore everything; see `Checkpointer.restore`. A collective on ranks.
 
     Args:
         root: the folder of the checkpoints.
@@ -66,7 +66,9 @@ def restore(
 
 
 def shared(extents: Sequence[Wanted], ranks: int) -> list[list[Wanted]]:
-    """[ranks] what each reads of what all need: as many bytes, to an extent, in the order of the files."""
+    """Return [ranks] the extents that each rank reads: equally many bytes, up to an extent, in the order of the
+    files.
+    """
     ordered = sorted(extents, key=lambda each: (each[1].file, each[1].offset))
     total = sum(extent.length for _, extent in ordered)
     result: list[list[Wanted]] = [[] for _ in range(ranks)]
@@ -97,7 +99,7 @@ def _found(store: FilesystemStore, root: str, step: int | None, rank: int) -> tu
 
 
 def _check(path: str, by_name: Mapping[str, Sequence[Saved]], objects: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint that does not fit, before anything is read or changed."""
+    """Raise DataError if the checkpoint does not fit, before anything is read or changed."""
     lacking = [name for name in objects if name not in by_name and objects[name].state_dict()]
     if lacking:
         known = sorted(set(by_name) - {"step", "ranks"})
@@ -121,7 +123,7 @@ def _text(shape: tuple[int, ...] | None) -> str:
 
 
 def _read(store: FilesystemStore, path: str, wanted: Sequence[Wanted]) -> dict[tuple[str, tuple[int, ...]], Any]:
-    """The values that this rank reads, by key and position. All ranks raise if one cannot. A collective."""
+    """Return the values that this rank reads, by key and position. All ranks raise if one cannot. A collective."""
     result, problem = {}, ""
     try:
         for saved, extent, value in reading.read(store, path, wanted):

@@ -31,7 +31,7 @@ class StateEntry:
 
 
 def entries_of(objects: Mapping[str, Any]) -> list[StateEntry]:
-    """The state of all objects, in their order.
+    """Return the state of all objects, in their order.
 
     Raises:
         DataError: of a tensor that cannot be written in pieces, or of two values of the same name.
@@ -52,7 +52,9 @@ def entries_of(objects: Mapping[str, Any]) -> list[StateEntry]:
 
 
 def leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-    """The values within dicts and lists; a list only where tensors or dicts are in it, as in torch's layout."""
+    """Yield the values within dicts and lists; lists are entered only if they hold tensors or dicts, as in torch's
+    layout.
+    """
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from leaves((*path, str(key)), item)
@@ -64,7 +66,7 @@ def leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def own_buffers(value: Any) -> dict[str, torch.Tensor]:
-    """The buffers of a module in which ranks may differ, by name; of any other object none."""
+    """Return the buffers of a module in which ranks may differ, by name; none of any other object."""
     if not isinstance(value, torch.nn.Module):
         return {}
     kept = value.state_dict().keys()
@@ -76,7 +78,7 @@ def own_buffers(value: Any) -> dict[str, torch.Tensor]:
 
 
 def nested(values: Sequence[tuple[Path, Any]]) -> Any:
-    """Dicts and lists from their leaves: what `leaves` has taken apart. Keys are text."""
+    """Return the dicts and lists that `iterate_leaves` has taken apart. Keys are text."""
     root: Any = None
     for path, value in values:
         if not path:
@@ -90,7 +92,7 @@ def nested(values: Sequence[tuple[Path, Any]]) -> Any:
 
 
 def load_into(value: Any, state: Any) -> None:
-    """Loads an object's state, with the object's own keys."""
+    """Load an object's state, with the object's own keys."""
     state = _with_keys_of(state, value.state_dict())
     if isinstance(value, torch.optim.Optimizer):
         state = dict(state)
@@ -99,7 +101,7 @@ def load_into(value: Any, state: Any) -> None:
 
 
 def check_names(names: Sequence[str], objects: Sequence[Any], where: str) -> None:
-    """Refuses what cannot be in a checkpoint.
+    """Raise unless names and objects can be in a checkpoint.
 
     Raises:
         TypeError: an object has no ``state_dict()`` or ``load_state_dict()``.
@@ -114,7 +116,7 @@ def check_names(names: Sequence[str], objects: Sequence[Any], where: str) -> Non
 
 
 def parameters_of(optimizers: Sequence[Any]) -> set[int]:
-    """The memory that only the optimizers' steps change: parameters and states, by their addresses."""
+    """Return the addresses of the memory that only the optimizers' steps change: parameters and states."""
     result = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -154,7 +156,7 @@ def _at(place: Any, key: str | int, new: Any) -> Any:
 
 
 def _with_keys_of(state: Any, template: Any) -> Any:
-    """The state with the template's keys where these are no text."""
+    """Return the state with the template's keys where these are no text."""
     if isinstance(state, Mapping) and isinstance(template, Mapping):
         known = {str(key): key for key in template}
         return {

@@ -76,7 +76,7 @@ class Fragment:
 
     @torch.no_grad()
     def send(self) -> None:
-        """Submits the outer gradient: the difference of this rank's parameters from the anchors. Does not block.
+        """Submit the outer gradient: the difference of this rank's parameters from the anchors. Does not block.
 
         Raises:
             HorovodInternalError: the job has failed.
@@ -113,7 +113,7 @@ class Fragment:
 
     @torch.no_grad()
     def take(self, *, late: bool) -> None:
-        """Waits for the average, makes the outer step, and updates this rank's parameters. A collective.
+        """Wait for the average, make the outer step, and update this rank's parameters. A collective.
 
         Args:
             late: steps were made since `send`: the rank's own parameters keep their share.
@@ -141,7 +141,7 @@ class Fragment:
                 param.copy_(anchor)
 
     def drop(self) -> None:
-        """Discards the request in flight. The engine uses the memory until the request has ended."""
+        """Discard the request in flight. The engine uses the memory until the request has ended."""
         if self._handle is not None and not self._handle.done():
             self._wires = []
         self._handle = None
@@ -149,6 +149,6 @@ class Fragment:
 
 
 def _widened(param: torch.Tensor) -> torch.Tensor:
-    """A copy of a parameter to add up small steps in."""
+    """Return a copy of a parameter in which small steps can be added up."""
     dtype = torch.float32 if param.dtype in (torch.float16, torch.bfloat16) else param.dtype
     return param.detach().to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)

@@ -19,13 +19,13 @@ from spark_estimator.torch import ProcessSet, allgather_object, broadcast_async_
 
 
 def check_settings(lines: Sequence[str], name: str, process_set: ProcessSet | None) -> None:
-    """Has the ranks compare settings and parameters. Collective. Raises MismatchError for the first difference."""
+    """Compare the ranks' settings and parameters. Collective. Raise MismatchError for the first difference."""
     check_identical(lines, name=f"{name}.agreement", subject="the parameters of DiLoCo", process_set=process_set)
 
 
 @torch.no_grad()
 def meet(fragments: Sequence[Fragment], steps: int, name: str, process_set: ProcessSet | None) -> int:
-    """Gives all ranks the anchors of those that have made most outer steps. Collective.
+    """Give all ranks the anchors of those that have made most outer steps. Collective.
 
     Args:
         fragments: at rest; alike on all ranks, but for what they hold.

@@ -43,25 +43,27 @@ def DiLoCo(  # a function that is used like a class, as DistributedOptimizer
     compression: Any = Compression.int8,
     process_set: ProcessSet = global_process_set,
 ) -> OptimizerT:
-    """Makes an optimizer step with this rank's own gradients, and an outer step with all ranks at intervals.
+    """Make an optimizer step with this rank's own gradients, and an outer step with all ranks at intervals.
 
-    After `inner_steps` steps the ranks average the changes of their parameters (the outer gradient), and all update the
-    last common parameters by SGD with Nesterov momentum (Douillard et al. 2023). A parameter takes about 1 byte for
-    each exchange where `DistributedOptimizer` takes 4 in each step: 126 times less with 32 inner steps. Between two
-    exchanges nothing is sent, and ranks need not be equally fast.
+    After `inner_steps` steps the ranks average the changes of their parameters (the outer gradient), and all
+    update the last common parameters by SGD with Nesterov momentum (Douillard et al. 2023). A parameter takes
+    about 1 byte for each exchange where `DistributedOptimizer` takes 4 in each step: 126 times less with 32 inner
+    steps. Between two exchanges nothing is sent, and ranks need not be equally fast.
 
     With `fragments` and `delay` exchanges overlap with steps (Douillard et al. 2025): a part of the parameters is
     exchanged at a time, while the ranks make `delay` steps.
 
-    The learning rate is that of one process. Call ``synchronize()`` before a model is evaluated or saved, and at the
-    end: until then each rank has other parameters. All ranks must make equally many steps. Buffers, such as those of
-    batch normalisation, are not exchanged. With a ``GradScaler``, a step whose gradients overflow counts as a step.
+    The learning rate is that of one process. Call ``synchronize()`` before a model is evaluated or saved, and at
+    the end: until then each rank has other parameters. All ranks must make equally many steps. Buffers, such as
+    those of batch normalisation, are not exchanged. With a ``GradScaler``, a step whose gradients overflow counts
+    as a step.
 
     A rank that is lost in an elastic job costs what it has done itself since the last exchange, and no other rank
     anything: with a ``TorchState`` that has this optimizer, no rank returns to a commit.
 
     Args:
-        optimizer: any ``torch.optim.Optimizer``; the same object is returned. Add all parameters before the first step.
+        optimizer: any ``torch.optim.Optimizer``; the same object is returned. Add all parameters before the first
+            step.
         named_parameters: usually ``model.named_parameters()``, for messages.
         inner_steps: between two exchanges of a parameter.
         outer_lr, outer_momentum: of the outer step. The papers' momentum of 0.9 pays in long trainings, and loses
@@ -95,10 +97,10 @@ def LocalSGD(
     compression: Any = Compression.none,
     process_set: ProcessSet = global_process_set,
 ) -> OptimizerT:
-    """Makes an optimizer step by this rank's own gradients; all ranks' parameters are averaged after `inner_steps`.
+    """Make an optimizer step with this rank's own gradients, and average all ranks' parameters after `inner_steps`.
 
-    It is `DiLoCo` with an outer learning rate of 1, no momentum and no overlap; see there for arguments, errors, and
-    when to call ``synchronize()``.
+    It is `DiLoCo` with an outer learning rate of 1, no momentum and no overlap; see there for arguments, errors,
+    and when to call ``synchronize()``.
     """
     schedule = ExchangeSchedule(inner_steps)
     return _wrapped("LocalSGD", optimizer, named_parameters, schedule, (1.0, 0.0, 0.0), compression, process_set)
@@ -125,7 +127,7 @@ class LocalStepsMethods(SeparateSteps):
     _local_steps: _LocalSteps
 
     def synchronize(self) -> None:
-        """Returns when all ranks have the same parameters, in which everything counts that they have done. Collective.
+        """Wait until all ranks have the same parameters, which include all their steps. Collective.
 
         Raises:
             HorovodInternalError: a rank is lost.
@@ -135,33 +137,35 @@ class LocalStepsMethods(SeparateSteps):
 
     @property
     def inner_steps(self) -> int | None:
-        """Steps between two exchanges of a parameter; None on a rank that exchanges nothing."""
+        """Return the steps between two exchanges of a parameter; None on a rank that exchanges nothing."""
         rounds = self._local_steps.rounds
         return None if rounds is None else rounds.schedule.inner_steps
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has made a step."""
+        """Return whether the optimizer has made a step."""
         return self._local_steps.rounds is not None and bool(self._local_steps.rounds.fragments)
 
     @property
     def outer_steps(self) -> int:
-        """How many outer steps the parameters have made."""
+        """Return the number of outer steps that the parameters have made."""
         rounds = self._local_steps.rounds
         return 0 if rounds is None else max((fragment.version for fragment in rounds.fragments), default=0)
 
     @property
     def bytes_given(self) -> int:
-        """Bytes that this rank gave to the last exchange of all parameters, in the form in which they are sent."""
+        """Return the bytes that this rank gave to the last exchange of all parameters, in the form in which they are
+        sent.
+        """
         return 0 if self._local_steps.rounds is None else self._local_steps.rounds.bytes_given
 
     def drop_exchange(self) -> None:
-        """Discards requests in flight, after the job has failed: the next exchange covers all changes."""
+        """Discard requests in flight, after the job has failed: the next exchange covers all changes."""
         if self._local_steps.rounds is not None:
             self._local_steps.rounds.drop()
 
     def state_dict(self) -> dict[str, Any]:
-        """As the optimizer's own, with where all ranks last were and the outer momentum as ``"outer"``.
+        """Return the optimizer's own state, with the last common parameters and the outer momentum as ``"outer"``.
 
         Call ``synchronize()`` before: the model's parameters are this rank's own otherwise.
         """
@@ -170,13 +174,13 @@ class LocalStepsMethods(SeparateSteps):
         return state if outer is None else {**state, "outer": outer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the optimizer's own. Without ``"outer"`` the ranks begin at the parameters as they are."""
+        """Load the optimizer's own state. Without ``"outer"`` the ranks begin at the parameters as they are."""
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "outer"})
         if self._local_steps.rounds is not None:
             self._local_steps.rounds.load(state_dict.get("outer"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's own, before the first step. Raises ValueError afterwards."""
+        """Add a group as the optimizer does, before the first step. Raise ValueError afterwards."""
         local_steps = getattr(self, _ATTRIBUTE, None)
         if local_steps is not None and local_steps.rounds is not None and local_steps.rounds.fragments:
             raise ValueError(
@@ -186,7 +190,7 @@ class LocalStepsMethods(SeparateSteps):
         super().add_param_group(param_group)
 
     def unwrap(self) -> None:
-        """Takes back the wrapping: the optimizer steps alone then."""
+        """Remove the wrapping: the optimizer steps alone then."""
         local_steps = self._local_steps
         for hook in local_steps.hooks:
             hook.remove()
@@ -198,7 +202,7 @@ class LocalStepsMethods(SeparateSteps):
             delattr(self, _TAKES_SCALE)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy or a pickle is an optimizer of the user's own class: it belongs to no job."""
+        """Copy or pickle as an optimizer of the user's own class, which belongs to no job."""
         return reduced_to_user_class(self, {_ATTRIBUTE} if self._local_steps.scales else {_ATTRIBUTE, _TAKES_SCALE})
 
 

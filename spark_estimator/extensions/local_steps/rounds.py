@@ -51,16 +51,16 @@ class Rounds:
 
     @property
     def bytes_given(self) -> int:
-        """In the last exchange of all fragments, in the form in which they are sent between hosts."""
+        """Return the bytes of the last exchange of all fragments, in the form in which they are sent between hosts."""
         return sum(fragment.bytes_given for fragment in self.fragments)
 
     def before_step(self) -> None:
-        """The optimizer is about to step."""
+        """Make the fragments before the optimizer's first step."""
         if not self.fragments:
             self._make()
 
     def after_step(self) -> None:
-        """The optimizer has stepped. Collective where the schedule has something for this step.
+        """Exchange what the schedule has for this step, which the optimizer has made. Collective if there is any.
 
         Raises:
             MismatchError: in the first step of a job: the ranks' parameters or settings differ.
@@ -80,7 +80,7 @@ class Rounds:
                     self._take(number, late=False)
 
     def synchronize(self) -> None:
-        """Exchanges everything that the ranks have done since their last outer steps. Collective.
+        """Exchange everything that the ranks have done since their last outer steps. Collective.
 
         Raises:
             HorovodInternalError: a rank is lost.
@@ -99,24 +99,26 @@ class Rounds:
         self.steps = 0
 
     def drop(self) -> None:
-        """Discards requests in flight, after the job has failed: the next exchange covers all changes."""
+        """Discard requests in flight, after the job has failed: the next exchange covers all changes."""
         for fragment in self.fragments:
             fragment.drop()
 
     def close(self) -> None:
-        """Takes no part in any job any more."""
+        """Discard requests in flight, and leave the order of optimizers of every later job."""
         self.drop()
         _in_order[:] = [other for other in _in_order if other() not in (self, None)]
 
     def forget(self) -> None:
-        """Begins again at the parameters as they are before the next step."""
+        """Begin again, before the next step, at the parameters as they are then."""
         self.drop()
         self.fragments = []
         self.steps = 0
         self._engine = None
 
     def state(self) -> dict[str, Any] | None:
-        """The state for `load`: anchors and momenta by parameter, and outer steps; None before the first step."""
+        """Return the state for `load`: anchors and momenta by parameter, and outer steps; None before the first
+        step.
+        """
         if not self.fragments:
             return self._loaded
         return {
@@ -126,7 +128,7 @@ class Rounds:
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Continues from a `state`, at the next step; None: from the parameters as they are then."""
+        """Continue from the result of `get_state`, at the next step; None: from the parameters as they are then."""
         self.forget()
         self._loaded = state
 
@@ -163,7 +165,7 @@ class Rounds:
         self._inner[number] = self.schedule.delay if late else 0
 
     def _meet_if_new(self) -> None:
-        """In a membership that is new to this optimizer, all ranks first agree on the same anchors."""
+        """Agree with all ranks on the same anchors, if the membership is new to this optimizer."""
         process_set = self.outer.process_set
         engine = context.engine(process_set)
         if self._engine is not None and self._engine() is engine:
@@ -197,7 +199,7 @@ _in_order: list[weakref.ref[Rounds]] = []
 
 
 def _name_all_in(engine: Engine, process_set: ProcessSet | None) -> None:
-    """Gives optimizers that were made in an earlier job their numbers in this one, which may have new ranks."""
+    """Give optimizers that were made in an earlier job their numbers in this one, which may have new ranks."""
     gc.collect()  # an optimizer that is no longer used gets no number, as on a rank that has never had it
     for rounds in [rounds for reference in _in_order if (rounds := reference()) is not None]:
         if rounds.outer.process_set is process_set and (rounds._named_in is None or rounds._named_in() is not engine):

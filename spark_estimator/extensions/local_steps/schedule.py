@@ -37,11 +37,11 @@ class ExchangeSchedule:
             raise ValueError(f"fragments={self.fragments} must be at most inner_steps={self.inner_steps}.")
 
     def sent_after(self, step: int) -> list[int]:
-        """The fragments that are sent after a step."""
+        """Return the fragments that are sent after a step."""
         return [number for number in range(self.fragments) if (step - self._turn(number)) % self.inner_steps == 0]
 
     def taken_after(self, step: int) -> list[int]:
-        """The fragments whose results are used after a step, if they are in flight."""
+        """Return the fragments whose results are used after a step, if they are in flight."""
         return self.sent_after(step - self.delay)
 
     def _turn(self, number: int) -> int:
@@ -49,7 +49,7 @@ class ExchangeSchedule:
 
 
 def fragments_of(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Divides parameters, in their order, into at most `count` fragments of nearly equal size; none is empty.
+    """Divide parameters, in their order, into at most `count` fragments of nearly equal size; none is empty.
 
     Args:
         sizes: of each parameter.

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def chosen_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, origin: str) -> Unischema:
-    """The schema of the columns that petastorm's `schema_fields` mean.
+    """Return the schema of the columns that petastorm's `schema_fields` mean.
 
     Columns of types that have no numpy array (structs, maps, arrays of arrays) are left out with a warning, as
     petastorm does.
@@ -64,7 +64,7 @@ def chosen_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, orig
 
 
 def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[str]:
-    """The columns that petastorm's `schema_fields` mean.
+    """Return the columns that petastorm's `schema_fields` mean.
 
     Args:
         columns: all that there are.
@@ -96,7 +96,7 @@ def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[
 
 
 def _matching(pattern: str, columns: Sequence[str]) -> list[str]:
-    """The columns of this name, and those whose whole names match it as a regular expression."""
+    """Return the columns of this name, and those whose whole names match it as a regular expression."""
     try:
         expression = re.compile(pattern)
     except re.error as error:
@@ -110,7 +110,7 @@ def _matching(pattern: str, columns: Sequence[str]) -> list[str]:
 
 
 def check_others(call: str, others: Mapping[str, Any]) -> None:
-    """Refuses arguments that would change rows or values; a warning lists those without effect, once for each.
+    """Raise for arguments that would change rows or values; a warning lists those without effect, once for each.
 
     Raises:
         TypeError, ValueError: as in `make_reader`.
@@ -126,7 +126,7 @@ def check_others(call: str, others: Mapping[str, Any]) -> None:
 
 
 def without_effect(names: Iterable[str]) -> None:
-    """Warns of arguments that have no effect here, once for each."""
+    """Warn of arguments that have no effect here, once for each."""
     new = sorted(set(names) - _warned)
     _warned.update(new)
     if new:
@@ -138,7 +138,7 @@ def without_effect(names: Iterable[str]) -> None:
 
 
 def compare_with_job(shard: int, shards: int) -> None:
-    """Warns where a rank does not read the shard of its rank, and where one of several processes reads all rows."""
+    """Warn if a rank does not read the shard of its rank, or if one of several processes reads all rows."""
     if not context.is_initialized():
         if shards == 1:
             warn_of_all_rows("A petastorm reader without cur_shard and shard_count")

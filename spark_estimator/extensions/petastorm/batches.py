@@ -40,21 +40,21 @@ class BatchSource(Protocol):
     """All epochs of a shard in batches. It may be iterated again, which reads all epochs once more."""
 
     def __len__(self) -> int:
-        """Batches of one iteration, the same on all shards.
+        """Return the number of batches of one iteration, the same on all shards.
 
         Raises:
             TypeError: there is no end, or a transform determines the number of rows.
         """
 
     def __iter__(self) -> Iterator[Page]:
-        """Yields arrays [rows, ...] by the names of the columns; each may be written to."""
+        """Yield arrays [rows, ...] by the names of the columns; each may be written to."""
 
     def release(self) -> None:
-        """Releases the rows; another iteration reads them again."""
+        """Release the rows; another iteration reads them again."""
 
 
 def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool, by_row: bool = False) -> BatchSource:
-    """A plan's rows in batches; see `Reader.batches`."""
+    """Return a plan's rows in batches; see `Reader.make_batches`."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
     for_torch = numbers and plan.transform is None
@@ -182,7 +182,7 @@ class ShardBatches:
         self._matrices = None
 
     def read(self) -> tuple[Array, ...]:
-        """The rows of the shard.
+        """Return the rows of the shard.
 
         Raises:
             DataError: a value cannot be used.
@@ -237,11 +237,11 @@ class RowGroupBatches:
         yield from equal_steps(batches, plan.rows, plan.most_rows, plan.num_epochs, self._batch_size)
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
 
 def _in_rows(page: Page) -> Page:
-    """A page whose columns of arrays are objects: those of another page may have another length."""
+    """Return a page whose columns of arrays are objects: those of another page may have another length."""
     return {name: objects(list(array)) if array.ndim > 1 else array for name, array in page.items()}
 
 
@@ -261,9 +261,10 @@ def steps_of(most_rows: int, num_epochs: int | None, batch_size: int, transforme
 def equal_steps(
     batches: Iterator[Page], rows: int, most_rows: int, num_epochs: int | None, batch_size: int
 ) -> Iterator[Page]:
-    """The batches, and one more batch of one row if the largest shard's odd row forms a separate batch.
+    """Yield the batches, and one more of one row if the largest shard's odd row forms a separate batch.
 
-    A transform that has changed the number of rows is left alone: how many batches other shards have is not known.
+    A transform that has changed the number of rows is left alone: how many batches other shards have is not
+    known.
 
     Args:
         rows: of this shard, in one epoch.

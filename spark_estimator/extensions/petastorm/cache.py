@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 def written(frame: DataFrame, columns: Sequence[str], dtype: str | None) -> tuple[DataFiles, str]:
-    """The columns as files, written now or, for the same plan, before. They are removed when this process ends.
+    """Return the columns as files, written now or, for the same plan, before. They are removed when this process
+    ends.
 
     Args:
         columns: by name.
@@ -61,7 +62,7 @@ class _Unchanged(Readable):
 
 
 def _converted(frame: DataFrame, name: str, dtype: str | None) -> Readable:
-    """A column as it is written: vectors as arrays, and fractions in that precision."""
+    """Return a column as it is written: vectors as arrays, and fractions in that precision."""
     column = raw(frame.schema, name)
     expression, kind = column.expression, column.kind
     assert expression is not None
@@ -75,7 +76,7 @@ def _converted(frame: DataFrame, name: str, dtype: str | None) -> Readable:
 
 
 def vector_expression(frame: DataFrame, name: str, dtype: str | None) -> Column:
-    """The values of a column of Spark ML's vectors."""
+    """Return the values of a column of Spark ML's vectors."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions
 

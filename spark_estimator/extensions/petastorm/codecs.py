@@ -39,11 +39,11 @@ class Coded:
 
     @property
     def dtype(self) -> str:
-        """Of the tensor."""
+        """Return the type of the tensor."""
         return _TENSOR_DTYPES.get(self.stored, self.stored)
 
     def decoded(self, array: pyarrow.Array, row: int) -> pyarrow.Array:
-        """The values of a batch as lists of one length; arrays are laid flat.
+        """Return the values of a batch as lists of one length; arrays are laid flat.
 
         Args:
             row: the number of the batch's first row, for messages.
@@ -97,7 +97,7 @@ def _decoded(decode: Callable[[bytes], Array], column: str, value: bytes | None,
 
 
 def decoder_of(codec: str, column: str) -> Callable[[bytes], Array]:
-    """The decoder of a value: "npy", "npz" or "image", as in `SchemaField`."""
+    """Return the decoder of a value: "npy", "npz" or "image", as in `SchemaField`."""
     return {"npy": _npy, "npz": _npz}.get(codec) or _image_decoder(column)
 
 
@@ -115,7 +115,7 @@ def _npz(value: bytes) -> Array:
 
 
 def _image_decoder(column: str) -> Callable[[bytes], Array]:
-    """By Pillow, or by OpenCV: whichever is installed.
+    """Return a decoder by Pillow, or by OpenCV: whichever is installed.
 
     Raises:
         DataError: neither is.

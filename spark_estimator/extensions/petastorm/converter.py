@@ -37,11 +37,11 @@ def make_spark_converter(
     *,
     read_files: bool = True,
 ) -> SparkDatasetConverter:
-    """Makes of a DataFrame what functions on ranks can read batches from.
+    """Make a converter of a DataFrame, from which functions on ranks can read batches.
 
     Args:
-        df: with columns of numbers, texts, bytes, dates, and arrays of them, or vectors; others are left out with a
-            warning. Or the path of a folder of Parquet files, which are read as they are.
+        df: with columns of numbers, texts, bytes, dates, and arrays of them, or vectors; others are left out with
+            a warning. Or the path of a folder of Parquet files, which are read as they are.
         parquet_row_group_size_bytes, compression_codec: petastorm's, and without effect here.
         dtype: "float32" or "float64" for fractions and vectors; None leaves them as they are.
         read_files: a DataFrame that is just Parquet files is read from these. False: it is written, as any other.
@@ -94,7 +94,7 @@ class SparkDatasetConverter:
 
     @property
     def dataset_size(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         return self.files.rows
 
     def __len__(self) -> int:
@@ -102,12 +102,12 @@ class SparkDatasetConverter:
 
     @property
     def file_urls(self) -> list[str]:
-        """URLs of the Parquet files."""
+        """Return the URLs of the Parquet files."""
         return [_url(file.path) for file in self.files.files]
 
     @property
     def cache_dir_url(self) -> str:
-        """URL of the folder that the (first) file is in."""
+        """Return the URL of the folder that the (first) file is in."""
         return _url(self.files.files[0].path.rpartition("/")[0])
 
     def make_torch_dataloader(
@@ -121,15 +121,15 @@ class SparkDatasetConverter:
         reader: str = "native",
         **petastorm_reader_kwargs: Any,
     ) -> AbstractContextManager[Any]:
-        """A context manager that returns a loader of batches: dicts of tensors by the columns' names.
+        """Return a context manager that returns a loader of batches: dicts of tensors by the columns' names.
 
         Args:
             batch_size: rows of each batch; the last one may have fewer.
             num_epochs: all rows are read so often, one batch running into the next epoch; None: again and again.
             workers_count: threads that read ahead, where row groups are read in each epoch.
             shuffling_queue_capacity: as in `DataLoader`.
-            data_loader_fn: makes the loader: a class of `petastorm.pytorch`, or a function of a reader, ``batch_size``
-                and ``shuffling_queue_capacity``; None: `DataLoader`.
+            data_loader_fn: makes the loader: a class of `petastorm.pytorch`, or a function of a reader,
+                ``batch_size`` and ``shuffling_queue_capacity``; None: `DataLoader`.
             reader: "native"; or "petastorm", in an environment in which that works: it reads the files.
             petastorm_reader_kwargs: as in `make_batch_reader`: cur_shard, shard_count, transform_spec, predicate,
                 schema_fields, seed and others.
@@ -163,12 +163,14 @@ class SparkDatasetConverter:
         shuffling_queue_capacity: int | None = None,
         **petastorm_reader_kwargs: Any,
     ) -> AbstractContextManager[Any]:
-        """A context manager that returns a tf.data.Dataset of batches: named tuples with a tensor for each column.
+        """Return a context manager that returns a tf.data.Dataset of batches: named tuples with a tensor for each
+        column.
 
         Args:
             batch_size: rows of each batch; the last one may have fewer. None: 32.
             prefetch: batches that TensorFlow makes ahead; None: as it sees fit.
-            num_epochs, workers_count, shuffling_queue_capacity, petastorm_reader_kwargs: as in `make_torch_dataloader`.
+            num_epochs, workers_count, shuffling_queue_capacity, petastorm_reader_kwargs: as in
+                `make_torch_dataloader`.
 
         Raises:
             DataError: a column has a type that TensorFlow has no tensors of; where the block begins.
@@ -203,7 +205,7 @@ class SparkDatasetConverter:
         data_loader_fn: Callable[..., Any] | None,
         arguments: Mapping[str, Any],
     ) -> AbstractContextManager[Any]:
-        """The loader of petastorm itself."""
+        """Return the loader of petastorm itself."""
         files = DatasetFiles.from_files(self.files)
         others = dict(arguments)
         columns = list(chosen_fields(files, others.pop("schema_fields", None), self.cache_dir_url).fields)
@@ -219,21 +221,21 @@ class SparkDatasetConverter:
         )
 
     def delete(self) -> None:
-        """Removes the files that were written for the converter; those that were there before stay."""
+        """Remove the files that were written for the converter; files that existed before stay."""
         if self.written is None:
             _log.info("nothing to delete: %s holds the DataFrame's own files", self.cache_dir_url)
             return
         self.files.store.remove(self.written)
 
     def _as_in_files(self, names: Sequence[str]) -> bool:
-        """Whether the files hold the columns in the types of the tensors."""
+        """Return whether the files hold the columns in the types of the tensors."""
         kinds = [self.files.kinds[name].removeprefix("array<").rstrip(">") for name in names]
         other = {None: "", "float32": "double", "float64": "float"}[self.precision]
         return self.written is not None or not any(kind in (other, "vector") for kind in kinds)
 
 
 def _readable(frame: DataFrame) -> list[str]:
-    """The columns that readers can read; a warning names the others, as petastorm's does.
+    """Return the columns that readers can read; a warning names the others, as petastorm's does.
 
     Raises:
         DataError: there are none.
@@ -266,7 +268,7 @@ def _is_readable(kind: DataType) -> bool:
 
 @contextmanager
 def _opened(loader: Any, reader: Reader) -> Iterator[Any]:
-    """A loader of the user's own; at the end its reader is stopped."""
+    """Yield a loader of the user's own; at the end its reader is stopped."""
     try:
         yield loader
     finally:

@@ -58,11 +58,11 @@ class DatasetFiles(DataFiles):
 
     @classmethod
     def from_files(cls, files: DataFiles) -> DatasetFiles:
-        """Files whose columns are as they are stored, all rows of them."""
+        """Return the files with their columns as they are stored, and all their rows."""
         return files if isinstance(files, DatasetFiles) else cls(files.files, files.store, files.known_kinds)
 
     def with_coded(self, fields: Sequence[SchemaField]) -> DatasetFiles:
-        """These files with columns that are decoded, of the shapes of the first row.
+        """Return these files with columns that are decoded, of the shapes of the first row.
 
         Raises:
             DataError: one of them cannot be decoded, or there are no rows.
@@ -71,7 +71,7 @@ class DatasetFiles(DataFiles):
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """The names of the partition columns."""
+        """Return the names of the partition columns."""
         return tuple(self.files[0].constants) if self.files else ()
 
     @property
@@ -84,7 +84,7 @@ class DatasetFiles(DataFiles):
         return sum(itertools.chain.from_iterable(self.group_rows()))
 
     def group_rows(self) -> list[list[int]]:
-        """[files][row groups] selected rows."""
+        """Return [files][row groups] the number of selected rows."""
         if not self.selected:
             return [list(file.groups) for file in self.files]
         return [
@@ -93,7 +93,7 @@ class DatasetFiles(DataFiles):
         ]
 
     def pieces(self, shard: int, shards: int) -> list[Piece]:
-        """One of equal shares of the selected rows, cut where row groups end."""
+        """Return one of equal shares of the selected rows, cut where row groups end."""
         groups = [
             (file, group, rows) for file, of_file in enumerate(self.group_rows()) for group, rows in enumerate(of_file)
         ]
@@ -119,7 +119,7 @@ class DatasetFiles(DataFiles):
     def read(
         self, piece: Piece, columns: Sequence[str], footers: dict[int, Any], as_stored: bool = False
     ) -> pyarrow.Table:
-        """The rows of a piece.
+        """Return the rows of a piece.
 
         Args:
             footers: of files by their numbers, to be used again.
@@ -154,7 +154,9 @@ class DatasetFiles(DataFiles):
         return pyarrow.table(arrays, names=list(columns))
 
     def schema_fields(self) -> tuple[list[UnischemaField], dict[str, str]]:
-        """All columns as fields, partition columns first; and the types of those that no reader reads, by name."""
+        """Return all columns as fields, partition columns first; and the types of those that no reader reads, by
+        name.
+        """
         if not self.files:
             return [], {}
         columns = [
@@ -177,14 +179,15 @@ class DatasetFiles(DataFiles):
         return result, omitted
 
     def with_selected(self, selected: Iterable[tuple[Array | None, ...]]) -> DatasetFiles:
-        """These files with other rows selected."""
+        """Return these files with other rows selected."""
         return replace(self, selected=tuple(selected))
 
 
 def dataset_at(
     paths: str | Sequence[str], storage_options: Mapping[str, Any] | None = None, store: FilesystemStore | None = None
 ) -> DatasetFiles:
-    """The Parquet files below a folder, or those that are named. Folders ``name=value`` make partition columns.
+    """Return the Parquet files below a folder, or those that are named. Folders ``name=value`` make partition
+    columns.
 
     Raises:
         DataError: there are none, or folders below have other names, or the folder is part of a Delta, Hudi or

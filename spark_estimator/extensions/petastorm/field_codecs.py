@@ -23,15 +23,15 @@ class DataframeColumnCodec:
     kind = ""
 
     def encode(self, unischema_field: Any, value: Any) -> Any:
-        """Not available: data sets with a Unischema are not written here."""
+        """Raise NotImplementedError: data sets with a Unischema are not written here."""
         raise NotImplementedError(_WRITING)
 
     def decode(self, unischema_field: Any, value: Any) -> Any:
-        """The array that a stored value holds."""
+        """Return the array that a stored value holds."""
         return decoder_of(self.kind, unischema_field.name)(value)
 
     def spark_dtype(self) -> DataType:
-        """The Spark type of the stored column: binary."""
+        """Return the Spark type of the stored column: binary."""
         from pyspark.sql.types import BinaryType
 
         return BinaryType()
@@ -85,12 +85,12 @@ class ScalarCodec(DataframeColumnCodec):
         self._spark_type = spark_type
 
     def decode(self, unischema_field: Any, value: Any) -> Any:
-        """The value in the field's numpy type."""
+        """Return the value in the field's numpy type."""
         dtype = unischema_field.numpy_dtype
         return Decimal(value) if dtype is Decimal else numpy.dtype(dtype).type(value)
 
     def spark_dtype(self) -> DataType:
-        """The Spark type of the stored column."""
+        """Return the Spark type of the stored column."""
         return self._spark_type
 
     def __repr__(self) -> str:

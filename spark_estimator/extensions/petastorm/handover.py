@@ -24,7 +24,7 @@ _POOL = "dummy"
 
 
 def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) -> str | None:
-    """Why petastorm cannot read here; None: it can.
+    """Return why petastorm cannot read here; None: it can.
 
     Args:
         version_of: of an installed package; None: it is not.
@@ -47,7 +47,7 @@ def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) ->
 
 
 def check() -> None:
-    """Raises PythonEnvironmentError where petastorm cannot read; the text names all versions."""
+    """Raise PythonEnvironmentError if petastorm cannot read here; the text names all versions."""
     reason = refusal(_installed, sys.version_info[:2])
     if reason is None and hasattr(importlib.import_module("petastorm"), "__spark_estimator_alias__"):
         reason = (
@@ -66,7 +66,7 @@ def loader(
     data_loader_fn: Callable[..., Any] | None,
     reader_arguments: Mapping[str, Any],
 ) -> AbstractContextManager[Any]:
-    """A context manager that returns petastorm's own loader over its own reader.
+    """Return a context manager that returns petastorm's own loader over its own reader.
 
     Args:
         as_they_are: the files have the requested types.

@@ -38,7 +38,7 @@ _SAME_DTYPES = frozenset(map(numpy.dtype, ("f2", "f4", "f8", "u1", "i1", "i2", "
 
 
 def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
-    """Rows as a batch, as PyTorch's `default_collate` makes it; decimals and texts stay lists.
+    """Return rows as a batch, as PyTorch's `default_collate` makes it; decimals and texts stay lists.
 
     Args:
         batch: [rows] of dicts, sequences, arrays, numbers, decimals or texts.
@@ -84,11 +84,11 @@ class _Loader:
             )
 
     def __len__(self) -> int:
-        """Batches of one iteration, the same on all shards."""
+        """Return the number of batches of one iteration, the same on all shards."""
         return len(self._batches)
 
     def __bool__(self) -> bool:
-        """True, as petastorm's loaders are, also where the number of batches is not known."""
+        """Return True, as petastorm's loaders do, also if the number of batches is not known."""
         return True
 
     def _columns(self) -> Iterator[dict[str, Any]]:
@@ -243,11 +243,11 @@ class InMemBatchedDataLoader:
         self._count = count
 
     def __bool__(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def __len__(self) -> int:
-        """Batches of all epochs."""
+        """Return the number of batches of all epochs."""
         return self._num_epochs * -(-self._count // self._batch_size)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -274,7 +274,7 @@ class InMemBatchedDataLoader:
 
 
 def whole_size(name: str, value: Any) -> int:
-    """A number of rows, 1 or more; petastorm takes 25.0, too.
+    """Return a number of rows, 1 or more; petastorm takes 25.0, too.
 
     Raises:
         TypeError, ValueError: it is another value; the text has the name.
@@ -288,7 +288,8 @@ def whole_size(name: str, value: Any) -> int:
 
 
 def numbers_for_torch(array: Array, name: str) -> Array:
-    """A column in a type that tensors have: truth values as uint8, timestamps as seconds and dates as days since 1970.
+    """Return a column in a type that tensors have: truth values as uint8, timestamps as seconds, dates as days since
+    1970.
 
     Args:
         name: of the column, for messages.
@@ -332,7 +333,7 @@ def _refusal(name: str, values: str) -> DataError:
 
 
 def _check_texts(reader: Reader, takes_texts: bool) -> None:
-    """Raises DataError for the first column of texts, or of arrays of them, that a loader does not take."""
+    """Raise DataError for the first column of texts, or of arrays of them, that a loader does not take."""
     fields = reader.plan.schema.fields
     if reader.plan.transform is not None:  # what its function returns is not known before
         return

@@ -22,7 +22,7 @@ Page = dict[str, Array]
 
 
 def page_of(table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], by_row: bool) -> Page:
-    """A table's columns as arrays.
+    """Return a table's columns as arrays.
 
     Args:
         shapes: of a row's value, by column.
@@ -38,7 +38,7 @@ def page_of(table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], 
 
 
 def array_of(column: pyarrow.Array, name: str, shape: tuple[int | None, ...] = (), by_row: bool = False) -> Array:
-    """A column as a writable array [rows, ...]; arguments and errors as `page_of`."""
+    """Return a column as a writable array [rows, ...]; arguments and errors as `make_page`."""
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
     if is_list(column.type):
@@ -85,7 +85,7 @@ def _known(shape: tuple[int | None, ...]) -> tuple[int, ...]:
 
 
 def stacked(values: Sequence[Any] | Array, name: str) -> Array:
-    """Arrays of rows as one array [rows, ...].
+    """Return arrays of rows as one array [rows, ...].
 
     Raises:
         DataError: their shapes differ, or one is null.
@@ -105,7 +105,7 @@ def stacked(values: Sequence[Any] | Array, name: str) -> Array:
 
 
 def column_of(items: Array, name: str, shape: tuple[int | None, ...] | None) -> Array:
-    """A column that a user's function returned, as an array [rows, ...].
+    """Return a column that a user's function returned, as an array [rows, ...].
 
     Args:
         shape: of a row's value as it was declared; None: it was not.
@@ -143,12 +143,12 @@ def _check_shape(array: Array, name: str, shape: tuple[int | None, ...] | None) 
 
 
 def is_array(value: Any) -> bool:
-    """Whether a row's value is an array of any kind: a list, a tuple, numpy's, a tensor."""
+    """Return whether a row's value is an array of any kind: a list, a tuple, numpy's, a tensor."""
     return isinstance(value, (list, tuple, numpy.ndarray)) or (hasattr(value, "__array__") and numpy.ndim(value) > 0)
 
 
 def objects(values: Sequence[Any]) -> Array:
-    """[rows] of objects; numpy would make a matrix of lists."""
+    """Return [rows] of objects; numpy would make a matrix of lists."""
     result: Array = numpy.empty(len(values), object)
     for number, value in enumerate(values):
         result[number] = value
@@ -156,7 +156,7 @@ def objects(values: Sequence[Any]) -> Array:
 
 
 def check_no_null(column: pyarrow.ChunkedArray, name: str, place: str) -> None:
-    """Raises DataError if a value of a column, or within its arrays, is null.
+    """Raise DataError if a value of a column, or within its arrays, is null.
 
     Args:
         place: of the rows, for messages.
@@ -172,24 +172,26 @@ def check_no_null(column: pyarrow.ChunkedArray, name: str, place: str) -> None:
 
 
 def is_fixed_width(column: pyarrow.Array) -> bool:
-    """Whether it holds numbers, truth values or moments, and no null: pandas has the same arrays of them."""
+    """Return whether a column holds numbers, truth values or moments, and no null: pandas has the same arrays of
+    them.
+    """
     kind = column.type
     is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
     return not column.null_count and (is_number or (pyarrow.types.is_timestamp(kind) and kind.tz is None))
 
 
 def rows_in(page: Page) -> int:
-    """Rows of a page."""
+    """Return the number of rows of a page."""
     return len(next(iter(page.values())))
 
 
 def cut(page: Page, start: int, stop: int) -> Page:
-    """Some rows of a page."""
+    """Return some rows of a page."""
     return {name: array[start:stop] for name, array in page.items()}
 
 
 def joined(pages: Sequence[Page]) -> Page:
-    """Pages one after the other, as one.
+    """Return pages one after the other, as one.
 
     Raises:
         DataError: arrays of a column have different shapes.
@@ -210,5 +212,5 @@ def joined(pages: Sequence[Page]) -> Page:
 
 
 def _writable(array: Array) -> Array:
-    """A contiguous array that may be written to: PyTorch takes no rows in reverse."""
+    """Return a contiguous array that may be written to: PyTorch takes no rows in reverse."""
     return array if array.flags.writeable and array.flags.c_contiguous else array.copy()

@@ -55,38 +55,38 @@ class ReadPlan:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """That are read."""
+        """Return the columns that are read."""
         return tuple(self.schema.fields)
 
     @property
     def shuffles(self) -> bool:
-        """Each epoch has a new order."""
+        """Return whether each epoch has a new order."""
         return self.shuffle_rows or self.shuffle_row_groups
 
     @property
     def rows(self) -> int:
-        """Of this shard, in one epoch, before the transform."""
+        """Return the rows of this shard, in one epoch, before the transform."""
         return share(self.files.rows, self.shards, self.shard)
 
     @property
     def most_rows(self) -> int:
-        """Of the largest shard."""
+        """Return the rows of the largest shard."""
         return share(self.files.rows, self.shards, 0)
 
     @property
     def transformer(self) -> Transformer | None:
-        """The transform of the rows; None: nothing."""
+        """Return the transform of the rows; None: nothing."""
         if self.transform is None:
             return None
         return Transformer(self.transform, self.result_schema, by_row=not self.batched)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Of a row's value, by the column's name."""
+        """Return the shapes of a row's values, by the columns' names."""
         return {name: field.shape for name, field in self.schema.fields.items()}
 
     def pages(self, first_epoch: int, by_row: bool, without_null: Collection[str] = ()) -> Iterator[Page]:
-        """The row groups of all epochs as arrays.
+        """Yield the row groups of all epochs as arrays.
 
         Args:
             first_epoch: names the order of the first one.
@@ -110,7 +110,7 @@ class ReadPlan:
         return pages(self._pieces(), page, self._order, self.threads, first_epoch)
 
     def rows_by_group(self, first_epoch: int) -> Iterator[Iterable[tuple[Any, ...]]]:
-        """The rows of each row group as tuples of the values of `result_schema`; as `pages`."""
+        """Yield the rows of each row group as tuples of the values of `result_schema`; as `read_pages`."""
         transformer = self.transformer
         if transformer is None:
             for page in self.pages(first_epoch, by_row=True):
@@ -133,7 +133,7 @@ class ReadPlan:
         return self._in_precision(self.files.read(piece, self.columns, footers))
 
     def _place(self, piece: Piece) -> str:
-        """For messages."""
+        """Return the file and row group of a piece, for messages."""
         return f"{self.files.files[piece.file].path}, row group {piece.group}"
 
     def _pieces(self) -> list[Piece]:

@@ -28,11 +28,11 @@ class PredicateBase(ABC):
 
     @abstractmethod
     def get_fields(self) -> set[str]:
-        """The names of the columns that `do_include` looks at."""
+        """Return the names of the columns that `do_include` looks at."""
 
     @abstractmethod
     def do_include(self, values: Any) -> Any:
-        """Whether a row is read.
+        """Return whether a row is read.
 
         Args:
             values: a dict of one row; from a reader of batches also a pandas.DataFrame of many.
@@ -177,7 +177,7 @@ def _check(predicates: Sequence[Any]) -> None:
 
 
 def included(predicate: PredicateBase, frame: pandas.DataFrame, by_row: bool) -> Array:
-    """[rows] which rows a predicate includes.
+    """Return [rows] which rows a predicate includes.
 
     Args:
         frame: [rows] the columns that the predicate looks at.
@@ -200,10 +200,10 @@ def included(predicate: PredicateBase, frame: pandas.DataFrame, by_row: bool) ->
 
 
 def _of_frame(predicate: PredicateBase, frame: pandas.DataFrame) -> Array | None:
-    """The answer for all rows at a time; None: the predicate takes single rows.
+    """Return the answer for all rows at a time; None: the predicate takes single rows.
 
-    A function for single rows may return as many values as there are rows by accident: of four rows, ``name[-4:]`` has
-    four. It never has the length of two other numbers of rows.
+    A function for single rows may return as many values as there are rows by accident: of four rows,
+    ``name[-4:]`` has four. It never has the length of two other numbers of rows.
     """
     import pandas
 

@@ -51,46 +51,46 @@ class Reader:
 
     @property
     def transformed_schema(self) -> Unischema:
-        """As `schema`."""
+        """Return `schema`."""
         return self.schema
 
     @property
     def num_epochs(self) -> int | None:
-        """All rows are read so often; None: again and again."""
+        """Return how often all rows are read; None: again and again."""
         return self.plan.num_epochs
 
     @property
     def seed(self) -> int | None:
-        """Determines the orders of the epochs; None: rows are in the order of the files."""
+        """Return the seed of the epochs' orders; None: rows are in the order of the files."""
         return self.plan.seed if self.plan.shuffles else None
 
     @property
     def is_batched_reader(self) -> bool:
-        """It returns many rows at a time."""
+        """Return whether the reader returns many rows at a time."""
         return self.plan.batched
 
     @property
     def batched_output(self) -> bool:
-        """As `is_batched_reader`."""
+        """Return `is_batched_reader`."""
         return self.plan.batched
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns that it returns."""
+        """Return the names of the columns that the reader returns."""
         return tuple(self.schema.fields)
 
     @property
     def rows(self) -> int:
-        """Of this shard, in one epoch, before the transform."""
+        """Return the rows of this shard, in one epoch, before the transform."""
         return self.plan.rows
 
     @property
     def diagnostics(self) -> dict[str, Any]:
-        """The number of threads that read ahead; petastorm reports on its queues here."""
+        """Return the number of threads that read ahead; petastorm reports on its queues here."""
         return {"threads": self.plan.threads}
 
     def batches(self, batch_size: int, capacity: int = 0, numbers: bool = True, by_row: bool = False) -> BatchSource:
-        """The shard's rows in batches of numpy arrays, for loaders.
+        """Return the shard's rows in batches of numpy arrays, for loaders.
 
         Args:
             capacity: if rows are not mixed as a whole, each batch is drawn from this number of rows.
@@ -106,7 +106,7 @@ class Reader:
         return self
 
     def __next__(self) -> Any:
-        """The next row, or rows.
+        """Return the next row, or rows.
 
         Raises:
             DataError: it can't be read, or the transform failed.
@@ -138,11 +138,11 @@ class Reader:
         self._epoch += self.plan.num_epochs or 0
 
     def pages(self) -> Iterator[Page]:
-        """All epochs' row groups as dicts of arrays; for loaders that keep them."""
+        """Yield all epochs' row groups as dicts of arrays; for loaders that keep them."""
         return self.plan.pages(self._epoch, by_row=False)
 
     def reset(self) -> None:
-        """Starts again from the first row, in the orders of further epochs.
+        """Start again from the first row, in the orders of further epochs.
 
         Raises:
             NotImplementedError: rows are left, as with petastorm.
@@ -155,7 +155,7 @@ class Reader:
         self._items = None
 
     def stop(self) -> None:
-        """Ends the reading; further rows are an error."""
+        """End the reading; further rows are an error."""
         self.stopped = True
         items, self._items = self._items, None
         if items is not None:
@@ -164,10 +164,10 @@ class Reader:
                 items.close()  # type: ignore[attr-defined]  # a generator
 
     def join(self) -> None:
-        """As petastorm has it: `stop` has waited for the threads."""
+        """Do nothing: `stop` has waited for the threads. Petastorm has this method."""
 
     def cleanup_cache(self) -> None:
-        """As petastorm has it: there is no cache."""
+        """Do nothing: there is no cache. Petastorm has this method."""
 
     def __enter__(self) -> Reader:
         return self
@@ -203,11 +203,12 @@ def make_batch_reader(
     storage_options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Reader:
-    """Reads Parquet files, the rows of a row group at a time.
+    """Read Parquet files, the rows of a row group at a time.
 
     Args:
         dataset_url_or_urls: a folder, or files. Folders ``name=value`` below make columns.
-        schema_fields: columns: names, regular expressions that match whole names, or fields of a Unischema; None: all.
+        schema_fields: columns: names, regular expressions that match whole names, or fields of a Unischema; None:
+            all.
         reader_pool_type: "dummy" reads when rows are asked for; "thread" and "process" read ahead in threads.
         workers_count: the most threads; there is at most one for each core.
         seed: determines the orders; None: a random seed does.
@@ -216,15 +217,16 @@ def make_batch_reader(
         shuffle_row_drop_partitions: the number of parts in which each row group is read.
         predicate: selects rows; of `petastorm.predicates`.
         num_epochs: all rows are read so often; None: again and again.
-        cur_shard, shard_count: the selected rows are cut into `shard_count` equal shares, and share `cur_shard` is
+        cur_shard, shard_count: the selected rows are cut into `shard_count` equal shares, and share `cur_shard`
+            is
             read: ``hvd.rank()`` and ``hvd.size()``. Without them it is all rows.
-        trust: the pickled Unischema of a data set that petastorm wrote may be opened, to decode its columns; no code
-            that it names is run. False: they remain bytes.
+        trust: the pickled Unischema of a data set that petastorm wrote may be opened, to decode its columns; no
+            code that it names is run. False: they remain bytes.
         transform_spec: what is done to the rows of each row group, as a pandas.DataFrame.
         filters: PyArrow's: rows that they leave out are not read.
         storage_options: for fsspec.
-        results_queue_size, rowgroup_selector, others: the other arguments of petastorm's readers. Those that configure
-            how petastorm works have no effect; a warning lists them once.
+        results_queue_size, rowgroup_selector, others: the other arguments of petastorm's readers. Those that
+            configure how petastorm works have no effect; a warning lists them once.
 
     Raises:
         DataError: files or columns that cannot be read; the text names them.
@@ -257,15 +259,17 @@ def make_reader(
     storage_options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Reader:
-    """Reads a data set one row at a time; also one that petastorm wrote with a Unischema. As `make_batch_reader`, but:
+    """Read a data set one row at a time; also one that petastorm wrote with a Unischema. As `make_batch_reader`,
+    but:
 
     Args:
-        trust: the data set's pickled Unischema may be opened. Columns of arrays and images need it; no code that it
-            names is run, and petastorm need not be installed.
+        trust: the data set's pickled Unischema may be opened. Columns of arrays and images need it; no code that
+            it names is run, and petastorm need not be installed.
         transform_spec: its function takes and returns a dict of one row.
 
     Raises:
-        DataError: files or columns that cannot be read, and columns of arrays without `trust`; the text names them.
+        DataError: files or columns that cannot be read, and columns of arrays without `trust`; the text names
+            them.
         TypeError, ValueError: as `make_batch_reader`.
     """
     return _make("make_reader", dataset_url, "" if trust else "refused", locals())
@@ -276,7 +280,7 @@ def _make(call: str, url: str | Sequence[str], untrusted: str, arguments: Mappin
 
     Args:
         call: its name.
-        untrusted: as of `_found`.
+        untrusted: as of `_find_files`.
         arguments: of the call, by name.
     """
     unused = ("pyarrow_serialize", "results_queue_size", "rowgroup_selector")
@@ -291,7 +295,7 @@ def _make(call: str, url: str | Sequence[str], untrusted: str, arguments: Mappin
 def _found(
     url: str | Sequence[str], storage_options: Mapping[str, Any] | None, schema_fields: Any, untrusted: str
 ) -> tuple[DatasetFiles, str]:
-    """The files, and what to call them in messages.
+    """Return the files, and what to call them in messages.
 
     Args:
         untrusted: what becomes of columns that petastorm's codecs made binary; empty: they are decoded.
@@ -325,7 +329,7 @@ def _found(
 
 
 def _without_function(schema: Unischema, result: Unischema) -> Unischema:
-    """The columns that remain where a TransformSpec has no function."""
+    """Return the columns that remain if a TransformSpec has no function."""
     lacking = [name for name in result.fields if name not in schema.fields]
     if lacking:
         raise DataError(
@@ -376,7 +380,7 @@ def reader_of(
     transform_spec: TransformSpec | None = None,
     filters: Sequence[Any] | None = None,
 ) -> Reader:
-    """Checks the arguments that all readers share.
+    """Check the arguments that all readers share, and return the reader.
 
     Args:
         schema: of the columns that are read.

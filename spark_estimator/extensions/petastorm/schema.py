@@ -90,21 +90,21 @@ _SCHEMA = _stub("schema")
 
 
 def _restored(name: str, fields: Sequence[str], values: Sequence[Any]) -> _Stub:
-    """Makes a named tuple that older versions of PySpark have pickled."""
+    """Make a named tuple that older versions of PySpark have pickled."""
     by_name = dict(zip(fields, values, strict=True))
     names = ("name", "numpy_dtype", "shape", "codec", "nullable")
     return _FIELD(*(by_name.get(item) for item in names))
 
 
 def _reconstructed(kind: Any, base: Any, state: Any) -> _Stub:
-    """Makes an object of pickle's protocols 0 and 1."""
+    """Make an object of pickle's protocols 0 and 1."""
     if not (isinstance(kind, type) and issubclass(kind, _Stub)):
         raise pickle.UnpicklingError(f"an object of {kind!r}")
     return kind()
 
 
 def _table() -> dict[tuple[str, str], Any]:
-    """All names that a pickled Unischema may contain, and the replacement of each."""
+    """Return all names that a pickled Unischema may contain, and the replacement of each."""
     table: dict[tuple[str, str], Any] = {
         ("collections", "OrderedDict"): OrderedDict,
         ("collections", "UnischemaField"): _FIELD,
@@ -127,7 +127,7 @@ def _table() -> dict[tuple[str, str], Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the names of `_table`, and types of Spark, of which nothing is kept."""
+    """Knows the names of `_make_table`, and types of Spark, of which nothing is kept."""
 
     _names = _table()
     _spark_type = _stub("spark type")
@@ -141,7 +141,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pickled_schema(store: FilesystemStore, folder: str) -> bytes | None:
-    """The pickled Unischema of a data set, unopened; None: petastorm has written none there."""
+    """Return the pickled Unischema of a data set, unopened; None: petastorm has written none there."""
     path = f"{folder.rstrip('/')}/{METADATA}"
     if not store.exists(path):
         return None
@@ -152,7 +152,7 @@ def pickled_schema(store: FilesystemStore, folder: str) -> bytes | None:
 
 
 def fields_of(pickled: bytes, origin: str) -> dict[str, SchemaField]:
-    """The columns of a pickled Unischema, by name. No code that the pickle names is run.
+    """Return the columns of a pickled Unischema, by name. No code that the pickle names is run.
 
     Args:
         origin: where it comes from, for messages.

@@ -26,11 +26,11 @@ _ROW = "__row__"
 def selected(
     files: DatasetFiles, predicate: PredicateBase | None, filters: Sequence[Any] | None, by_row: bool
 ) -> DatasetFiles:
-    """The files with those rows alone that the predicate and the filters leave.
+    """Return the files with only the rows that the predicate and the filters leave.
 
     Args:
-        filters: PyArrow's: a list of (column, operator, value), which all must be true, or a list of such lists, of
-            which one must be true.
+        filters: PyArrow's: a list of (column, operator, value), which all must be true, or a list of such lists,
+            of which one must be true.
         by_row: the predicate is called for single rows.
 
     Raises:
@@ -54,7 +54,7 @@ def selected(
 
 
 def _narrowed(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyarrow.Table], Array]) -> DatasetFiles:
-    """The files with those of their selected rows for which the mask is true."""
+    """Return the files with only those of their selected rows for which the mask is true."""
     kinds = files.kinds
     unknown = next((name for name in names if name not in kinds), None)
     if unknown is not None:
@@ -87,7 +87,7 @@ def _narrowed(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyar
 
 
 def _filter(files: DatasetFiles, filters: Sequence[Any]) -> tuple[list[str], Callable[[pyarrow.Table], Array]]:
-    """The columns that the filters name, and which rows of a table they leave."""
+    """Return the columns that the filters name, and a function that returns which rows of a table they leave."""
     try:
         groups = [filters] if isinstance(filters[0][0], str) else filters
         parts = [[(name, sign, value) for name, sign, value in group] for group in groups]
@@ -115,7 +115,7 @@ def _filter(files: DatasetFiles, filters: Sequence[Any]) -> tuple[list[str], Cal
 
 
 def _like_partition(files: DatasetFiles, name: str, value: Any) -> Any:
-    """A text for a partition of whole numbers as a number, as PyArrow's older filters compared them."""
+    """Return a text for a partition of whole numbers as a number, as PyArrow's older filters compared them."""
     if name not in files.partitions or files.kinds[name] != "bigint":
         return value
     if isinstance(value, (set, list, tuple)):

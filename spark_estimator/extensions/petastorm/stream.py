@@ -42,7 +42,7 @@ _Rows = TypeVar("_Rows", Page, list[Any])
 def pages(
     pieces: list[Piece], make: Callable[[Piece], _Rows], order: Order, threads: int, first_epoch: int = 0
 ) -> Iterator[_Rows]:
-    """The pages of all epochs, or lists of rows; those without rows are left out.
+    """Yield the pages of all epochs, or lists of rows; those without rows are left out.
 
     Args:
         make: reads a piece; called in threads.
@@ -110,7 +110,8 @@ def _ahead(page: Callable[[int, int], _Rows], numbers: Iterator[tuple[int, int]]
 
 
 def threads_of(pool: str, workers_count: int | None) -> int:
-    """Threads for petastorm's arguments: at most one for each core, as more would only hold more row groups.
+    """Return the threads for petastorm's arguments: at most one for each core, as more would only hold more row
+    groups.
 
     Raises:
         ValueError: the pool is none of petastorm's, or there is less than one worker.
@@ -123,11 +124,11 @@ def threads_of(pool: str, workers_count: int | None) -> int:
 
 
 def rebatched(source: Iterator[Page], batch_size: int, capacity: int = 0, seed: int = 0) -> Iterator[Page]:
-    """Pages cut into batches of exactly `batch_size` rows; the last one may have fewer.
+    """Yield pages cut into batches of exactly `batch_size` rows; the last one may have fewer.
 
     Args:
-        capacity: each batch is drawn from at least this number of rows, while that many remain; 0: rows keep their
-            order.
+        capacity: each batch is drawn from at least this number of rows, while that many remain; 0: rows keep
+            their order.
         seed: determines what is drawn.
     """
     mixed = source if not capacity else _mixed(source, batch_size, capacity, numpy.random.default_rng([seed, 1]))
@@ -153,7 +154,7 @@ def rebatched(source: Iterator[Page], batch_size: int, capacity: int = 0, seed: 
 
 
 def _mixed(source: Iterator[Page], batch_size: int, capacity: int, chance: numpy.random.Generator) -> Iterator[Page]:
-    """Pages whose rows are drawn from at least `capacity` rows, while that many remain."""
+    """Yield pages whose rows are drawn from at least `capacity` rows, while that many remain."""
     held: list[Page] = []
     count = 0
     # Rows are mixed when half the capacity has been read, so that each is moved three times and not for each page.

@@ -31,7 +31,7 @@ _PLAIN = (
 
 
 def are_plain(plan: ReadPlan) -> bool:
-    """Whether all columns that are read hold numbers that the spool keeps in their own types."""
+    """Return whether all columns that are read hold numbers that the spool keeps in their own types."""
     return all(
         field.numpy_dtype in _PLAIN and len(field.shape) <= 1 and name not in plan.files.coded
         for name, field in plan.schema.fields.items()
@@ -39,12 +39,12 @@ def are_plain(plan: ReadPlan) -> bool:
 
 
 def texts_of(plan: ReadPlan) -> list[str]:
-    """The columns that are read of texts or bytes, or of arrays of them."""
+    """Return the columns that are read of texts or bytes, or of arrays of them."""
     return [name for name, field in plan.schema.fields.items() if field.numpy_dtype in (numpy.str_, numpy.bytes_)]
 
 
 def tensor_fields(plan: ReadPlan) -> list[Field]:
-    """A tensor for each column, of the column's own type and shape. Looks at the first rows.
+    """Return a tensor for each column, of the column's own type and shape. Looks at the first rows.
 
     Raises:
         DataError: a column cannot be read as tensors; the text names it.

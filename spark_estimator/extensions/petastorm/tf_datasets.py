@@ -25,12 +25,15 @@ _CONVERTED = {numpy.uint16: tf.int32, numpy.uint32: tf.int64, Decimal: tf.string
 
 
 def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
-    """A tf.data.Dataset of named tuples with a tensor for each column: one row each, of a reader of batches many.
+    """Return a tf.data.Dataset of named tuples with a tensor for each column: one row each, of a reader of batches
+    many.
 
-    It reads on where the reader is, and, when all its epochs have been read, starts the reader again with a warning.
+    It reads on where the reader is, and, when all its epochs have been read, starts the reader again with a
+    warning.
 
     Raises:
-        DataError: a column has a type that TensorFlow has no tensors of, or null; the latter where the row is read.
+        DataError: a column has a type that TensorFlow has no tensors of, or null; the latter where the row is
+            read.
     """
     if not isinstance(reader, Reader):
         raise TypeError(f"make_petastorm_dataset takes a reader of this package; got {reader!r}.")
@@ -86,13 +89,13 @@ class TFDatasetContext:
 
 
 def tf_tensors(reader: Reader, shuffling_queue_capacity: int = 0, min_after_dequeue: int = 0) -> Any:
-    """A named tuple of a graph's tensors that read the next row, or rows, in each run of a session.
+    """Return a named tuple of a graph's tensors that read the next row, or rows, in each run of a session.
 
     For programs of TensorFlow 1. The end of the rows is a `tf.errors.OutOfRangeError`.
 
     Args:
-        shuffling_queue_capacity, min_after_dequeue: of a queue that mixes rows, for a reader of rows; its threads are
-            started by ``tf.compat.v1.train.start_queue_runners``.
+        shuffling_queue_capacity, min_after_dequeue: of a queue that mixes rows, for a reader of rows; its threads
+            are started by ``tf.compat.v1.train.start_queue_runners``.
 
     Raises:
         RuntimeError: TensorFlow runs eagerly, and there is no graph.
@@ -152,7 +155,7 @@ def _tf_type(field: UnischemaField) -> Any:
 
 
 def _for_tensorflow(value: Any, field: UnischemaField) -> Any:
-    """A row's value, or those of many rows, as TensorFlow takes it.
+    """Return a row's value, or those of many rows, as TensorFlow takes it.
 
     Raises:
         DataError: null, or a value that the declared type cannot hold.

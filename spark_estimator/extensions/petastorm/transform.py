@@ -62,7 +62,7 @@ class TransformSpec:
 def edit_field(
     name: str, numpy_dtype: Any, shape: tuple[int | None, ...], nullable: bool = False
 ) -> tuple[str, Any, tuple[int | None, ...], bool]:
-    """An entry of `TransformSpec`'s `edit_fields`."""
+    """Return an entry of `TransformSpec`'s `edit_fields`."""
     return name, numpy_dtype, shape, nullable
 
 
@@ -80,7 +80,7 @@ def _edited(entry: Any) -> UnischemaField:
 
 
 def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unischema:
-    """The schema of transformed rows: edited columns are last, and selected ones in their order.
+    """Return the schema of transformed rows: edited columns are last, and selected ones in their order.
 
     A name that is removed or selected, and is no column, is ignored with a warning.
     """
@@ -116,11 +116,11 @@ class Transformer:
 
     @property
     def keeps_rows(self) -> bool:
-        """The function can't return more rows or fewer."""
+        """Return whether the function can't return more rows or fewer."""
         return self.by_row
 
     def of_table(self, table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], place: str) -> Page:
-        """Transforms rows as they were read.
+        """Transform rows as they were read.
 
         Args:
             shapes: of a row's value, by column.
@@ -146,12 +146,12 @@ class Transformer:
         return self.of_page(arrays, matrices, place)
 
     def of_page(self, arrays: Mapping[str, Any], matrices: Mapping[str, Array], place: str) -> Page:
-        """Transforms rows as arrays; errors as `of_table`.
+        """Transform rows as arrays; errors as `transform_table`.
 
         Args:
             arrays: [rows] or [rows, ...] of all columns.
-            matrices: those of the columns of arrays. Where the function leaves a row's objects as they were, the matrix
-                is the result, and nothing is copied.
+            matrices: those of the columns of arrays. Where the function leaves a row's objects as they were, the
+                matrix is the result, and nothing is copied.
         """
         import pandas
 
@@ -187,7 +187,7 @@ class Transformer:
         return page
 
     def rows_of_page(self, page: Page, place: str) -> list[tuple[Any, ...]]:
-        """Transforms rows one by one: the values of the result's columns, as the function returned them.
+        """Transform rows one by one: the values of the result's columns, as the function returned them.
 
         Args:
             page: the rows as they were read.
@@ -249,14 +249,14 @@ def _row_views(matrix: Array) -> Array:
 
 
 def _are_same(values: Array, objects_before: Array) -> bool:
-    """Whether a column has the same objects as before, in their order."""
+    """Return whether a column has the same objects as before, in their order."""
     if values is objects_before:
         return True
     return len(values) == len(objects_before) and all(map(operator.is_, values, objects_before))
 
 
 def _of_rows(values: Array, name: str) -> Array:
-    """A column of rows that a function of rows returned: one type for all if possible, else objects."""
+    """Return a column of rows that a function of rows returned: one type for all if possible, else objects."""
     try:
         return column_of(values, name, None)
     except DataError:

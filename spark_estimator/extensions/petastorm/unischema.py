@@ -97,11 +97,11 @@ class Unischema:
 
     @property
     def fields(self) -> OrderedDict[str, UnischemaField]:
-        """The columns by their names."""
+        """Return the columns by their names."""
         return self._fields
 
     def create_schema_view(self, fields: Iterable[UnischemaField | str]) -> Unischema:
-        """The schema of some columns.
+        """Return the schema of some columns.
 
         Args:
             fields: fields of this schema, or regular expressions that match whole names.
@@ -126,15 +126,15 @@ class Unischema:
         return Unischema(f"{self._name}_view", names.values())
 
     def make_namedtuple(self, **values: Any) -> Any:
-        """A named tuple with a value for each column."""
+        """Return a named tuple with a value for each column."""
         return self.row_type()(**values)
 
     def row_type(self) -> type[Any]:
-        """The named tuple's class, the same one for the same name and columns."""
+        """Return the named tuple's class, the same one for the same name and columns."""
         return _row_type(f"{self._name}_view", tuple(self._fields))
 
     def as_spark_schema(self) -> StructType:
-        """Spark's schema of a data set that petastorm writes with this Unischema.
+        """Return Spark's schema of a data set that petastorm writes with this Unischema.
 
         Raises:
             ValueError: a field without codec has no Spark type.
@@ -161,13 +161,13 @@ def _row_type(name: str, fields: tuple[str, ...]) -> type[Any]:
 
 
 def match_unischema_fields(schema: Unischema, field_regex: Iterable[str]) -> list[UnischemaField]:
-    """The fields whose whole names match one of the regular expressions, in the schema's order."""
+    """Return the fields whose whole names match one of the regular expressions, in the schema's order."""
     patterns = [re.compile(pattern) for pattern in field_regex]
     return [field for name, field in schema.fields.items() if any(pattern.fullmatch(name) for pattern in patterns)]
 
 
 def spark_type(field: UnischemaField) -> DataType:
-    """The Spark type in which a field is stored.
+    """Return the Spark type in which a field is stored.
 
     Raises:
         ValueError: it has no codec, and its values are no scalars that Spark has.
@@ -199,7 +199,9 @@ def spark_type(field: UnischemaField) -> DataType:
 
 
 def numpy_type(kind: pyarrow.DataType) -> Any:
-    """The numpy type of a column's values (of those inside, for arrays), as a field has it; None: there is none."""
+    """Return the numpy type of a column's values (of those inside, for arrays), as a field has it; None: there is
+    none.
+    """
     if is_list(kind):
         inside = kind.value_type
         return None if is_list(inside) or pyarrow.types.is_struct(inside) else numpy_type(inside)
@@ -217,7 +219,9 @@ def numpy_type(kind: pyarrow.DataType) -> Any:
 
 
 def field_of(column: pyarrow.Field) -> UnischemaField | None:
-    """A column of a Parquet file as a field; None: petastorm, too, leaves such columns out (structs, maps, ...)."""
+    """Return a column of a Parquet file as a field; None: petastorm, too, leaves such columns out (structs, maps,
+    ...).
+    """
     dtype = numpy_type(column.type)
     if dtype is None:
         return None
@@ -226,12 +230,12 @@ def field_of(column: pyarrow.Field) -> UnischemaField | None:
 
 
 def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
-    """Not available: it encodes rows for ``materialize_dataset``."""
+    """Raise NotImplementedError: encoding rows is for ``materialize_dataset``."""
     raise NotImplementedError(_WRITING)
 
 
 def insert_explicit_nulls(unischema: Unischema, row_dict: MutableMapping[str, Any]) -> None:
-    """Adds None for fields that a row lacks.
+    """Add None for fields that a row lacks.
 
     Raises:
         DataError: such a field is not nullable.

@@ -40,16 +40,16 @@ class ProgramPoint:
         self._calls = itertools.count()
 
     def callback(self) -> ProgramPoint:
-        """The point of the next callback that is added to this operation's future, or to this callback's."""
+        """Return the point of the next callback that is added to this operation's future, or to this callback's."""
         return ProgramPoint(self.path and f"{self.path}/callback{next(self._callbacks)}")
 
     def call(self) -> str:
-        """The path of the next operation that this callback calls."""
+        """Return the path of the next operation that this callback calls."""
         return f"{self.path}/call{next(self._calls)}"
 
 
 def current() -> ProgramPoint | None:
-    """The point of the callback that this thread runs; None outside of any."""
+    """Return the point of the callback that this thread runs; None outside of any."""
     return getattr(_thread, "point", None)
 
 
@@ -57,12 +57,12 @@ _points: weakref.WeakKeyDictionary[Any, ProgramPoint] = weakref.WeakKeyDictionar
 
 
 def note(future: Any, point: ProgramPoint) -> None:
-    """Notes which point a future has: that of its operation."""
+    """Note the point of a future: that of its operation."""
     _points[future] = point
 
 
 def watch_futures(before_wait: Callable[[], None]) -> None:
-    """Has torch's futures report their callbacks. To be called once.
+    """Make torch's futures report their callbacks. To be called once.
 
     Args:
         before_wait: called whenever a thread is about to wait for a future that is not done.
@@ -95,7 +95,7 @@ def watch_futures(before_wait: Callable[[], None]) -> None:
 
 
 def _at(point: ProgramPoint, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The callback, run as standing at a point."""
+    """Return the callback wrapped to run at a point."""
 
     @functools.wraps(callback)
     def run(future: Any) -> Any:

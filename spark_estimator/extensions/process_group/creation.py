@@ -68,14 +68,14 @@ class JobGroups:
         self._prepared: tuple[Engine, int] | None = None
 
     def store(self, timeout: timedelta) -> Store:
-        """A fresh store of all ranks; they all call this."""
+        """Return a fresh store of all ranks; they all call this."""
         values = self._values if self.engine.global_rank == 0 else None
         # Held here as well: C++ holds the half of it that is C++.
         self._store = JobStore(self.links, values, timeout, at_first_use=other_backends.check_encryption)
         return PrefixStore(f"{context.next_number(_STORES)}", self._store)
 
     def default_group(self, store: Store, timeout: timedelta) -> EngineGroup:
-        """The group of all ranks."""
+        """Return the group of all ranks."""
         number = context.next_number(_GROUPS)
         if self._store is not None:
             self._store.at_first_use = None  # by this package's own backend
@@ -110,7 +110,8 @@ class JobGroups:
     def part(
         self, ranks: Sequence[int], limit: timedelta, backend: str | None, *, members_only: bool
     ) -> tuple[Engine, int] | None:
-        """An engine for a group of some ranks, and the group's number; all ranks call it. None: not on this one.
+        """Return an engine for a group of some ranks, and the group's number, or None on other ranks. All ranks call
+        it.
 
         Args:
             ranks: of the job, in ascending order.
@@ -140,7 +141,7 @@ class JobGroups:
         return None if engine is None else (engine, number)
 
     def group_of(self, part: tuple[Engine, int], store: Store, limit: timedelta) -> EngineGroup:
-        """The group of what `part` has returned."""
+        """Return the group of what `make_engine` has returned."""
         engine, number = part
 
         def end() -> None:
@@ -151,7 +152,7 @@ class JobGroups:
 
     @contextmanager
     def prepared(self, arguments: dict[str, Any]) -> Iterator[None]:
-        """Makes a new group's engine on all ranks, for the `create` that torch calls on the group's ranks.
+        """Make a new group's engine on all ranks, for the `create` that torch calls on the group's ranks.
 
         Args:
             arguments: those of ``new_group``; some may be missing.
@@ -175,12 +176,12 @@ class JobGroups:
                 self._prepared = None
 
     def take_prepared(self) -> tuple[Engine, int] | None:
-        """What `prepared` has made for the current call."""
+        """Return what `prepare_group` has made for the current call."""
         part, self._prepared = self._prepared, None
         return part
 
     def close(self) -> None:
-        """Ends every group except the job's own."""
+        """End every group except the job's own."""
         global _current
         with _lock:
             if _current is self:
@@ -194,7 +195,7 @@ _current: JobGroups | None = None
 
 
 def _of_this_job() -> JobGroups:
-    """The common state of the present membership's groups; joins the job if necessary."""
+    """Return the common state of the present membership's groups; join the job if necessary."""
     global _current
     context.init()
     engine = context.engine()
@@ -207,14 +208,16 @@ def _of_this_job() -> JobGroups:
 
 
 def create(options: Any, _backend_options: object = None) -> EngineGroup:
-    """Called by torch for ``init_process_group("spark_estimator")``.
+    """Make a group for torch's ``init_process_group("spark_estimator")``.
 
     Args:
-        options: torch's ``_DistributedBackendOptions``: store, group_rank, group_size, timeout, global_ranks_in_group.
+        options: torch's ``_DistributedBackendOptions``: store, group_rank, group_size, timeout,
+            global_ranks_in_group.
 
     Raises:
         RuntimeError: this PyTorch is too old.
-        ValueError: rank or number of ranks are not those of the job, or the group is a part of one that is not ours.
+        ValueError: rank or number of ranks are not those of the job, or the group is a part of one that is not
+            ours.
     """
     older_torch.check_version()
     groups = _of_this_job()
@@ -239,7 +242,7 @@ def _prepared(arguments: dict[str, Any]) -> Iterator[None]:
 
 
 def _of_another_backend(backend: str | None) -> str:
-    """What is wrong with the requested backend of a new group; '' for nothing."""
+    """Return what is wrong with the requested backend of a new group; '' for nothing."""
     if backend is None or BACKEND_NAME in BackendConfig(Backend(backend)).get_device_backend_map().values():
         return ""
     return (
@@ -249,7 +252,7 @@ def _of_another_backend(backend: str | None) -> str:
 
 
 def _check_rank(rank: int, size: int) -> None:
-    """Raises ValueError unless torch's arguments agree with the job; -1 means not set."""
+    """Raise ValueError unless torch's arguments agree with the job; -1 means not set."""
     own_rank, ranks = context.rank(), context.size()
     if rank not in (-1, own_rank) or size not in (-1, ranks):
         raise ValueError(
@@ -260,7 +263,7 @@ def _check_rank(rank: int, size: int) -> None:
 
 
 def rendezvous_of(otherwise: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
-    """A handler for ``env://`` with the job's own store, and `otherwise` where others have set another master.
+    """Return a handler for ``env://`` with the job's own store, or `otherwise` where others have set another master.
 
     A process that a rank started has the rank's variables but is none of the job: ForeignLauncherError.
     """
@@ -285,7 +288,7 @@ def _in_a_job() -> bool:
 
 
 def register() -> None:
-    """Makes the backend known to torch. Idempotent."""
+    """Make the backend known to torch. Idempotent."""
     reducers.keep_groups_of_reducers()
     gloo_threads.await_gloo_at_exit()
     if BACKEND_NAME in torch.distributed.Backend.backend_list:

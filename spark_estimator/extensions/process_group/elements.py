@@ -49,7 +49,7 @@ class ElementReduction(NamedTuple):
 
 
 def reduction(op: object) -> ElementReduction:
-    """The engine's form of torch's reduction.
+    """Return the engine's form of torch's reduction.
 
     Args:
         op: a ``ReduceOp``, one of its constants, or options that hold one.
@@ -76,7 +76,7 @@ def reduction(op: object) -> ElementReduction:
 
 
 def same_type(tensors: Sequence[torch.Tensor], what: str) -> torch.dtype:
-    """The element type of all of them. Raises ValueError when they have several."""
+    """Return the element type of all tensors. Raise ValueError if they have several."""
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) != 1:
         raise ValueError(f"{what} takes tensors of one element type, not of {sorted(map(str, kinds))}.")
@@ -84,11 +84,11 @@ def same_type(tensors: Sequence[torch.Tensor], what: str) -> torch.dtype:
 
 
 def flat(tensor: torch.Tensor, what: str, *, moved: bool = False) -> torch.Tensor:
-    """The elements of a tensor as the engine reads them, [elements]: its own memory where that is dense.
+    """Return [elements] of a tensor as the engine reads them: its own memory where that is dense.
 
     Args:
         tensor: dense, of any device.
-        what: the operation, for messages.
+        operation: its name, for messages.
         moved: the operation only moves elements: those of an unknown type become their bytes.
 
     Raises:
@@ -98,22 +98,22 @@ def flat(tensor: torch.Tensor, what: str, *, moved: bool = False) -> torch.Tenso
 
 
 def flat_joined(tensors: Sequence[torch.Tensor], what: str, *, moved: bool = False) -> torch.Tensor:
-    """As `flat`, of several tensors one after another."""
+    """Return several tensors one after another, as `flatten` returns each."""
     wires = [flat(tensor, what, moved=moved) for tensor in tensors]
     return wires[0] if len(wires) == 1 else torch.cat(wires)
 
 
 def writable(tensor: torch.Tensor, what: str, *, moved: bool = False) -> torch.Tensor:
-    """As `flat`, for a tensor that receives a result; `put` writes it there.
+    """Return what `flatten` does, for a tensor that receives a result; `put` writes it there.
 
     Raises:
-        ValueError: as `flat`, or elements of the tensor share memory.
+        ValueError: as `flatten`, or elements of the tensor share memory.
     """
     return writable_wire_form(_known(tensor, moved), what).view(-1)
 
 
 def _known(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
-    """A tensor with the same elements, of a type that the engine knows if that can be."""
+    """Return a tensor with the same elements, of a type that the engine knows if possible."""
     if tensor.dtype in ELEMENT_TYPES or tensor.layout is not torch.strided:
         return tensor
     if tensor.is_quantized:  # elements alone, without their scale and zero point, would be other numbers elsewhere
@@ -124,7 +124,7 @@ def _known(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
 
 
 def overlap(wires: Sequence[torch.Tensor]) -> bool:
-    """Whether some of these flat tensors share memory."""
+    """Return whether some of these flat tensors share memory."""
     if len(wires) < 2:
         return False
     spans = sorted((wire.data_ptr(), wire.data_ptr() + wire.nbytes) for wire in wires if wire.numel())
@@ -132,7 +132,7 @@ def overlap(wires: Sequence[torch.Tensor]) -> bool:
 
 
 def put(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Puts a flat result into the tensor that it belongs to, unless it is there already; returns the tensor.
+    """Put a flat result into the tensor that it belongs to, unless it is there already; return the tensor.
 
     Raises:
         ValueError: it has another number of elements.
@@ -148,20 +148,20 @@ def put(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def received(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    """The bytes that the engine gathered, as a flat tensor over the same memory."""
+    """Return the bytes that the engine gathered, as a flat tensor over the same memory."""
     return torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
 
 
 def taken(wire: torch.Tensor) -> Tensor:
-    """A flat tensor for an operation whose result is in memory of the engine."""
+    """Return a flat tensor's description for an operation whose result is in memory of the engine."""
     return described(wire)._replace(output=0)
 
 
 def share(what: str, elements: torch.Tensor, rows: Sequence[int], outputs: Sequence[torch.Tensor]) -> None:
-    """Writes each rank's part into its target, or all parts into the single target.
+    """Write each rank's part into its target, or all parts into the single target.
 
     Args:
-        what: the operation, for messages.
+        operation: its name, for messages.
         elements: flat, in rank order.
         rows: [size], how many of them each rank gave.
         outputs: [size], or one, or none where nothing is to be put.
@@ -180,7 +180,7 @@ def share(what: str, elements: torch.Tensor, rows: Sequence[int], outputs: Seque
 
 
 def parts(tensor: torch.Tensor, splits: Sequence[int], size: int, which: str) -> list[torch.Tensor]:
-    """A tensor cut along its first dimension, one part for each rank.
+    """Divide a tensor along its first dimension into one part for each rank.
 
     Args:
         tensor: as the caller gave it.
@@ -207,24 +207,24 @@ def parts(tensor: torch.Tensor, splits: Sequence[int], size: int, which: str) ->
 
 
 def one_each(what: str, tensors: Sequence[Any], size: int) -> list[Any]:
-    """The tensors, if there is one for each of `size` ranks. Raises ValueError else."""
+    """Return the tensors if there is one for each of `size` ranks. Raise ValueError otherwise."""
     if len(tensors) != size:
         raise ValueError(f"{what}: {len(tensors)} tensors were given for the {size} ranks of the group.")
     return list(tensors)
 
 
 def listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
-    """A list of tensors; torch's callers may pass a single tensor instead."""
+    """Return a list of tensors; torch's callers may pass a single tensor instead."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def nested(tensors: Sequence[Any]) -> list[list[torch.Tensor]]:
-    """A list of lists; torch's callers may pass its single list instead."""
+    """Return a list of lists; torch's callers may pass its single list instead."""
     return [list(tensors)] if tensors and isinstance(tensors[0], torch.Tensor) else [list(row) for row in tensors]
 
 
 def only(tensors: Sequence[torch.Tensor] | torch.Tensor, what: str) -> torch.Tensor:
-    """The one tensor of a message. Raises ValueError when there are more."""
+    """Return the only tensor of a message. Raise ValueError if there are more."""
     tensors = listed(tensors)
     if len(tensors) != 1:
         raise ValueError(f"{what} takes one tensor at a time, not {len(tensors)}.")

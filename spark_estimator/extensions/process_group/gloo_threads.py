@@ -19,10 +19,10 @@ _LIMIT = timedelta(seconds=5)
 
 
 def await_gloo_at_exit() -> None:
-    """Has the end of the program wait for gloo's threads. Idempotent.
+    """Make the end of the program wait for gloo's threads. Idempotent.
 
-    A thread of gloo's drops a collective after the call has returned, and needs Python's global lock for that. Once
-    Python has begun to finalize, a thread that asks for the lock is ended instead. That happens inside a C++
+    A thread of gloo's drops a collective after the call has returned, and needs Python's global lock for that.
+    Once Python has begun to finalize, a thread that asks for the lock is ended instead. That happens inside a C++
     destructor, and so ends the process: "terminate called without an active exception", with any launcher.
     """
     atexit.unregister(await_gloo)
@@ -30,7 +30,7 @@ def await_gloo_at_exit() -> None:
 
 
 def await_gloo() -> None:
-    """Returns when gloo's threads are idle, or after five seconds."""
+    """Wait until gloo's threads are idle, at most five seconds."""
     end = time.monotonic() + _LIMIT.total_seconds()
     before = _threads()
     quiet = 0
@@ -43,7 +43,7 @@ def await_gloo() -> None:
 
 
 def _threads() -> list[tuple[str, ...]]:
-    """State and context switches of each thread of gloo's, as the kernel tells them."""
+    """Return state and context switches of each thread of gloo's, as the kernel reports them."""
     threads: list[tuple[str, ...]] = []
     for path in sorted(Path("/proc/self/task").glob("*/status")):
         try:

@@ -51,15 +51,15 @@ class EngineGroup(IssuingGroup):
     # --- reductions --------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None, *_: Any) -> GroupWork:
-        """Reduces each tensor over the ranks, in place; several are one operation."""
+        """Reduce each tensor over the ranks, in place; several are one operation."""
         return self._reduced("all_reduce", listed(tensors), opts, None)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
-        """As `allreduce`."""
+        """Reduce several tensors as `allreduce` does."""
         return self._reduced("all_reduce_coalesced", listed(tensors), opts, None)
 
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
-        """As `allreduce`; only the root's tensors change."""
+        """Reduce as `allreduce` does; only the root's tensors change."""
         return self._reduced("reduce", listed(tensors), opts, self._root("reduce", opts))
 
     def _reduced(self, what: str, tensors: Tensors, opts: Any, root: int | None) -> GroupWork:
@@ -81,7 +81,7 @@ class EngineGroup(IssuingGroup):
     def _joined_bitwise(
         self, what: str, tensors: Tensors, how: ElementReduction, opts: Any, root: int | None
     ) -> GroupWork:
-        """A reduction that the engine does not have: every rank gathers all elements and joins them itself."""
+        """Submit a reduction that the engine lacks: every rank gathers all elements and joins them itself."""
         assert how.bitwise is not None
         join = how.bitwise
         wires = [writable(tensor, what) for tensor in tensors]
@@ -106,15 +106,15 @@ class EngineGroup(IssuingGroup):
         return self._issue(what, Op.ALLGATHER, [taken(wire) for wire in wires], wires, finish, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
-        """Reduces `size` tensors of one size over the ranks; rank i gets the i-th."""
+        """Reduce `size` tensors of one size over the ranks; rank i gets the i-th."""
         return self._reduce_scattered("reduce_scatter", listed(outputs), nested(inputs), opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input_: torch.Tensor, opts: Any = None) -> GroupWork:
-        """As `reduce_scatter`, of one tensor that is cut in `size` equal parts."""
+        """Reduce one tensor that is cut in `size` equal parts, as `reduce_scatter` does."""
         return self._reduce_scattered("reduce_scatter_tensor", [output], [[input_]], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
-        """As `reduce_scatter_single`, of several tensors in one operation."""
+        """Reduce several tensors in one operation, each as `reduce_scatter_single` does."""
         return self._reduce_scattered("reduce_scatter_tensor", outputs, [[tensor] for tensor in inputs], opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -147,7 +147,7 @@ class EngineGroup(IssuingGroup):
     # --- what only moves elements ------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any) -> GroupWork:
-        """Copies the root's tensors into every rank's."""
+        """Copy the root's tensors into every rank's."""
         tensors = listed(tensors)
         root = self._root("broadcast", opts)
         wires = [writable(tensor, "broadcast", moved=True) for tensor in tensors]
@@ -162,21 +162,21 @@ class EngineGroup(IssuingGroup):
         return works[0] if len(works) == 1 else self._together("broadcast", works)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors | torch.Tensor, opts: Any = None) -> GroupWork:
-        """Copies rank i's tensor into the i-th output of every rank. The ranks' tensors may differ in size."""
+        """Copy rank i's tensor into the i-th output of every rank. The ranks' tensors may differ in size."""
         checked = [one_each("all_gather", row, self._engine.size) for row in nested(outputs)]
         return self._gathered("all_gather", checked, listed(inputs), opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
-        """As `allgather`, of several tensors: outputs[i] are rank i's."""
+        """Gather several tensors as `allgather` does: outputs[i] are rank i's."""
         one_each("all_gather_coalesced", outputs, self._engine.size)
         return self._gathered("all_gather_coalesced", list(zip(*outputs, strict=True)), inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, input_: torch.Tensor, opts: Any = None) -> GroupWork:
-        """Copies all ranks' tensors into one, in rank order."""
+        """Copy all ranks' tensors into one, in rank order."""
         return self.all_gather_single_coalesced([output], [input_], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
-        """As `all_gather_single`, of several tensors in one operation."""
+        """Gather several tensors in one operation, each as `all_gather_single` does."""
         for output, input_ in zip(outputs, inputs, strict=True):
             if output.numel() != input_.numel() * self._engine.size:
                 raise ValueError(
@@ -203,7 +203,7 @@ class EngineGroup(IssuingGroup):
         return self._issue(what, Op.ALLGATHER, [taken(wire) for wire in wires], wires, finish, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
-        """Copies rank i's tensor into the root's i-th output."""
+        """Copy rank i's tensor into the root's i-th output."""
         root, own_rank = self._root("gather", opts), self._engine.rank
         wire = flat(inputs[0], "gather", moved=True)
         targets: Tensors = []
@@ -214,7 +214,7 @@ class EngineGroup(IssuingGroup):
         return self._exchanged("gather", wire, splits, targets, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
-        """Copies the root's i-th input into rank i's tensor."""
+        """Copy the root's i-th input into rank i's tensor."""
         output = outputs[0]
         if self._engine.rank == self._root("scatter", opts):
             tensors = one_each("scatter", nested(inputs)[0], self._engine.size)
@@ -226,7 +226,7 @@ class EngineGroup(IssuingGroup):
         return self._exchanged("scatter", wire, splits, [output], opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
-        """Sends the i-th input to rank i, whose tensors' sizes may differ, and gets the i-th output from it."""
+        """Send the i-th input to rank i, whose tensors' sizes may differ, and get the i-th output from it."""
         for tensors in (outputs, inputs):
             one_each("all_to_all", tensors, self._engine.size)
         same_type([*outputs, *inputs], "all_to_all")
@@ -243,7 +243,7 @@ class EngineGroup(IssuingGroup):
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> GroupWork:
-        """As `alltoall`, of tensors that are cut along their first dimension: equally, or by numbers of rows."""
+        """Exchange tensors that are cut along their first dimension: equally, or by numbers of rows."""
         same_type([output, input_], "all_to_all_single")
         targets = parts(output, output_splits, self._engine.size, "output")
         splits = parts(input_, input_splits, self._engine.size, "input")
@@ -256,7 +256,7 @@ class EngineGroup(IssuingGroup):
     def _exchanged(
         self, what: str, wire: torch.Tensor, splits: tuple[int, ...], targets: Tensors, opts: Any
     ) -> GroupWork:
-        """Sends `splits[i]` elements of `wire` to rank i, and writes the received ones to `targets`, in rank order."""
+        """Send `splits[i]` elements of `wire` to rank i, and write the received ones to `targets`, in rank order."""
 
         def finish(handle: Handle | None) -> list[Any]:
             assert handle is not None
@@ -267,13 +267,13 @@ class EngineGroup(IssuingGroup):
         return self._issue(what, Op.ALLTOALL, [taken(wire)], wire, finish, opts, splits=splits)
 
     def barrier(self, opts: Any = None) -> GroupWork:
-        """Is done when every rank has called it."""
+        """Submit an operation that is done once every rank has called it."""
         return self._issue("barrier", Op.BARRIER, [], None, lambda _: [], opts)
 
     # --- messages of two ranks ---------------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, rank: int, tag: int = 0) -> GroupWork:
-        """Sends a tensor to a rank of the group. It must not change until the work is done."""
+        """Send a tensor to a rank of the group. It must not change until the work is done."""
         tensor = only(tensors, "send")
         wire = flat(tensor, "send", moved=True)
         to = self._peer("send", rank)
@@ -281,7 +281,7 @@ class EngineGroup(IssuingGroup):
         return self._noted(GroupWork(self._label("send"), transfer, None, self._timeout))
 
     def recv(self, tensors: Tensors, rank: int | None, tag: int = 0) -> GroupWork:
-        """Receives a tensor from a rank of the group; None: from any."""
+        """Receive a tensor from a rank of the group; None: from any."""
         tensor = only(tensors, "recv")
         wire = writable(tensor, "recv", moved=True)
         source = None if rank is None else self._peer("recv", rank)
@@ -295,7 +295,7 @@ class EngineGroup(IssuingGroup):
         )
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
-        """Receives a tensor from any rank of the group; the work's ``_source_rank`` is its number."""
+        """Receive a tensor from any rank of the group; the work's ``_source_rank`` is its number."""
         return self.recv(tensors, None, tag)
 
 

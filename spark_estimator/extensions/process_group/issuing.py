@@ -80,14 +80,14 @@ class IssuingGroup(ProcessGroup):
     # --- what it is --------------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        """``'spark_estimator'``."""
+        """Return ``'spark_estimator'``."""
         return BACKEND_NAME
 
     # Torch's own keep the two below in the backends that a group has; this one is its own backend.
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices of its tensors, which distributed checkpoints and object collectives ask for."""
+        """Return the devices of its tensors, for distributed checkpoints and object collectives."""
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -99,35 +99,37 @@ class IssuingGroup(ProcessGroup):
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """False: there is no memory that only the backend can allocate."""
+        """Return False: there is no memory that only the backend can allocate."""
         return False
 
     def setGroupName(self, name: str) -> None:
-        """Torch's name for the group."""
+        """Set torch's name for the group."""
         self._name = name
 
     def getGroupName(self) -> str:
-        """Torch's name for the group, by which compiled code finds it."""
+        """Return torch's name for the group, by which compiled code finds it."""
         return self._name
 
     def setGroupDesc(self, text: str) -> None:
-        """The purpose of the group."""
+        """Set the purpose of the group."""
         self._desc = text
 
     def getGroupDesc(self) -> str:
-        """The purpose of the group: ``'default_pg'``, ``'undefined'`` or the argument of ``new_group``."""
+        """Return the purpose of the group: ``'default_pg'``, ``'undefined'`` or the argument of ``new_group``."""
         return self._desc
 
     def name(self) -> str:
-        """As `getBackendName`."""
+        """Return `getBackendName`'s name."""
         return BACKEND_NAME
 
     def get_group_store(self) -> Store:
-        """Torch's store for the group."""
+        """Return torch's store for the group."""
         return self._store
 
     def new_group(self, ranks: Sequence[int], **options: Any) -> ProcessGroup | None:
-        """A group of some of the job's ranks; torch's ``new_group`` calls it on all ranks. None: not on this one."""
+        """Return a group of some of the job's ranks, or None on other ranks; torch's ``new_group`` calls it on all
+        ranks.
+        """
         if self._more is None:
             raise RuntimeError(
                 "new groups can only be created from the default group's ranks, not from another group's."
@@ -139,15 +141,15 @@ class IssuingGroup(ProcessGroup):
 
     @property
     def timeout(self) -> timedelta:
-        """The time-out of operations without their own."""
+        """Return the time-out of operations without their own."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the time-out of later operations without their own."""
+        """Set the time-out of later operations without their own."""
         self._timeout = timeout
 
     def shutdown(self) -> None:
-        """Called by ``destroy_process_group``, on each of the group's ranks separately."""
+        """End the group on this rank. ``destroy_process_group`` calls it on each of the group's ranks separately."""
         self._ended = True
         at_end, self._at_end = self._at_end, None
         if at_end is not None:
@@ -177,11 +179,13 @@ class IssuingGroup(ProcessGroup):
         return work
 
     def _root(self, what: str, opts: Any) -> int:
-        """The root's number in the group, from options or a plain number. Raises ValueError if it is not a rank."""
+        """Return the root's number in the group, from options or a plain number. Raise ValueError if it is not a
+        rank.
+        """
         return self._checked(what, "root", getattr(opts, "rootRank", opts))
 
     def _peer(self, what: str, rank: int) -> int:
-        """The job's number of a rank of the group. Raises ValueError if it is not a rank."""
+        """Return the job's number of a rank of the group. Raise ValueError if it is not a rank."""
         return self._engine.ranks[self._checked(what, "other end", rank)]
 
     def _checked(self, what: str, role: str, rank: int) -> int:
@@ -208,7 +212,7 @@ class IssuingGroup(ProcessGroup):
         root: int = 0,
         splits: tuple[int, ...] | None = None,
     ) -> GroupWork:
-        """Gives an operation to the engine, and waits for it if the caller does."""
+        """Submit an operation to the engine, and wait for it if the caller does."""
         label = self._label(what)
         if self._ended:
             raise ShutDownError(f"{label}: this group was destroyed; make another with torch.distributed.new_group.")
@@ -230,7 +234,7 @@ class IssuingGroup(ProcessGroup):
         return self._noted(GroupWork(label, None, None, limit, outputs=finish(done), point=point))
 
     def _next_path(self, label: str) -> tuple[str, bool]:
-        """The path of the present call, and whether it is matched by order: not in a future's callback."""
+        """Return the path of the present call, and whether it is matched by order: not in a future's callback."""
         callback = callbacks.current()
         if callback is None and not runs_callbacks():
             # Also where no caller asks for it: all ranks count, and only some may ask.

@@ -74,11 +74,11 @@ class Links:
         self._ports = [parse_json(bytes(text)) for text in texts]
 
     def connect(self, rank: int, purpose: str) -> socket.socket:
-        """A fresh connection to another rank.
+        """Return a fresh connection to another rank.
 
         Raises:
-            PeerLostError: it cannot be reached, or does not listen any more. Caused by a NotReadyError where something
-                listens, and does not answer.
+            PeerLostError: it cannot be reached, or does not listen any more. Caused by a NotReadyError where
+                something listens, and does not answer.
         """
         peer = self._rendezvous.peers[rank]
         try:
@@ -97,27 +97,27 @@ class Links:
         return sock
 
     def name(self, rank: int) -> str:
-        """A rank in words for messages, with its host."""
+        """Return a rank in words for messages, with its host."""
         return f"rank {rank}" if self._handshake_server is None else str(self._rendezvous.peers[rank])
 
     def close(self) -> None:
-        """Stops listening. Connections that were made are their users'. Idempotent."""
+        """Stop listening. Connections that were made are their users'. Idempotent."""
         self._closed = True
         if self._handshake_server is not None:
             self._handshake_server.close()
 
     def before_fork(self) -> None:
-        """Holds new connections back, so that a child knows of the sockets that it inherits."""
+        """Hold back new connections, so that a child knows of the sockets that it inherits."""
         if self._handshake_server is not None:
             self._handshake_server.before_fork()
 
     def after_fork_in_parent(self) -> None:
-        """Ends what `before_fork` began."""
+        """End what `before_fork` began."""
         if self._handshake_server is not None:
             self._handshake_server.after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
-        """Closes the child's copies of what listens."""
+        """Close the child's copies of listening sockets."""
         if self._handshake_server is not None:
             self._handshake_server.after_fork_in_child()
 
@@ -142,7 +142,7 @@ class Links:
 
 
 def receive_exactly(sock: socket.socket, memory: memoryview) -> bool:
-    """Fills `memory` (bytes) from a socket; False when the other end closed before the first byte.
+    """Fill `memory` (bytes) from a socket; return False if the other end closed before the first byte.
 
     Raises:
         ConnectionResetError: it closed in the middle.

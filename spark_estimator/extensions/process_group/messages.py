@@ -90,7 +90,7 @@ class Mailbox:
         self._closed = False
 
     def send(self, group: int, rank: int, tag: int, memory: MessageBytes) -> Transfer:
-        """Sends bytes, which must stay as they are until the transfer has ended: they are with the kernel then.
+        """Send bytes, which must stay unchanged until the transfer has ended: the kernel has them then.
 
         Args:
             group: the number of the process group, the same on all its ranks.
@@ -122,7 +122,7 @@ class Mailbox:
         return transfer
 
     def receive(self, group: int, rank: int | None, tag: int, memory: MessageBytes, ranks: Sequence[int]) -> Transfer:
-        """Has the next message of that group, sender and tag put into `memory`. Arguments as for `send`.
+        """Put the next message of that group, sender and tag into `memory`. Arguments as for `send`.
 
         Args:
             rank: None accepts any sender; the transfer's `source` is the sender's rank.
@@ -156,7 +156,7 @@ class Mailbox:
         return transfer
 
     def take(self, sock: socket.socket, rank: int) -> None:
-        """Reads what `rank` writes, until it closes the connection."""
+        """Read what `rank` writes, until it closes the connection."""
         reason = _GONE
         with self._lock:
             self._senders[rank] = sock
@@ -168,7 +168,7 @@ class Mailbox:
         self._lose(rank, reason)
 
     def leave(self, group: int) -> None:
-        """Forgets the messages of a group that this rank has destroyed, and ends what waits for some."""
+        """Discard the messages of a group that this rank has destroyed, and end the receives that wait for some."""
         with self._lock:
             for key in [key for key in self._arrived if key[0] == group]:
                 del self._arrived[key]
@@ -177,7 +177,7 @@ class Mailbox:
         self._end(posted)
 
     def be_watched(self, sock: socket.socket, _rank: int) -> None:
-        """Keeps a connection open over which a rank that waits for this one's messages sees it end."""
+        """Keep a connection open that ends with this rank, for a rank that waits for its messages."""
         with self._lock:
             if self._closed:
                 return
@@ -185,7 +185,7 @@ class Mailbox:
         sock.recv(1)
 
     def close(self) -> None:
-        """Ends all that waits; messages that were sent may still arrive."""
+        """End all that waits; messages that were sent may still arrive."""
         with self._lock:
             self._closed = True
             posted, self._posted = self._posted, []
@@ -206,7 +206,7 @@ class Mailbox:
         return f"rank {rank}" if self.links is None else self.links.name(rank)
 
     def _advice(self, key: Key, rank: int | None, ranks: Sequence[int]) -> str:
-        """The facts while a receive waits: lost ranks, other messages that arrived, possible causes."""
+        """Return the facts while a receive waits: lost ranks, other messages that arrived, possible causes."""
         senders = [sender for sender in ranks if sender != self._rank] if rank is None else [rank]
         with self._lock:
             lost = [sender for sender in senders if sender in self._lost]
@@ -280,7 +280,7 @@ class Mailbox:
             self._fill(receive, _Arrived(rank, form, content))
 
     def _room(self, count: int, form: TensorSpec) -> bytearray:
-        """New memory for a message."""
+        """Return new memory for a message."""
         try:
             return bytearray(count)
         except (MemoryError, OverflowError, ValueError) as error:
@@ -303,7 +303,7 @@ class Mailbox:
         return None
 
     def _fill(self, receive: _Receive, message: _Arrived) -> None:
-        """Puts a message where it is waited for, if it is what is waited for."""
+        """Put a message into the tensor that waits for it, if type and size agree."""
         expected, sent = receive.memory.form, message.form
         if not sent.fits(expected) or len(message.content) != len(receive.memory.data):
             receive.transfer.end(
@@ -319,7 +319,7 @@ class Mailbox:
         receive.transfer.end()
 
     def _watch_on(self, rank: int) -> None:
-        """Has a thread wait until a rank that this one waits for has ended."""
+        """Start a thread that waits until a rank that this one waits for has ended."""
 
         def end(error: BaseException | None) -> None:
             # Its last messages may still arrive: the end of that connection, if there is one, shows what is lost.
@@ -363,7 +363,7 @@ class Mailbox:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a rank is lost, without the point at the end."""
+    """Return why a rank is lost, without the point at the end."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error) or repr(error)).rstrip(".")

@@ -25,10 +25,10 @@ Preparation = Callable[[dict[str, Any]], AbstractContextManager[None]]
 
 
 def check_version(version: str = torch.__version__) -> None:
-    """Raises RuntimeError if the backend does not work with this PyTorch.
+    """Raise RuntimeError if the backend does not work with this PyTorch.
 
-    2.6 releases the Python object of an operation before its own C++ code, such as DDP's, waits for it. That wait would
-    never end.
+    2.6 releases the Python object of an operation before its own C++ code, such as DDP's, waits for it. That wait
+    would never end.
     """
     if TorchVersion(version) < _OLDEST:
         raise RuntimeError(
@@ -38,7 +38,7 @@ def check_version(version: str = torch.__version__) -> None:
 
 
 def prepare_new_groups(prepare: Preparation, version: str = torch.__version__) -> None:
-    """Has torch's ``new_group`` run inside `prepare`, where torch does not ask the default group itself. Idempotent.
+    """Run torch's ``new_group`` inside `prepare`, if torch does not ask the default group itself. Idempotent.
 
     Such versions ask the backend only on the ranks of the new group, and an engine for some ranks is made by all.
     """

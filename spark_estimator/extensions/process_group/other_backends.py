@@ -19,7 +19,8 @@ _warned = False
 
 
 def choose_interface() -> None:
-    """Has gloo listen where the job does, not where the host's name leads: on one host at the loopback interface.
+    """Make gloo listen where the job does, not at the address of the host's name: on one host at the loopback
+    interface.
 
     A value of GLOO_SOCKET_IFNAME that this function did not set stays.
     """
@@ -33,12 +34,12 @@ def choose_interface() -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an IPv4 address; None if there is none."""
+    """Return the network interface that has an IPv4 address; None if there is none."""
     return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
 
 
 def check_encryption() -> None:
-    """Warns, once, that another backend's connections between hosts are open to the network.
+    """Warn, once, that another backend's connections between hosts are open to the network.
 
     Raises:
         EncryptionUnavailableError: the job encrypts traffic between hosts, which such a backend does not.

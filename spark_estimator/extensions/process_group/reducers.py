@@ -12,13 +12,13 @@ _MARK = "_spark_estimator_keeps_groups"
 
 
 def keep_groups_of_reducers() -> None:
-    """Has each reducer's process group outlive it. Idempotent.
+    """Make each reducer's process group outlive it. Idempotent.
 
-    A reducer is destroyed while its thread holds Python's global lock. If the reducer has the last reference to a group
-    of gloo's, that group's destructor then waits for gloo's threads; and these wait for the lock where they release the
-    tensors of a collective that has just ended. So a program that calls ``destroy_process_group()`` soon after a
-    collective can hang when it drops its model, with any launcher. With a reference from Python, which releases the
-    lock, the group is destroyed after the reducer.
+    A reducer is destroyed while its thread holds Python's global lock. If the reducer has the last reference to a
+    group of gloo's, that group's destructor then waits for gloo's threads; and these wait for the lock where they
+    release the tensors of a collective that has just ended. So a program that calls ``destroy_process_group()``
+    soon after a collective can hang when it drops its model, with any launcher. With a reference from Python,
+    which releases the lock, the group is destroyed after the reducer.
     """
     original = Reducer.__init__
     if hasattr(original, _MARK):

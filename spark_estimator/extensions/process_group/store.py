@@ -46,7 +46,7 @@ class KeyValues:
         }
 
     def answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """Executes a request. The first part is the verb, the others are its arguments.
+        """Execute a request. The first part is the verb, the others are its arguments.
 
         Returns:
             The answer's parts; none for a ``get`` or ``wait`` whose time was up.
@@ -97,7 +97,7 @@ class KeyValues:
         return [b"ok"]
 
     def serve(self, sock: socket.socket, _rank: int) -> None:
-        """Answers one connection until its other end closes it."""
+        """Answer one connection until its other end closes it."""
         while (request := _received(sock)) is not None:
             _send(sock, self.answer(request))
 
@@ -127,47 +127,47 @@ class JobStore(Store):
         self._connection = threading.local()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Stores a value."""
+        """Store a value."""
         self._ask(b"set", _bytes(key), _bytes(value))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Stores several values at once."""
+        """Store several values at once."""
         self._ask(b"set", *(_bytes(part) for pair in zip(keys, values, strict=True) for part in pair))
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Adds bytes to the end of a value."""
+        """Add bytes to the end of a value."""
         self._ask(b"append", _bytes(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """A value, once it is there. Raises DistStoreError when that takes longer than the store's time-out."""
+        """Return a value, once it is there. Raise DistStoreError if that takes longer than the store's time-out."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Several values, once they are there. Raises as `get` does."""
+        """Return several values, once they are there. Raise as `get` does."""
         return self._ask_and_wait(b"get", keys, self.timeout)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Returns when the keys are there. Raises as `get` does."""
+        """Wait until the keys are there. Raise as `get` does."""
         self._ask_and_wait(b"wait", keys, self.timeout if timeout is None else timeout)
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number, which begins as 0, and returns the sum."""
+        """Add to a number, which begins as 0, and return the sum."""
         return int(self._ask(b"add", _bytes(key), b"%d" % amount)[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Stores `desired` if the value is `expected` (missing: if that is empty); returns the value after that."""
+        """Store `desired` if the value is `expected` (missing: if that is empty); return the value after that."""
         return self._ask(b"compare_set", _bytes(key), _bytes(expected), _bytes(desired))[0]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Return whether all keys are there."""
         return self._ask(b"check", *map(_bytes, keys)) == [b"1"]
 
     def delete_key(self, key: str) -> bool:
-        """Removes a value; whether there was one."""
+        """Remove a value; return whether there was one."""
         return self._ask(b"delete", _bytes(key)) == [b"1"]
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         return int(self._ask(b"count")[0])
 
     # By these names torch's C++ calls them.
@@ -175,11 +175,11 @@ class JobStore(Store):
     getNumKeys = num_keys
 
     def has_extended_api(self) -> bool:
-        """True: it can append, and set and get several at once."""
+        """Return True: the store can append, and set and get several at once."""
         return True
 
     def clone(self) -> JobStore:
-        """Itself: it may be used from any thread."""
+        """Return the store itself: it may be used from any thread."""
         return self
 
     def _ask_and_wait(self, verb: bytes, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
@@ -230,7 +230,7 @@ def _send(sock: socket.socket, parts: Sequence[bytes]) -> None:
 
 
 def _received(sock: socket.socket) -> list[bytes] | None:
-    """The parts of one message; None when the other end has closed the connection."""
+    """Return the parts of one message; None if the other end has closed the connection."""
     header = bytearray(_LENGTH.size)
     if not receive_exactly(sock, memoryview(header)):
         return None

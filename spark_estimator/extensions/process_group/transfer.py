@@ -36,11 +36,11 @@ class TensorSpec(NamedTuple):
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorSpec:
-        """That of a tensor."""
+        """Return type and shape of a tensor."""
         return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
     def fits(self, other: TensorSpec) -> bool:
-        """Whether the elements of one can become those of the other: as many of one type, in any shape."""
+        """Return whether one's elements can become the other's: as many of one type, in any shape."""
         return self.dtype == other.dtype and math.prod(self.shape) == math.prod(other.shape)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Envelope(NamedTuple):
     form: TensorSpec
 
     def packed(self) -> bytes:
-        """As it is sent."""
+        """Return the bytes that are sent."""
         name, dims = self.form.dtype.encode(), self.form.shape
         return b"".join(
             [
@@ -89,7 +89,7 @@ class Envelope(NamedTuple):
 
     @staticmethod
     def read(sock: socket.socket) -> Envelope | None:
-        """The next one; None when the other end has closed the connection. Raises OSError when it broke."""
+        """Return the next envelope; None if the other end has closed the connection. Raise OSError if it broke."""
         header = bytearray(_HEADER.size)
         if not receive_exactly(sock, memoryview(header)):
             return None
@@ -125,16 +125,16 @@ class Transfer:
         self._error: Exception | None = None
 
     def end(self, error: Exception | None = None) -> None:
-        """Notes the outcome."""
+        """Note the outcome."""
         self._error = error
         self._ended.set()
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the transfer has ended, well or not."""
         return self._ended.is_set()
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Returns when it is done; raises its error, or TimeoutError. Warns if it takes long."""
+        """Wait until it is done; raise its error, or TimeoutError. Warn if it takes long."""
         begun = time.monotonic()
         if self._since is None:
             self._since = begun
@@ -154,5 +154,5 @@ class Transfer:
 
 
 def memory_at(address: int, count: int) -> memoryview:
-    """`count` writable bytes at an address."""
+    """Return `count` writable bytes at an address."""
     return memoryview((ctypes.c_char * count).from_address(address)).cast("B") if count else memoryview(bytearray())

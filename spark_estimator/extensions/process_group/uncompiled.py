@@ -12,10 +12,12 @@ _Kind = TypeVar("_Kind", bound=type)
 
 
 def uncompiled(kind: _Kind) -> _Kind:
-    """A class whose public methods run as they are, also within a compiled program, which breaks its graph there.
+    """Return a class whose public methods run uncompiled, also within a compiled program, which breaks its graph
+    there.
 
-    Torch takes a process group for an object whose members cannot be traced, and refuses the whole program when a frame
-    of one of its methods is: that of DDP's broadcast of its buckets, for one, which C++ calls amid a compiled forward.
+    Torch takes a process group for an object whose members cannot be traced, and refuses the whole program when a
+    frame of one of its methods is: that of DDP's broadcast of its buckets, for one, which C++ calls amid a
+    compiled forward.
     """
     wrapped: dict[FunctionType, Callable[..., Any]] = {}
     for name, method in list(vars(kind).items()):

@@ -44,7 +44,7 @@ _TORCH_ADVICE = (
 
 
 def in_torchs_words(error: Exception) -> Exception:
-    """The error, with advice that a caller of ``torch.distributed`` can follow."""
+    """Return the error with advice that a caller of ``torch.distributed`` can follow."""
     if not isinstance(error, MismatchError):
         return error
     text = str(error)
@@ -54,12 +54,12 @@ def in_torchs_words(error: Exception) -> Exception:
 
 
 def runs_callbacks() -> bool:
-    """Whether this thread is the waiter, or has been: all that it runs are callbacks of futures."""
+    """Return whether this thread is the waiter, or has been: all that it runs are callbacks of futures."""
     return getattr(_thread, "waits", False)
 
 
 def about_to_block() -> None:
-    """To be called before a thread waits: if it is the waiter, another thread becomes it."""
+    """Make another thread the waiter if this one is it. To be called before a thread waits."""
     if runs_callbacks():
         _waiter.hand_over()
 
@@ -68,10 +68,10 @@ class Awaited(Protocol):
     """The request that a work waits for; ``collectives.handle.Handle`` is one."""
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Returns when it is done; raises its error, or TimeoutError."""
+        """Wait until it is done; raise its error, or TimeoutError."""
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return, or raise, at once."""
 
 
 @uncompiled
@@ -111,7 +111,7 @@ class GroupWork(torch.distributed.Work):
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Returns True when the operation is done and its results are in place.
+        """Wait until the operation is done and its results are in place. Return True.
 
         Args:
             timeout: 0: the group's.
@@ -131,7 +131,7 @@ class GroupWork(torch.distributed.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not, with its results in place."""
+        """Return whether the operation has ended, well or not, with its results in place."""
         awaited = self._awaited
         if awaited is not None:
             if not awaited.done():
@@ -141,24 +141,24 @@ class GroupWork(torch.distributed.Work):
         return True
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return whether the operation has ended well."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Its error, if it has failed."""
+        """Return the operation's error, if it has failed."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[Any]:
-        """The outputs of an operation that is done. Raises as `wait` does."""
+        """Return the outputs of an operation that is done. Raise as `wait` does."""
         self.wait()
         return self._outputs
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """Wait as `wait` does."""
         self.wait()
 
     def source_rank(self) -> int:
-        """The sender of a received message, as its number in the group."""
+        """Return the sender of a received message, as its number in the group."""
         if self._source is None:
             raise ValueError(f"{self._what} has no sender: it is not a received message.")
         self.wait()
@@ -167,7 +167,9 @@ class GroupWork(torch.distributed.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[list[Any]]:
-        """A future of the outputs. Its callbacks run in the waiter's thread, or at once if the operation is done."""
+        """Return a future of the outputs. Its callbacks run in the waiter's thread, or at once if the operation is
+        done.
+        """
         owed: Future[Any] = Future()
         # A future whose exception is *set* holds it as a value, for C++ (DDP's reducer) to stumble over; one whose
         # callback raises has failed, everywhere.
@@ -180,7 +182,7 @@ class GroupWork(torch.distributed.Work):
         return future
 
     def settle_for(self, timeout: timedelta) -> bool:
-        """Waits for a while; whether the operation has ended, well or not."""
+        """Wait for a while; return whether the operation has ended, well or not."""
         try:
             self._settle(timeout)
         except TimeoutError:
@@ -225,12 +227,12 @@ class AllOf:
         self._works = list(works)
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Waits for each. Raises the first error."""
+        """Wait for each work. Raise the first error."""
         for work in self._works:
             work.wait(timeout or _NO_TIMEOUT)
 
     def done(self) -> bool:
-        """Whether all have ended."""
+        """Return whether all have ended."""
         return all(work.is_completed() for work in self._works)
 
 
@@ -243,7 +245,7 @@ class _Waiter:
         self._thread: threading.Thread | None = None
 
     def owe(self, work: GroupWork, future: Future[Any]) -> None:
-        """Will set `future` when `work` has ended."""
+        """Set `future`, in the waiter's thread, when `work` has ended."""
         with self._changed:
             self._owed.append((work, future))
             if self._thread is None:
@@ -251,7 +253,7 @@ class _Waiter:
             self._changed.notify_all()
 
     def hand_over(self) -> None:
-        """Called by a thread that runs a callback: if it is the one that fulfils futures, another one replaces it."""
+        """Let another thread fulfil futures, if it is this thread, which runs a callback, that does."""
         with self._changed:
             if self._thread is threading.current_thread():
                 self._start()

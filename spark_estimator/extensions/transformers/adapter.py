@@ -17,7 +17,7 @@ _OF_PEFT = {"causal": "CAUSAL_LM", "classification": "SEQ_CLS", "token_classific
 def with_adapter(
     net: nn.Module, task: str, lora: Mapping[str, Any], source: Pretrained, missing: Collection[str]
 ) -> nn.Module:
-    """Adds an adapter that contains all parameters that the pretrained model's files do not have.
+    """Add an adapter that contains all parameters that the pretrained model's files do not have.
 
     Args:
         task: one of `params.TASKS`.
@@ -47,7 +47,7 @@ def with_adapter(
 
 
 def new_modules(net: nn.Module, missing: Collection[str]) -> list[str]:
-    """The modules that have the parameters `missing`: peft saves whole modules.
+    """Return the modules that have the parameters `missing`: peft saves whole modules.
 
     Raises:
         DataError: such a module contains others, whose parameters are not missing.
@@ -69,7 +69,7 @@ def _of_children(module: nn.Module) -> list[str]:
 
 
 def base_dtype(net: Any) -> str:
-    """The type of the numbers below an adapter, such as "float32"."""
+    """Return the type of the numbers below an adapter, such as "float32"."""
     base = net.get_base_model()
     floating = (parameter.dtype for parameter in base.parameters() if parameter.is_floating_point())
     return str(next(floating, torch.float32)).removeprefix("torch.")

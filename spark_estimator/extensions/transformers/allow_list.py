@@ -47,7 +47,8 @@ _OF_LORA = {
 
 @contextmanager
 def private_folder(manifest: Manifest, *, trust: bool) -> Iterator[Path]:
-    """A folder of this process alone, with the files that transformers or peft need: the bytes that were checked.
+    """Yield a folder of this process alone, with the files that transformers or peft need: the bytes that were
+    checked.
 
     Files of numbers, which can be large, are links.
 
@@ -55,8 +56,8 @@ def private_folder(manifest: Manifest, *, trust: bool) -> Iterator[Path]:
         trust: settings may name what is not in the folder.
 
     Raises:
-        DataError: a file is damaged or missing, or reading the folder could run code. Also in place of a DataError of
-            the block, as the folder would have no name in its text.
+        DataError: a file is damaged or missing, or reading the folder could run code. Also in place of a
+            DataError of the block, as the folder would have no name in its text.
     """
     with tempfile.TemporaryDirectory() as private:
         for name in manifest.files:

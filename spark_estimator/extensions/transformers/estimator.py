@@ -80,7 +80,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
     def fit_on_parquet(
         self, params: Mapping[Param[Any], Any] | None = None, dataset_idx: int | None = None
     ) -> NoReturn:
-        """Not for texts.
+        """Raise ValueError: texts need `fit`.
 
         Raises:
             ValueError: always; the text names the alternative.
@@ -208,12 +208,12 @@ class _TextTraining:
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
     def digest(self) -> str:
-        """See `estimator.FrameworkTraining.digest`: of a model that is passed as an object."""
+        """See `estimator.FrameworkTraining.compute_digest`: of a model that is passed as an object."""
         net = self.framework.source.net
         return "" if net is None else digest_of(net)
 
     def trained(self, state: bytes) -> tuple[torch.nn.Module, None]:
-        """See `estimator.FrameworkTraining.trained`: on the CPU, ready to predict."""
+        """See `estimator.FrameworkTraining.load_trained`: on the CPU, ready to predict."""
         with quietly():
             module = self.framework.module()
         module.load_state_dict(torch.load(io.BytesIO(state), weights_only=True)["model"])
@@ -230,7 +230,7 @@ class _FewRows(TorchTrial):
 
 
 def _called(function: Tokenising) -> Callable[[Any], Any]:
-    """Spark asks a function for its name."""
+    """Return a function that calls `function`: Spark asks it for its name."""
 
     def tokenise(batches: Any) -> Any:
         return function(batches)

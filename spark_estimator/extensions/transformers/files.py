@@ -28,7 +28,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def write(model: TransformersModel, folder: Path) -> None:
-    """Puts a model's files into a new folder."""
+    """Put a model's files into a new folder."""
     net = model.getModel()
     net.save_pretrained(folder)
     tokenizer = model._value("tokenizer")

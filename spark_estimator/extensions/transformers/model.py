@@ -44,17 +44,19 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
     _packages = ("torch", "transformers", "peft", "safetensors")
 
     def getModel(self) -> Any:  # Horovod's name
-        """The trained model of transformers or peft, on the CPU. It is this model's own: changes change predictions."""
+        """Return the trained model of transformers or peft, on the CPU. It is this model's own: changes change
+        predictions.
+        """
         return self._model
 
     def setModel(self, value: Any) -> TransformersModel:
-        """Takes another model of the same task. Returns self."""
+        """Set another model of the same task. Return self."""
         if not hasattr(value, "config"):
             raise TypeError(f"model must be a model of transformers or peft; got {value!r:.200}.")
         return self._set(model=value.eval())
 
     def predict(self, features: Any) -> list[Any]:
-        """Predicts without Spark.
+        """Predict without Spark.
 
         Args:
             features: texts, lists of words, or chats (lists of dicts of role and content), as a list or a pandas
@@ -86,7 +88,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
     @classmethod
     def load(cls: type[_Self], path: str, *, base: str | None = None, trust: bool = False) -> _Self:
-        """Loads what `save` has written, and runs no code from it unless it is trusted.
+        """Load what `save` has written, and run no code from it unless it is trusted.
 
         Args:
             path: as for Spark ML: without a scheme it is on the session's default file system.
@@ -209,7 +211,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
 
 
 def _of_numbers(column: PredictionColumn, classes: Sequence[Any]) -> PredictionColumn:
-    """A column for evaluators, which compare it with a label of numbers.
+    """Return a column for evaluators, which compare it with a label of numbers.
 
     Raises:
         DataError: it is a vector, in which those numbers are no places.

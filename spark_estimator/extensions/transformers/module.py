@@ -46,7 +46,7 @@ class TextModule(nn.Module):
         self._filling = int(getattr(net.config, "pad_token_id", None) or 0)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, classes], or [rows, classes, length] where each token has scores.
+        """Return [rows, classes], or [rows, classes, length] where each token has scores.
 
         Args:
             input_ids: [rows, length] with `PADDING` at the end.
@@ -70,7 +70,7 @@ class TextModule(nn.Module):
         return nn.functional.pad(scores.transpose(1, 2), (0, length - used))
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        """The numbers that are trained, and buffers."""
+        """Return the numbers that are trained, and buffers."""
         state = super().state_dict(*args, **options)
         if self._partly and not args and not options:
             trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
@@ -78,7 +78,7 @@ class TextModule(nn.Module):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Takes what `state_dict` has returned.
+        """Load what `state_dict` has returned.
 
         Raises:
             RuntimeError: a number is missing, or is of no use.
@@ -91,7 +91,7 @@ class TextModule(nn.Module):
 
 
 def check_causal(module: TextModule) -> None:
-    """Tries whether the scores of a token depend on later tokens, which the model is to predict.
+    """Check that the scores of a token do not depend on later tokens, which the model is to predict.
 
     Raises:
         DataError: they do.
@@ -112,7 +112,7 @@ def check_causal(module: TextModule) -> None:
 
 
 def check_packing(module: TextModule) -> None:
-    """Tries whether a model keeps the texts of a row apart: its scores of a text are those of the text alone.
+    """Check that a model keeps the texts of a row apart: its scores of a text are those of the text alone.
 
     Raises:
         DataError: it does not.
@@ -139,13 +139,13 @@ def _sees_across(module: TextModule, why: str) -> DataError:
 
 
 def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, tokenizer: Any) -> nn.Module:
-    """The model to train: with a new head for the classes, and an adapter, where those are asked for.
+    """Return the model to train: with a new head for the classes, and an adapter, where those are asked for.
 
     Numbers that are new are random: all ranks take rank 0's.
 
     Raises:
-        DataError: the model is of another kind, has other classes, or takes fewer tokens; or an adapter cannot contain
-            a new parameter.
+        DataError: the model is of another kind, has other classes, or takes fewer tokens; or an adapter cannot
+            contain a new parameter.
         ValueError: peft does not take the arguments.
     """
     classes = {str(number): str(label) for number, label in enumerate(task.labels)}
@@ -184,7 +184,7 @@ def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, t
 
 
 def _is_for(net: nn.Module, task: str) -> bool:
-    """Whether a model's class, or one that it is made of, is one for a task."""
+    """Return whether a model's class, or a base class, is one for a task."""
     from transformers.models.auto import modeling_auto
 
     names = set(getattr(modeling_auto, _CLASSES[task]).values())

@@ -16,15 +16,16 @@ _known: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictio
 
 
 def filling_of(net: Any) -> int:
-    """The token that rows are filled up with."""
+    """Return the token that rows are filled up with."""
     return int(net.config.get_text_config().pad_token_id)
 
 
 def padding_changes_scores(net: Any, task: str, width: int, precision: str | None = None) -> bool:
-    """Whether padding a text to `width` tokens changes its scores; tried once for a model.
+    """Return whether padding a text to `width` tokens changes its scores; tried once for a model.
 
     It does in models that ignore the mask (RWKV), that count positions from the beginning of the row (BART, with
-    padding before the text), or that mix all places of a row (FNet). If the trial raises an error, the answer is True.
+    padding before the text), or that mix all places of a row (FNet). If the trial raises an error, the answer is
+    True.
 
     Args:
         task: one of `params.TASKS`; padding is before the text of a causal model, and behind others.
@@ -58,7 +59,7 @@ def _differ(net: Any, task: str, width: int, precision: str | None) -> bool:
 
 
 def _tokens(net: Any, length: int) -> torch.Tensor:
-    """Some tokens, [length], without special ones that the config names."""
+    """Return some tokens, [length], without special ones that the config names."""
     config = net.config.get_text_config()
     special: set[Any] = {filling_of(net)}
     for name in ("eos_token_id", "bos_token_id", "sep_token_id", "cls_token_id"):

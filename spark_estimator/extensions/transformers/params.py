@@ -16,12 +16,12 @@ _OF_TORCH = {row.name: row for row in torch_params.ESTIMATOR}
 
 
 def task(name: str, value: Any) -> str | None:
-    """One of the tasks, or None."""
+    """Return one of the tasks, or None."""
     return None if value is None else checks.one_of(*TASKS)(name, value)
 
 
 def lora(name: str, value: Any) -> dict[str, Any] | None:
-    """The arguments of peft's LoraConfig, which has none yet that depend on the model; or None."""
+    """Return the arguments of peft's LoraConfig, none of which depends on the model yet; or None."""
     if hasattr(value, "to_dict") and hasattr(value, "lora_alpha"):
         default = type(value)().to_dict()
         value = {key: entry for key, entry in value.to_dict().items() if entry != default.get(key)}
@@ -34,7 +34,7 @@ def lora(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def not_negative(name: str, value: Any) -> float:
-    """A number that is 0 or more; None is 0."""
+    """Return a number that is 0 or more; None is 0."""
     if value is None:
         return 0.0
     text = f"{name} must be a number, 0 or more; got {value!r}."

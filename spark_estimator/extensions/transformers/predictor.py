@@ -87,7 +87,7 @@ class TextPredictor(Predictor):
 
     @classmethod
     def of(cls, net: Any, tokenizer: Any, batch_size: int, **options: Any) -> TextPredictor:
-        """A predictor with a copy of the model as it is now, which has a padding token (`settle_padding`)."""
+        """Return a predictor with a copy of the model as it is now, which has a padding token (`settle_padding`)."""
         return cls(dumped((net, pickle.dumps(tokenizer))), RowEncoder(("text",)), (), batch_size, **options)
 
     def loaded(self) -> tuple[Any, Any]:
@@ -101,7 +101,7 @@ class TextPredictor(Predictor):
         return moved(net, device_of_task(self.device)), tokenizer
 
     def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
-        """Not for texts: see `outputs_of_texts`."""
+        """Raise NotImplementedError: see `predict_texts`."""
         raise NotImplementedError
 
     def predictions(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
@@ -130,7 +130,8 @@ class TextPredictor(Predictor):
         return pyarrow.StructArray.from_arrays([pyarrow.array(outputs, arrow_type(column.kind))], ["p0"])
 
     def outputs_of_texts(self, texts: Sequence[Any]) -> list[Any]:
-        """[texts] scores of the classes, the class of each word, or the generated text; None: a prompt without a token.
+        """Return [texts] scores of the classes, the class of each word, or the generated text; None: a prompt without a
+        token.
 
         Texts of similar length share a call of the model; of the same length, where the model or a generation counts
         padding. The width to which a text is padded depends on this text alone, so that its output does not depend on
@@ -164,12 +165,13 @@ class TextPredictor(Predictor):
             return padding_changes_scores(net, self.task, width, self.precision)
 
     def _width(self, tokens: int) -> int:
-        """The padded width, in tokens, of a text of `tokens` tokens."""
+        """Return the padded width, in tokens, of a text of `tokens` tokens."""
         return max(tokens, min(-(-max(1, tokens) // _WIDTHS_ALIKE) * _WIDTHS_ALIKE, self.max_length))
 
     def _encoded(self, net: Any, tokenizer: Any, texts: Sequence[Any]) -> list[_Tokens]:
-        """[texts] their tokens. A text without a token becomes padding, and a prompt the token that begins texts, if
-        there is one, as in ``generate``."""
+        """Return [texts] the tokens of each. A text without a token becomes padding, and a prompt the token that
+        begins texts, if there is one, as in ``generate``.
+        """
         options: dict[str, Any] = {}
         filler = [filling_of(net)]
         if self.task == "causal":
@@ -206,7 +208,7 @@ class TextPredictor(Predictor):
     def _tensors(
         self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int, *, rows: int, left: bool
     ) -> dict[str, Any]:
-        """A batch as tensors of [rows, width] on the model's device, with the padding masked.
+        """Return a batch as tensors of [rows, width] on the model's device, with the padding masked.
 
         Args:
             rows: at least the number of texts; the last text fills the other rows.
@@ -223,7 +225,7 @@ class TextPredictor(Predictor):
         return {"input_ids": on_device(ids, device), "attention_mask": on_device(mask, device)}
 
     def _logits(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> torch.Tensor:
-        """[texts, ...]"""
+        """Return [texts, ...] logits."""
         rows = len(batch) + -len(batch) % ROWS_ALIKE
         tensors = self._tensors(net, tokenizer, batch, width, rows=rows, left=False)
         logits: torch.Tensor = net(**tensors).logits[: len(batch)]
@@ -257,7 +259,7 @@ class TextPredictor(Predictor):
 
 
 def _continuation(tokenizer: Any, prompt: _Tokens, tokens: list[int]) -> str:
-    """What was generated, as a text: what follows the prompt's text, of a chat without white space around it."""
+    """Return the generated text: what follows the prompt's text, of a chat without white space around it."""
     if prompt.is_chat:
         answer: str = tokenizer.decode(tokens, skip_special_tokens=True)
         return answer.strip()
@@ -268,7 +270,7 @@ def _continuation(tokenizer: Any, prompt: _Tokens, tokens: list[int]) -> str:
 
 
 def _is_assisted(net: Any, generation: Mapping[str, Any]) -> bool:
-    """Whether a generation drafts tokens, which transformers does for one text at a time."""
+    """Return whether a generation drafts tokens, which transformers does for one text at a time."""
     return any(
         generation.get(name) or getattr(net.generation_config, name, None)
         for name in ("prompt_lookup_num_tokens", "assistant_early_exit")
@@ -276,14 +278,14 @@ def _is_assisted(net: Any, generation: Mapping[str, Any]) -> bool:
 
 
 def _counts_tokens_before(net: Any, generation: Mapping[str, Any]) -> bool:
-    """Whether a generation depends on the number of tokens before it, or on which they are, padding among them."""
+    """Return whether a generation depends on the tokens before it, or on their number, padding included."""
     config = net.generation_config
     of_model = any(getattr(config, name, None) not in (None, default) for name, default in _OF_SEEN_TOKENS.items())
     return of_model or not generation.keys() <= _OF_NEW_TOKENS
 
 
 def check_generation(generation: Mapping[str, Any]) -> None:
-    """Raises ValueError for arguments that no model's generate() takes, or that give several texts for one."""
+    """Raise ValueError for arguments that no model's generate() takes, or that give several texts for one."""
     import transformers
     from transformers.generation import GenerationMixin
 

@@ -45,7 +45,8 @@ class Pretrained:
 
     @classmethod
     def of(cls, model: Any, revision: str = "") -> Pretrained:
-        """On the driver: of the estimator's parameter. A name of the Hub is downloaded if its cache does not have it.
+        """Return the source that the estimator's parameter names, on the driver. A name of the Hub is downloaded if its
+        cache lacks it.
 
         Args:
             revision: of a name of the Hub; empty: the newest that is there.
@@ -80,8 +81,8 @@ class Pretrained:
         return cls(net=model)
 
     def here(self) -> Pretrained:
-        """As `on_this_host`, without the other ranks, for one that may join them late: their downloads wait for each
-        other by the locks of the Hub's cache.
+        """Find the files as `find_on_hosts` does, without the other ranks, for a rank that may join them late: their
+        downloads wait for each other by the locks of the Hub's cache.
 
         Raises:
             DataError: this host does not have the files.
@@ -91,7 +92,8 @@ class Pretrained:
         return replace(self, folder=self._elsewhere())
 
     def on_this_host(self) -> Pretrained:
-        """On the ranks: as the files are called there. A collective: one rank of a host downloads what is missing.
+        """Return the source with this host's folder of the files. A collective: one rank of a host downloads what is
+        missing.
 
         Raises:
             DataError: on all ranks; a host does not have the files. The text names it.
@@ -121,7 +123,7 @@ class Pretrained:
         return _snapshot(self.name, self.revision, f"on rank {hvd.rank()}'s host {host}")
 
     def config(self) -> Any:
-        """The model's config, without its numbers.
+        """Return the model's config, without its numbers.
 
         Raises:
             DataError: the folder has none that transformers knows.
@@ -136,7 +138,7 @@ class Pretrained:
             raise DataError(f"{self.folder}/config.json can't be read: {type(error).__name__}: {error}") from error
 
     def in_its_order(self, labels: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Classes in the order in which the model's config names them; unchanged where it names others.
+        """Return classes in the order in which the model's config names them; unchanged if it names others.
 
         The outputs of a trained head, and the config of an adapter's base, keep their meaning.
         """
@@ -147,7 +149,7 @@ class Pretrained:
         return tuple(sorted(labels, key=lambda label: int(place[str(label)])))
 
     def most_tokens(self) -> int | None:
-        """As the function of this name, before the numbers are read."""
+        """Return what the function `get_max_tokens` does, before the numbers are read."""
         import torch
         import transformers
 
@@ -162,7 +164,7 @@ class Pretrained:
         return most_tokens(net)
 
     def digest(self) -> str:
-        """Distinguishes the pretrained files from others, in any folder; empty for an object.
+        """Return a digest that distinguishes the pretrained files from others, in any folder; empty for an object.
 
         It is a SHA-256 of the config, of the tensors' names and shapes, and of a few numbers of each tensor: another
         training changes some of these, and they are read in milliseconds, however large the model is. The numbers of
@@ -179,7 +181,7 @@ class Pretrained:
         return result.hexdigest()[:16]
 
     def loaded(self, kind: str, **options: Any) -> Any:
-        """The model, from its files, whose code is not run; or a copy of the object.
+        """Return the model from its files, whose code is not run; or a copy of the object.
 
         Args:
             kind: the class of transformers that loads it.
@@ -191,7 +193,7 @@ class Pretrained:
         return self.read(kind, **options)[0]
 
     def read(self, kind: str, **options: Any) -> tuple[Any, frozenset[str]]:
-        """As `loaded`; and the names of the parameters that the files do not have, which are random."""
+        """Return what `load` does, and the names of the parameters that the files do not have, which are random."""
         import transformers
 
         if self.net is not None:
@@ -216,16 +218,16 @@ class Pretrained:
 
 
 def _is_head(stored: Sequence[int], wanted: Sequence[int], options: Mapping[str, Any]) -> bool:
-    """Whether a tensor differs from what the model needs in nothing but the number of classes."""
+    """Return whether a tensor differs from what the model needs in nothing but the number of classes."""
     return len(stored) == len(wanted) and wanted[0] == options.get("num_labels") and stored[1:] == wanted[1:]
 
 
 def length_of(wanted: int | None, most: int | None, tokenizer: Any) -> int:
-    """The number of tokens of a row.
+    """Return the number of tokens of a row.
 
     Args:
         wanted: the parameter; None: 256, or the most that the model or the tokenizer takes.
-        most: that the model takes, by `most_tokens`.
+        most: that the model takes, by `get_max_tokens`.
 
     Raises:
         DataError: it is more than the model takes.
@@ -240,7 +242,7 @@ def length_of(wanted: int | None, most: int | None, tokenizer: Any) -> int:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Inside, transformers does not warn of parameters that are new in a model that is loaded."""
+    """Silence transformers' warnings of parameters that are new in a model that is loaded."""
     import transformers
 
     level = transformers.utils.logging.get_verbosity()
@@ -252,7 +254,7 @@ def quietly() -> Iterator[None]:
 
 
 def _add_tensors(result: Any, file: Path) -> None:
-    """Adds a file of safetensors to a digest: its header, and the bytes at three places of each tensor."""
+    """Add a file of safetensors to a digest: its header, and the bytes at three places of each tensor."""
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         header = stream.read(size)
@@ -267,7 +269,7 @@ def _add_tensors(result: Any, file: Path) -> None:
 
 
 def tokenizer_of(tokenizer: Any, model: Pretrained) -> Any:
-    """The tokenizer of an estimator.
+    """Return the tokenizer of an estimator.
 
     Args:
         tokenizer: the parameter.
@@ -294,7 +296,7 @@ def tokenizer_of(tokenizer: Any, model: Pretrained) -> Any:
 
 
 def _snapshot(name: str, revision: str = "", where: str = "on the driver") -> str:
-    """The folder of a name of the Hub, from the cache if it is there."""
+    """Return the folder of a name of the Hub, from the cache if it is there."""
     from huggingface_hub import snapshot_download
 
     options: dict[str, Any] = {"revision": revision or None, "allow_patterns": PATTERNS}

@@ -10,10 +10,10 @@ from spark_estimator.errors import DataError
 
 
 def settle_padding(net: Any, tokenizer: Any) -> int:
-    """Chooses the token, and puts it into the model's config, which is saved. Returns its number.
+    """Choose the padding token, and put it into the model's config, which is saved. Return its number.
 
-    It is the tokenizer's, else the config's, else the one that ends texts. Some models (RoBERTa) count positions from
-    their padding token: they keep theirs.
+    It is the tokenizer's, else the config's, else the one that ends texts. Some models (RoBERTa) count positions
+    from their padding token: they keep theirs.
 
     Raises:
         DataError: there is none.
@@ -36,7 +36,7 @@ def settle_padding(net: Any, tokenizer: Any) -> int:
 
 
 def settle_end(net: Any, tokenizer: Any) -> None:
-    """Adds the tokenizer's token at the end of a text, with which texts are learned, to those that end a generation."""
+    """Add the tokenizer's token at the end of a text, with which texts are learned, to those that end a generation."""
     end, config = tokenizer.eos_token_id, getattr(net, "generation_config", None)
     if end is None or config is None:
         return
@@ -48,7 +48,7 @@ def settle_end(net: Any, tokenizer: Any) -> None:
 
 
 def suffix_length(tokenizer: Any) -> int:
-    """The number of tokens that the tokenizer adds after a text."""
+    """Return the number of tokens that the tokenizer adds after a text."""
     special = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
     return special[::-1].index(0) if 0 in special else 0
 
@@ -58,19 +58,21 @@ def _first(*tokens: Any) -> Any:
 
 
 def positions_of(config: Any) -> int | None:
-    """How many positions a model has; None: any number, for which XLNet's config has -1."""
+    """Return the number of positions that a model has; None: any number, for which XLNet's config has -1."""
     number = getattr(config.get_text_config(), "max_position_embeddings", None)
     return None if number is None or number < 1 else int(number)
 
 
 def most_tokens(net: Any) -> int | None:
-    """How many tokens of a text a model takes; None: any number."""
+    """Return the most tokens of a text that a model takes; None: any number."""
     positions, padding = positions_of(net.config), _position_of_padding(net)
     return positions if positions is None or padding is None else positions - padding - 1
 
 
 def _position_of_padding(net: nn.Module) -> int | None:
-    """The position of padding in a model that counts those of tokens from there on, as RoBERTa; None in others."""
+    """Return the position of padding in a model that counts tokens' positions from there, as RoBERTa; None in
+    others.
+    """
     for name, module in net.named_modules():
         padding: int | None = getattr(module, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and padding is not None:

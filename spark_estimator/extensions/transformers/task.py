@@ -48,12 +48,12 @@ class TextTask:
 
     @property
     def inputs(self) -> list[str]:
-        """The columns of numbers that the model gets."""
+        """Return the columns of numbers that the model gets."""
         return ["input_ids", "position_ids"] if self.packed else ["input_ids"]
 
 
 def task_of(value: Callable[[str], Any], frame: DataFrame) -> TextTask:
-    """The task that the parameters and the DataFrame's types make. With classes that are not named it runs a Spark job.
+    """Choose the task from parameters and types of the DataFrame. Without names of the classes it runs a Spark job.
 
     Args:
         value: gives a parameter by its name.

@@ -18,7 +18,7 @@ _KINDS = {
 
 
 def rows_of(features: Any, column: str, task: str) -> list[Any]:
-    """[rows] texts, lists of words, or chats; None for null, and for what pandas has in its place.
+    """Return [rows] texts, lists of words, or chats; None for null, and for what pandas has in its place.
 
     Args:
         features: one text or chat, a list or a column of rows, or a table with the column of texts.
@@ -45,7 +45,7 @@ def rows_of(features: Any, column: str, task: str) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Python's lists, texts and numbers, of those of numpy, pandas and Arrow."""
+    """Return Python's lists, texts and numbers for those of numpy, pandas and Arrow."""
     if isinstance(value, (pyarrow.Array, pyarrow.ChunkedArray)):
         return value.to_pylist()
     return value.tolist() if hasattr(value, "tolist") else value

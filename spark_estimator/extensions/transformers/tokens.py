@@ -46,18 +46,18 @@ class Tokenising:
 
     @property
     def schema(self) -> str:
-        """Of the result, in Spark's words."""
+        """Return the schema of the result, in Spark's words."""
         labels = "int" if self.task.task == "classification" else "array<int>"
         marker = "" if self.marker is None else f", {quoted(self.marker)} boolean"
         return ", ".join(f"{name} array<int>" for name in self.task.inputs) + f", labels {labels}{marker}"
 
     @property
     def columns(self) -> list[str]:
-        """The columns to read."""
+        """Return the columns to read."""
         return [name for name in (self.task.text, self.task.label, self.marker) if name is not None]
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        """For ``mapInArrow``."""
+        """Tokenise batches for ``mapInArrow``."""
         encoder = Encoder(self.task, tokenizer_from(self.tokenizer))
         packers = {mark: _Packer(self.task.max_length) for mark in (False, True)}
         for batch in batches:
@@ -78,7 +78,7 @@ class Tokenising:
                 yield self._packed(blocks, mark)
 
     def _checked(self, batch: pyarrow.RecordBatch) -> list[list[Any]]:
-        """[texts, labels, marks] of rows without nulls; of a batch with `columns`, by their places."""
+        """Return [texts, labels, marks] of rows without nulls; of a batch with `columns`, by their places."""
         arrays = dict(zip(self.columns, batch.columns, strict=True))
         nothing = [None] * batch.num_rows
         texts = arrays[self.task.text].to_pylist()
@@ -138,12 +138,14 @@ class Tokenising:
 
 
 def is_missing(text: Any, task: str) -> bool:
-    """Whether there is nothing to learn or to predict from: `has_null`, or a chat without messages."""
+    """Return whether there is nothing to learn or to predict from: `has_null`, or a chat without messages."""
     return has_null(text) or (task == "causal" and not isinstance(text, str) and not len(text))
 
 
 def has_null(text: Any) -> bool:
-    """Whether a text is null, or NaN or NA, as pandas has it; or a word, or a message's role or content is null."""
+    """Return whether a text is null, or NaN or NA, as pandas has it; or a word, or a message's role or content is
+    null.
+    """
     if isinstance(text, str):
         return False
     if text is None or isinstance(text, float) or not hasattr(text, "__iter__"):
@@ -170,7 +172,9 @@ class Encoder:
         )
 
     def pieces(self, texts: Sequence[Any], labels: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
-        """A row for each text, but several for the long texts of a causal model: token numbers, and label or labels."""
+        """Yield a row for each text, but several for the long texts of a causal model: token numbers, and label or
+        labels.
+        """
         if self._task.task == "causal":
             for pieces in self.split(texts):
                 yield from pieces
@@ -186,7 +190,7 @@ class Encoder:
                 yield ids or [self._filler], self._number(label)
 
     def split(self, texts: Sequence[Any]) -> Iterator[list[Piece]]:
-        """[texts] the pieces of each text for a causal model."""
+        """Yield [texts] the pieces of each text for a causal model."""
         length = self._task.max_length
         if self._task.chat:
             for messages in texts:
@@ -202,7 +206,7 @@ class Encoder:
             yield [(part, [*part[1:], NO_TARGET]) for part in parts]
 
     def chat(self, messages: Sequence[dict[str, str]]) -> Piece:
-        """Token numbers of a conversation, and the next tokens that are learned."""
+        """Return token numbers of a conversation, and the next tokens that are learned."""
         template = self._tokenizer.apply_chat_template
         text = template(messages, tokenize=False)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -239,7 +243,7 @@ class Encoder:
         return number
 
     def _of_words(self, words: Sequence[str], labels: Sequence[Any], places: Sequence[int | None]) -> list[int]:
-        """The label of each word at its first token."""
+        """Return the label of each word at its first token."""
         if len(words) != len(labels):
             raise DataError(
                 f"a row has {len(words)} words in {self._task.text!r} and {len(labels)} classes in "
@@ -287,7 +291,7 @@ class _Packer:
 
 
 def tokenizer_from(pickled: bytes) -> Any:
-    """The tokenizer, in a worker that has one task at a time: without its own threads."""
+    """Return the tokenizer, in a worker that has one task at a time: without its own threads."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return pickle.loads(pickled)  # noqa: S301  # from the driver, whose code runs here anyway
 

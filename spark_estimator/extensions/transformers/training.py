@@ -60,11 +60,11 @@ class TextParts:
     callbacks: Sequence[Any] = ()
 
     def module(self) -> TextModule:
-        """The model, new."""
+        """Return a new model."""
         return TextModule(net_of(self.source, self.task, self.lora, self.tokenizer), self.task)
 
     def made(self) -> TorchParts:
-        """What `TorchEstimator` trains with.
+        """Return what `TorchEstimator` trains with.
 
         Raises:
             TypeError: a function did not return an optimizer.
@@ -104,12 +104,12 @@ class TextParts:
 
 
 def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """The share of rows whose class has the highest score."""
+    """Return the share of rows whose class has the highest score."""
     return (output.argmax(1) == label.reshape(-1)).float().mean()
 
 
 def train(spec: TrainSpec) -> TrainResult | None:
-    """Runs on every rank. Returns the result on rank 0; None on the others."""
+    """Train on every rank. Return the result on rank 0; None on the others."""
     import transformers
 
     hvd.init()

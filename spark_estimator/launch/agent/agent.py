@@ -52,7 +52,7 @@ class HostOrder:
 
 
 def job_fields(job: JobSpec) -> dict[str, Any]:
-    """A job as JSON, without its payload."""
+    """Return a job as JSON fields, without its payload."""
     return {
         field.name: dict(value) if isinstance(value, Mapping) else value
         for field in fields(job)
@@ -62,7 +62,7 @@ def job_fields(job: JobSpec) -> dict[str, Any]:
 
 
 def read_job(fields: dict[str, Any]) -> JobSpec:
-    """The inverse of `job_fields`."""
+    """Make the job from what `pack_job` returned."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
@@ -70,10 +70,11 @@ def read_job(fields: dict[str, Any]) -> JobSpec:
 
 
 def address_of(interfaces: Sequence[str], otherwise: str) -> str:
-    """The address at which ranks of this host listen.
+    """Find the address at which ranks of this host listen.
 
     Args:
-        interfaces: names; the first that this host has decides. Empty: `otherwise`, or the address of the host's name.
+        interfaces: names; the first that this host has decides. Empty: `otherwise`, or the address
+            of the host's name.
 
     Raises:
         OSError: there is none; the text names the interfaces that the host has.
@@ -106,6 +107,7 @@ class HostAgent(WorkerAgent):
         self._pieces = bytearray()
 
     def hand_over(self, number: int, outcome: Outcome) -> None:
+        """Implement `WorkerAgent.hand_over`."""
         self.link.send_bytes(frames.VALUE, number, outcome.value or b"")
         self.link.send_json(
             frames.OUTCOME,
@@ -128,7 +130,7 @@ class HostAgent(WorkerAgent):
             super()._obey(letter, content)
 
     def _prepare(self, fields: dict[str, Any]) -> None:
-        """Receives the job, and replies with the address of its ranks, or with the reason why none can run here."""
+        """Receive the job, and reply with the address of its ranks, or with the reason why none can run here."""
         order = HostOrder(**{**fields["order"], "interfaces": tuple(fields["order"]["interfaces"])})
         job = read_job(fields["job"])
         note = ""
@@ -158,7 +160,7 @@ class HostAgent(WorkerAgent):
 
 
 def main() -> None:
-    """Entry point; `command.agent_command` has it called, with the seconds of heartbeat and silence as arguments."""
+    """Run the agent; `command.make_agent_command` passes the seconds of heartbeat and silence as arguments."""
     heartbeat, silence = (timedelta(seconds=float(text)) for text in sys.argv[1:3])
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)

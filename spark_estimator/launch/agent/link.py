@@ -59,7 +59,7 @@ class SilentError(ConnectionError):
 
 
 class AgentLink:
-    """One end. `send` from any thread, `frames` from one.
+    """One end. `send` from any thread, `read_frames` from one.
 
     Args:
         source, sink: descriptors; `sink` is closed here once all is sent, `source` is the caller's.
@@ -88,7 +88,7 @@ class AgentLink:
         self._writer.start()
 
     def send(self, letter: bytes, content: bytes = b"") -> None:
-        """Queues a frame, in order. Waits while too much is queued; does nothing if the other end has disconnected."""
+        """Queue a frame, in order. Wait while too much is queued; do nothing if the other end has disconnected."""
         whole = frame(letter, content)
         with self._changed:
             self._changed.wait_for(lambda: self._broken or self._waiting_bytes < _MAX_WAITING_BYTES)
@@ -99,16 +99,16 @@ class AgentLink:
             self._changed.notify_all()
 
     def send_json(self, letter: bytes, **fields: Any) -> None:
-        """`send` of a JSON object."""
+        """Send a JSON object."""
         self.send(letter, json.dumps(fields).encode())
 
     def send_bytes(self, letter: bytes, process: int, content: bytes) -> None:
-        """`send` of bytes that belong to a process, in pieces."""
+        """Send bytes that belong to a process, in pieces."""
         for start in range(0, len(content), CHUNK_BYTES):
             self.send(letter, _PROCESS.pack(process) + content[start : start + CHUNK_BYTES])
 
     def frames(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yields (letter, content) of each frame until the stream ends.
+        """Yield (letter, content) of each frame until the stream ends.
 
         Raises:
             SilentError: no data arrived for too long.
@@ -124,7 +124,7 @@ class AgentLink:
                     yield letter, content
 
     def give_up(self) -> None:
-        """Treats the other end as lost: nothing is sent any more, and no sender waits for it."""
+        """Treat the other end as lost: nothing is sent any more, and no sender waits for it."""
         with self._changed:
             self._broken = True
             self._waiting.clear()
@@ -132,7 +132,7 @@ class AgentLink:
             self._changed.notify_all()
 
     def close(self, timeout: timedelta) -> None:
-        """Sends the queued frames, as far as `timeout` allows, and closes the stream."""
+        """Send the queued frames, as far as `timeout` allows, and close the stream."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -187,7 +187,7 @@ class AgentLink:
 
 
 def of_process(content: bytes) -> tuple[int, bytes]:
-    """The process and the bytes of a frame that `AgentLink.send_bytes` made.
+    """Return the process and the bytes of a frame that `AgentLink.send_bytes` made.
 
     Raises:
         ValueError: it is too short to be one.
@@ -198,5 +198,5 @@ def of_process(content: bytes) -> tuple[int, bytes]:
 
 
 def name_of(letter: bytes) -> str:
-    """An order in words."""
+    """Return an order in words."""
     return f"order {_ORDERS[letter]}" if letter in _ORDERS else f"unknown order {letter!r}"

@@ -63,7 +63,7 @@ class Program:
 
 
 def hello() -> dict[str, Any]:
-    """This agent's identity, in the frame that is the same in every version."""
+    """Return this agent's identity, in the frame that is the same in every version."""
     # "client address, client port, server address, server port"
     way = os.environ.get("SSH_CONNECTION", "").split()
     return {
@@ -77,7 +77,7 @@ def hello() -> dict[str, Any]:
 
 
 def outcome_fields(outcome: Outcome) -> dict[str, Any]:
-    """A worker's outcome as JSON, without its value."""
+    """Return a worker's outcome as JSON fields, without its value."""
     failure = None if outcome.failure is None else outcome.failure.to_dict()
     return {name: getattr(outcome, name) for name in ("rank", "host", "pid", "exit_code", "sha256")} | {
         "failure": failure
@@ -97,7 +97,7 @@ class WorkerAgent(ABC):
         self._processes: dict[int, _Process] = {}
 
     def run(self) -> None:
-        """Carries out the launcher's orders until its stream ends, the connection is lost, or one is refused."""
+        """Carry out the launcher's orders until its stream ends, the connection is lost, or one is refused."""
         self.link.send_json(frames.HELLO, **hello())
         reason = "because the launcher ended"
         try:
@@ -125,14 +125,14 @@ class WorkerAgent(ABC):
 
     @abstractmethod
     def hand_over(self, number: int, outcome: Outcome) -> None:
-        """Reports to the launcher how a worker has ended, and sends its value."""
+        """Report to the launcher how a worker has ended, and send its value."""
 
     def completed(self, rendezvous: Rendezvous) -> Rendezvous:
-        """A rendezvous as the worker needs it: here as the launcher has sent it."""
+        """Return a rendezvous as the worker needs it: here as the launcher has sent it."""
         return rendezvous
 
     def passed_down(self, received: bytes) -> bytes:
-        """The bytes from the launcher that an elastic worker gets: here all of them, unchanged."""
+        """Return the bytes from the launcher that an elastic worker gets: here all of them, unchanged."""
         return received
 
     def _obey(self, letter: bytes, content: bytes) -> None:
@@ -248,26 +248,26 @@ class _Process:
             self.stop(f"because its requests could not be passed on: {error!r}", at_once=True)
 
     def begun(self, rank: int, pid: int) -> None:
-        """User code begins."""
+        """Note that user code begins."""
         self._link.send_json(frames.BEGUN, process=self._number, rank=rank, pid=pid)
 
     def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
-        """Lines of "stdout" or "stderr"."""
+        """Pass on lines of "stdout" or "stderr"."""
         for text in texts:
             self._link.send_json(frames.LINE, process=self._number, rank=rank, stream=stream, text=text)
 
     def log(self, rank: int, message: str) -> None:
-        """A message for the person at the launcher."""
+        """Pass on a message for the person at the launcher."""
         self._link.send_json(frames.MESSAGE, process=self._number, rank=rank, text=message)
 
     def progress(self, rank: int, progress: Progress) -> None:
-        """How far the rank is."""
+        """Note how far the rank is."""
         self._link.send_json(frames.PROGRESS, process=self._number, rank=rank, report=progress.to_dict())
 
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
-        """A record of an estimator's training."""
+        """Pass on a record of an estimator's training."""
         self._link.send_json(frames.RECORD, process=self._number, rank=rank, record=dict(record))
 
     def failed(self, report: FailureReport) -> None:
-        """The rank has failed."""
+        """Note that the rank has failed."""
         self._link.send_json(frames.FAILURE, process=self._number, report=report.to_dict())

@@ -59,9 +59,10 @@ class RemoteWorkerHandle:
     Args:
         host: as the user calls it.
         to_agent: the link with its agent.
-        number, rank, link: as in `HostConnection.worker_handle`.
+        number, rank, link: as in `HostConnection.make_worker_handle`.
         relay: as in `Supervisor`.
         closing: whether the connection has been closed on purpose.
+        most_value_bytes: a worker's larger value is refused; zero if values are sent another way.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class RemoteWorkerHandle:
         return self._state.state is RemoteState.ENDED
 
     def start(self) -> PeerFacts | Outcome:
+        """Implement `WorkerHandle.start`."""
         with self._lock:
             if self._stopped is not None:
                 return self._was_stopped()
@@ -110,7 +112,7 @@ class RemoteWorkerHandle:
         return event
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """Has the worker become a rank, and waits for its end."""
+        """Have the worker become a rank, and wait for its end."""
         self._rank = -1 if rendezvous.awaited else rendezvous.rank
         self._to_agent.send_json(frames.RUN, process=self._number, rendezvous=rendezvous.to_json())
         while not isinstance(event := self._events.get(), Outcome):
@@ -118,16 +120,19 @@ class RemoteWorkerHandle:
         return event
 
     def become(self, rank: int) -> None:
+        """Implement `WorkerHandle.set_rank`."""
         self._rank = rank
         self._to_agent.send_json(frames.BECOME, process=self._number, rank=rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """Implement `WorkerHandle.stop`."""
         with self._lock:
             self._stopped = self._stopped or reason
             if self._asked_to_start:
                 self._to_agent.send_json(frames.STOP, process=self._number, reason=reason, at_once=at_once)
 
     def discard(self) -> None:
+        """Implement `WorkerHandle.discard`."""
         self.stop("because it is not needed", at_once=True)
         with suppress(queue.Empty):
             while not isinstance(self._events.get(timeout=_DISCARDED.total_seconds()), Outcome):
@@ -170,7 +175,7 @@ class RemoteWorkerHandle:
                 self._link.sendall(piece)
 
     def lost(self, why: str) -> None:
-        """The host is out of contact."""
+        """Note that the host is out of contact."""
         if self.over:
             return
         if self._stopped is not None or self._closing():

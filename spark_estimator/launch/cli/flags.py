@@ -47,7 +47,7 @@ _WITHOUT_EFFECT = {
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """Reads a command line; settings of its ``--config-file`` count where no flag sets them.
+    """Parse a command line; settings of its ``--config-file`` count where no flag sets them.
 
     Args:
         arguments: without the program's name; the process's own by default.
@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentPars
 
 
 def environment_of(options: argparse.Namespace) -> dict[str, str]:
-    """The environment variables that the flags set."""
+    """Return the environment variables that the flags set."""
     values: dict[str, object] = {
         "HOROVOD_START_TIMEOUT": options.start_timeout,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": options.gloo_timeout_seconds,
@@ -95,7 +95,7 @@ def environment_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def terms_of(options: argparse.Namespace) -> Terms | None:
-    """The options of an elastic job; None when the job is not elastic.
+    """Return the options of an elastic job; None when the job is not elastic.
 
     Raises:
         ValueError: it makes no sense; the text quotes it.
@@ -132,7 +132,7 @@ def terms_of(options: argparse.Namespace) -> Terms | None:
 
 
 def cooldown_of(seconds: Sequence[float] | None) -> Cooldown | None:
-    """The cool-down that was asked for as two numbers. Raises ValueError when they make no sense."""
+    """Make the cool-down that was asked for as two numbers. Raises ValueError when they make no sense."""
     if seconds is None:
         return None
     try:
@@ -143,7 +143,7 @@ def cooldown_of(seconds: Sequence[float] | None) -> Cooldown | None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Make the parser of the command line."""
     argument_parser = argparse.ArgumentParser(
         prog="horovodrun",
         usage="horovodrun -np NUM_PROC [flags] command...",

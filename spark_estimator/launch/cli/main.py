@@ -48,7 +48,7 @@ _HERE = Where()
 
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Entry point of ``horovodrun``.
+    """Run ``horovodrun``.
 
     Args:
         arguments: the command line without the program's name; the process's own by default.
@@ -99,7 +99,7 @@ def run_command(
     options: argparse.Namespace | None = None,
     where: Where = _HERE,
 ) -> int:
-    """Runs `command` on `size` ranks, and shows their output with the rank in front.
+    """Run `command` on `size` ranks, and show their output with the rank in front.
 
     Args:
         environment: variables for the command, beside this process's own.
@@ -168,7 +168,7 @@ def run_command(
 
 
 def build_report() -> str:
-    """The text of ``--check-build``, in Horovod's form."""
+    """Return the text of ``--check-build``, in Horovod's form."""
 
     def mark(present: bool, name: str) -> str:
         return f"    [{'X' if present else ' '}] {name}"
@@ -197,7 +197,7 @@ def build_report() -> str:
 
 
 def _where(options: argparse.Namespace) -> Where:
-    """On which hosts the job runs. Raises as `find_hosts`."""
+    """Find the hosts on which the job runs. Raises as `find_hosts`."""
     network = {
         "--ssh-port": options.ssh_port,
         "--ssh-identity-file": options.ssh_identity_file,
@@ -233,7 +233,7 @@ def _report(text: str) -> None:
 
 @contextlib.contextmanager
 def _as_interrupted(ended_by: list[signal.Signals]) -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP are Ctrl-C: the ranks are ended before this process ends.
+    """Treat SIGTERM and SIGHUP, within, as Ctrl-C: the ranks are ended before this process ends.
 
     Args:
         ended_by: receives the signal.

@@ -29,7 +29,7 @@ REASONS = {
 
 
 def explain(arguments: Mapping[str, Any], *, stacklevel: int = 3) -> None:
-    """Warns, a line each, of arguments that were set and have no effect.
+    """Warn, a line each, of arguments that were set and have no effect.
 
     Args:
         arguments: name -> value; None and False mean that it was not set.
@@ -42,7 +42,7 @@ def explain(arguments: Mapping[str, Any], *, stacklevel: int = 3) -> None:
 
 
 def renamed(old: str, old_value: Any, new: str, value: Any, default: Any = None) -> Any:
-    """`value`, or the deprecated name's value if `value` is not set.
+    """Return `value`, or the deprecated name's value if `value` is not set.
 
     Raises:
         ValueError: both are set, and differ.

@@ -36,7 +36,7 @@ _FOR_HOSTS = (
 
 
 def check_spark(options: argparse.Namespace, command: Sequence[str]) -> list[str] | None:
-    """The script and its arguments, where the command line asks for Spark; else None.
+    """Return the script and its arguments, where the command line asks for Spark; else None.
 
     Args:
         command: ``python train.py ...``, or ``train.py ...``.
@@ -71,7 +71,7 @@ def check_spark(options: argparse.Namespace, command: Sequence[str]) -> list[str
 
 
 def run_script(script: Sequence[str], options: argparse.Namespace, report: Callable[[str], None]) -> int:
-    """Runs the script on ranks in Spark, and shows their output with the rank in front.
+    """Run the script on ranks in Spark, and show their output with the rank in front.
 
     Args:
         script: its path and arguments.
@@ -108,7 +108,7 @@ def _session(options: argparse.Namespace) -> None:
 
 
 def reported(error: SparkEstimatorError, report: Callable[[str], None]) -> int:
-    """Reports why a job has failed, and returns the exit status."""
+    """Report why a job has failed, and return the exit status."""
     if not isinstance(error, WorkerFailedError):
         report(str(error))
         return 1

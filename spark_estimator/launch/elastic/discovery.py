@@ -53,10 +53,10 @@ class HostScript:
         self._stopped = False
 
     def ask(self, at_most: timedelta = LONGEST) -> list[Host]:
-        """Runs it. Returns the hosts, at least one, in the order in which it names them.
+        """Run it. Return the hosts, at least one, in the order in which it names them.
 
         Args:
-            at_most: who asks has no more time, though the script may take longer.
+            at_most: the caller's time; the script alone may take longer.
 
         Raises:
             PreflightError: it gave no answer; the text names the script and the reason.
@@ -70,7 +70,7 @@ class HostScript:
             raise PreflightError(f"the host discovery script {self.command!r} {printable(str(error))}.") from error
 
     def stop(self) -> None:
-        """Ends the running script, if there is one, and starts no more."""
+        """End the running script, if there is one, and start no more."""
         with self._lock:
             self._stopped = True
             if self._running is not None:
@@ -93,7 +93,7 @@ class HostScript:
         return merged(hosts, self.command)
 
     def _run(self, seconds: float) -> tuple[int, bytes, bytes]:
-        """(exit status, what it printed, what it printed on stderr), after its end."""
+        """Return (exit status, what it printed, what it printed on stderr), after its end."""
         with self._lock:
             if self._stopped:
                 raise InterruptedError("is no longer run")
@@ -145,7 +145,7 @@ class HostScript:
 
 
 class HostWatch:
-    """Runs a script repeatedly in a separate thread; a ``elastic_job.Discovery``.
+    """Runs a script repeatedly in a separate thread; a `Discovery`.
 
     Args:
         script: that has run once.
@@ -163,9 +163,11 @@ class HostWatch:
         self._over = threading.Event()
 
     def start(self, offer: Callable[[Sequence[Host]], None], report: Callable[[str], None]) -> None:
+        """Implement `Discovery.start`."""
         threading.Thread(target=self._watch, args=(offer, report), name="spark_estimator hosts", daemon=True).start()
 
     def stop(self) -> None:
+        """Implement `Discovery.stop`."""
         self._over.set()
         self._script.stop()
 
@@ -189,7 +191,7 @@ class HostWatch:
 def first_hosts(
     script: HostScript, slots: int, patience: timedelta, report: Callable[[str], None], every: timedelta = EVERY
 ) -> list[Host]:
-    """The script's first answer with at least `slots` slots.
+    """Return the script's first answer with at least `slots` slots.
 
     Args:
         slots: that the job begins with, at least.

@@ -42,18 +42,18 @@ class Discovery(Protocol):
     """A source of the hosts that a job may use, which change while it runs."""
 
     def start(self, offer: Callable[[Sequence[Host]], None], report: Callable[[str], None]) -> None:
-        """From now on `offer` is called with all hosts each time that they have changed; from any thread.
+        """Call `offer`, from now on, with all hosts each time that they have changed; from any thread.
 
         Args:
-            report: for people: what is the matter where the hosts cannot be known.
+            report: tells people why the hosts cannot be known.
         """
 
     def stop(self) -> None:
-        """Nothing is offered any more. Does not wait."""
+        """Offer nothing any more. Does not wait."""
 
 
 def elastic_error(why: str, earlier: Sequence[FailureReport], last: Sequence[FailureReport]) -> BaseException:
-    """The error of a job that can't continue: it lists all lost ranks.
+    """Make the error of a job that can't continue: it lists all lost ranks.
 
     Args:
         why: it can't.
@@ -75,7 +75,7 @@ class Following:
         began: called with the number of each round after the first, from 2, when it begins.
         take_record: as in `JobOptions`.
         status: shows how far the ranks are; for a job whose number of ranks does not change, but for lost ones.
-        error: makes the error of a job that can't continue, of the arguments of `elastic_error`.
+        error: makes the error of a job that can't continue, of the arguments of `make_elastic_error`.
     """
 
     began: Callable[[int], None] = lambda number: None
@@ -124,7 +124,7 @@ class ElasticJob:
         placement: where its processes go.
         make: makes the handles of its workers.
         discovery: reports the hosts when they change; None: they never do.
-        terms, show_line, report, gentle, look, following: as in ``elastic.run_elastic``.
+        terms, show_line, report, gentle, poll, following: as in ``job_entry.run_elastic``.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ElasticJob:
 
     @remembered_interruption()
     def run(self) -> list[Outcome]:
-        """As ``elastic.run_elastic``."""
+        """Run the job to its end, as ``job_entry.run_elastic``."""
         try:
             self._processes.start_first(self._terms.size, self._look)
             if self._discovery is not None:
@@ -224,7 +224,7 @@ class ElasticJob:
                 self._report(f"host {change}")
 
     def _update_placement(self, now: float) -> None:
-        """Has the planner know for how many processes there is room, and which have lost theirs."""
+        """Have the planner know for how many processes there is room, and which have lost theirs."""
         for host in self._placement.returned(now):
             self._report(f"host {host} may be used again")
         self._planner.room = self._placement.room
@@ -244,7 +244,7 @@ class ElasticJob:
         self._planner.note_end(event.process, now, loss)
 
     def _blame(self, host: str, event: Ended, now: float) -> None:
-        """Puts a host out that is out of contact, or on which ranks fail again and again."""
+        """Exclude a host that is out of contact, or on which ranks fail again and again."""
         failure = None if event.outcome is None else event.outcome.failure
         if isinstance(event.error, PreflightError):
             if how_long := self._placement.unreachable(host, now):
@@ -297,7 +297,7 @@ class ElasticJob:
             process.worker.stop("because its slot was removed")
 
     def _report_late(self, now: float) -> None:
-        """Names, once a round, the ranks that stay in it after others were lost: they call no collectives."""
+        """Name, once a round, the ranks that stay in it after others were lost: they call no collectives."""
         late = self._planner.list_late(now)
         if not late or self._over or self._late_in == self._planner.round:
             return
@@ -315,7 +315,7 @@ class ElasticJob:
         )
 
     def _begin(self, numbers: Sequence[int]) -> None:
-        """Sends the processes of a new round their ranks in it."""
+        """Send the processes of a new round their ranks in it."""
         self._following.began(self._planner.round)
         if self._following.status is not None:
             self._following.status.resize(len(numbers))
@@ -333,7 +333,7 @@ class ElasticJob:
         self._processes.send_ranks(numbers, peers)
 
     def _fail(self, decision: Fail) -> None:
-        """Ends the job, and raises an error with all of its failures."""
+        """End the job, and raise an error with all of its failures."""
         error = self._following.error(decision.why, self._ends.earlier, self._ends.last)
         error.__cause__ = error.__cause__ or self._ends.error
         self._end("after that")
@@ -347,7 +347,7 @@ class ElasticJob:
             self._report(f"these processes could not be stopped: {pids}")
 
     def _await_ends(self) -> bool:
-        """Returns when no process is left; False when some cannot be ended."""
+        """Return when no process is left; False when some cannot be ended."""
         self._over = True
         deadline = time.monotonic() + (_CLEAN_UP + self._gentle).total_seconds()
         while self._processes and time.monotonic() < deadline:

@@ -31,7 +31,9 @@ _PLAIN = Following()
 
 
 def run_elastic_local(function: Callable[..., Any], terms: Terms, options: JobOptions = _DEFAULTS) -> list[Any]:
-    """As ``local.run_local``, in a job that continues when it loses ranks; `function` uses ``elastic.run``.
+    """Call `function` as ``local.run_local`` does, in a job that continues when it loses ranks.
+
+    `function` uses ``elastic.run``.
 
     Args:
         options: its `limits`, `all_results` and `verbose` have no effect.
@@ -41,8 +43,8 @@ def run_elastic_local(function: Callable[..., Any], terms: Terms, options: JobOp
 
     Raises:
         PicklingError: the function or an argument can't be pickled.
-        WorkerFailedError: too few ranks are left, or another limit of `terms` is exceeded; the text lists all lost
-            ranks.
+        WorkerFailedError: too few ranks are left, or another limit of `terms` is exceeded; the text lists all
+            lost ranks.
         ResultError: a rank's value can't be returned.
         ValueError: an environment variable for the workers has an invalid value.
     """
@@ -67,7 +69,7 @@ def run_elastic(
     look: Callable[[int], None] = lambda started: None,
     following: Following = _PLAIN,
 ) -> list[Outcome]:
-    """Runs an elastic job to its end.
+    """Run an elastic job to its end.
 
     Args:
         job: what is run; ``job.size`` is ``terms.size``.
@@ -79,8 +81,8 @@ def run_elastic(
         cooldown: after which a host that was put out is used again; None: never.
         discovery: reports the hosts when they change; None: `hosts` are all that there are.
         placement: where there is room, when `hosts` and `cooldown` do not decide it.
-        look: called now and then with the number of workers that have started for the first round, all of them from
-            then on; ends the job by raising.
+        poll: called now and then with the number of workers that have started for the first round, all of them
+            from then on; ends the job by raising.
         following: how the caller follows the job.
 
     Returns:
@@ -110,7 +112,7 @@ def run_elastic(
 
 
 def elastic(job: JobSpec, *, progress: bool = False) -> JobSpec:
-    """`job`, marked as elastic for its ranks.
+    """Return `job`, marked as elastic for its ranks.
 
     Args:
         progress: the ranks report how far they are; useless where ranks join and leave, which has no status line.

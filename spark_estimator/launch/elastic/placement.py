@@ -29,7 +29,7 @@ class Cooldown:
             )
 
     def seconds(self, times: int) -> float:
-        """How long a host is out for the `times`-th time, from 1."""
+        """Return how long a host is out for the `times`-th time, from 1."""
         return min(self.first.total_seconds() * 2.0 ** min(times - 1, 60), self.most.total_seconds())
 
 
@@ -58,16 +58,16 @@ class Placement:
 
     @property
     def room(self) -> int:
-        """How many processes there can be at the same time."""
+        """Return how many processes there can be at the same time."""
         return sum(self._usable().values())
 
     @property
     def some_may_return(self) -> bool:
-        """Whether a host is out that will be used again."""
+        """Return whether a host is out that will be used again."""
         return any(until < math.inf for host, until in self._out.items() if host in self._slots)
 
     def take(self, process: int) -> str:
-        """The host of a process that is about to be started: the first with a free slot.
+        """Take the first free slot for a process that is about to be started. Return its host.
 
         Raises:
             LookupError: there is none.
@@ -80,11 +80,11 @@ class Placement:
         raise LookupError(f"all {self.room} slots are taken")
 
     def leave(self, process: int) -> None:
-        """Frees the slot of a process that has ended."""
+        """Free the slot of a process that has ended."""
         self._taken.pop(process, None)
 
     def offer(self, hosts: Sequence[Host]) -> list[str]:
-        """Replaces the list of hosts. Hosts that stay keep their position in the order; new ones follow them.
+        """Replace the list of hosts. Hosts that stay keep their position in the order; new ones follow them.
 
         Returns:
             What has changed, one text for each host.
@@ -101,15 +101,15 @@ class Placement:
         return changes
 
     def lose(self, host: str, now: float) -> str:
-        """A host is out of contact. For how long it is out, in words; '' when that is not new."""
+        """Note that a host is out of contact. Return for how long it is out, in words; '' when that is not new."""
         return self._put_out(host, now, self._cooldown) if host in self._usable() else ""
 
     def unreachable(self, host: str, now: float) -> str:
-        """A host could not be had for a new process: as `lose`, but it may only just be booting."""
+        """Note that a host was unavailable for a new process: as `note_loss`, but it may only just be booting."""
         return self._put_out(host, now, self._cooldown or WHILE_IT_BOOTS) if host in self._usable() else ""
 
     def failed(self, host: str, now: float) -> str:
-        """A rank has failed on a host. For how long the host is out, in words; '' when it is not."""
+        """Note that a rank has failed on a host. Return for how long the host is out, in words; '' if it isn't."""
         self._failures[host] += 1
         usable = self._usable()
         if self._failures[host] < FAILURES or host not in usable or len(usable) == 1:
@@ -117,14 +117,14 @@ class Placement:
         return self._put_out(host, now, self._cooldown)
 
     def returned(self, now: float) -> list[str]:
-        """The hosts whose cool-down is over; they are used again."""
+        """Use the hosts again whose cool-down is over. Return them."""
         hosts = [host for host, until in self._out.items() if until <= now]
         for host in hosts:
             del self._out[host]
         return [host for host in hosts if host in self._slots]
 
     def without_slot(self) -> list[int]:
-        """The processes without a slot; on a host with fewer slots than processes, those that started last."""
+        """Return the processes without a slot; on a host with fewer slots than processes, the last started."""
         usable, used = self._usable(), Counter[str]()
         surplus = []
         for process, host in sorted(self._taken.items()):

@@ -61,12 +61,12 @@ class Process:
         ReaderThread(self._listen, self._end_link, name=f"link {number}").start()
 
     def tell(self, rendezvous: Rendezvous | None) -> None:
-        """Sends what it needs to join its first round, or to wait for one; None: the process is not needed."""
+        """Send what it needs to join its first round, or to wait for one; None: the process is not needed."""
         self._rendezvous = rendezvous
         self._rendezvous_set.set()
 
     def become(self, rank: int) -> None:
-        """It is another rank from now on."""
+        """Note that it is another rank from now on."""
         self.rank, self.ready = rank, None
         self.worker.become(rank)
 

@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 def duration(name: str, seconds: float) -> timedelta:
-    """An argument in seconds as a duration.
+    """Return an argument in seconds as a timedelta.
 
     Args:
         name: of the argument, for the error.
@@ -72,7 +72,7 @@ class Limits:
 
     @classmethod
     def checked(cls, max_restarts: int, timeout: float | None) -> Limits:
-        """The limits that a user passed.
+        """Make limits from a user's arguments.
 
         Args:
             timeout: in seconds.
@@ -104,7 +104,7 @@ class Attempt:
     timeout: timedelta | None = None
 
     def at_most(self, duration: timedelta) -> timedelta:
-        """`duration`, or the caller's remaining time if that is shorter."""
+        """Return `duration`, or the caller's remaining time if that is shorter."""
         return (
             duration
             if self.until is None
@@ -146,7 +146,7 @@ def run_attempts(
     recover: Callable[[Attempt], None] = lambda attempt: None,
     replaced: Callable[[], int] = lambda: 0,
 ) -> _T:
-    """Calls `run` until it succeeds, or fails in a way that ends the job.
+    """Call `run` until it succeeds, or fails in a way that ends the job.
 
     Args:
         run: makes one attempt; nothing of it is left when it returns or raises.
@@ -192,7 +192,7 @@ def run_attempts(
 
 
 def _history(number: int, attempts: int, earlier: list[JobFailedError]) -> str:
-    """The text below the error of attempt `number`; '' if there were no others."""
+    """Return the text below the error of attempt `number`; '' if there were no others."""
     if not earlier:
         return ""
     lines = [f"This was attempt {number} of {attempts}. Earlier attempts:"]
@@ -201,5 +201,5 @@ def _history(number: int, attempts: int, earlier: list[JobFailedError]) -> str:
 
 
 def _story(error: JobFailedError) -> str:
-    """The failed rank, its host and the reason, in one line."""
+    """Return the failed rank, its host and the reason, in one line."""
     return str(error).split("\n", 1)[0][:_MAX_STORY_CHARACTERS].rstrip(".")

@@ -109,21 +109,21 @@ class Choice:
 
 
 def host_share(ranks: int) -> Decision:
-    """The threads of each of `ranks` processes that share the cores of this host; at least 1."""
+    """Return the threads of each of `ranks` processes that share the cores of this host; at least 1."""
     cores = available_cores()
     reason = f"{cores} core{'s' * (cores != 1)} for {ranks} rank{'s' * (ranks != 1)} on this host"
     return Decision(max(1, cores // ranks), reason)
 
 
 def task_share(cpus: int) -> Decision:
-    """The threads of a rank in a Spark task with `cpus` CPUs."""
+    """Return the threads of a rank in a Spark task with `cpus` CPUs."""
     return Decision(max(1, cpus), "from spark.task.cpus")
 
 
 def worker_environment(
     around: Mapping[str, str], variables: Mapping[str, str], share: Decision, *, spark: bool = False
 ) -> dict[str, str]:
-    """`variables`, and this package's defaults for variables that are not among them.
+    """Return `variables`, and this package's defaults for variables that are not among them.
 
     Args:
         around: the environment that the worker inherits.
@@ -147,7 +147,7 @@ def worker_environment(
 
 
 def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The driver's variables that apply to workers on any host: settings of Horovod, this package, NCCL and Keras."""
+    """Select the driver's variables that apply to workers on any host: Horovod's, this package's, NCCL's, Keras'."""
     return {
         name: value
         for name, value in environ.items()
@@ -156,7 +156,9 @@ def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def checked_environment(environ: Mapping[str, str] | None) -> dict[str, str]:
-    """A user's variables for the ranks, often a copy of ``os.environ``, without those of a single process.
+    """Check a user's variables for the ranks; return them without the variables of a single process.
+
+    They are often a copy of ``os.environ``.
 
     Raises:
         TypeError: `environ` is not a mapping from str to str.
@@ -186,7 +188,7 @@ def exported_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The driver's variables that may hold on executors that don't set them.
+    """Select the driver's variables that may hold on executors that don't set them.
 
     Leaves out what describes the driver's own process: its Python, its libraries, its Spark, its devices.
     """
@@ -198,8 +200,11 @@ def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def path_with_own_python(path: str) -> str:
-    """`path` with the folder of this interpreter first: what is started in an environment that is not activated finds
-    the ``python`` beside it, not the system's."""
+    """Return `path` with the folder of this interpreter first.
+
+    So what is started in an environment that is not activated finds the ``python`` in that folder, not the
+    system's.
+    """
     folder = os.path.dirname(sys.executable)
     if shutil.which("python", path=path) == os.path.join(folder, "python") or folder in path.split(os.pathsep)[:1]:
         return path
@@ -207,7 +212,7 @@ def path_with_own_python(path: str) -> str:
 
 
 def choices(environ: Mapping[str, str], share: Decision) -> list[Choice]:
-    """The choices for a worker that would otherwise start in `environ`, one for each considered variable."""
+    """Choose the variables of a worker that would otherwise start in `environ`; return all that were considered."""
     switches = {name: environ.get(name, "") for name in (_THREADS_SWITCH, _MALLOC_SWITCH)}
     settings = Settings.read(switches)
     if settings.worker_threads is not None:
@@ -266,7 +271,7 @@ def _left(environ: Mapping[str, str], name: str, why: str) -> Choice:
 
 
 def _glibc() -> tuple[int, ...] | None:
-    """The version of the C library, if it is glibc."""
+    """Return the version of the C library, if it is glibc."""
     with suppress(AttributeError, ValueError, OSError):  # other systems do not know the name
         version = re.fullmatch(r"glibc (\d+)\.(\d+).*", os.confstr("CS_GNU_LIBC_VERSION") or "")
         return None if version is None else (int(version[1]), int(version[2]))
@@ -274,7 +279,7 @@ def _glibc() -> tuple[int, ...] | None:
 
 
 def recorded(environ: Mapping[str, str]) -> list[Choice]:
-    """The choices of this process's launcher for it; empty if there was no launcher."""
+    """Return the choices of this process's launcher for it; empty if there was no launcher."""
     text = environ.get(WORKER_CHOICES_VARIABLE) or "[]"
     with suppress(ValueError, TypeError):  # it may have been written by hand
         return [
@@ -285,7 +290,7 @@ def recorded(environ: Mapping[str, str]) -> list[Choice]:
 
 
 def undecided(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without what a launcher has chosen for this process: that is no word of the user's for another job."""
+    """Return `environ` without what a launcher has chosen for this process: the user hasn't set it for another job."""
     remaining = dict(environ)
     for choice in recorded(environ):
         if choice.chosen and remaining.get(choice.variable) == choice.value:
@@ -295,7 +300,7 @@ def undecided(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def forget_malloc(environ: MutableMapping[str, str]) -> None:
-    """Takes the choices for malloc back: it has read them, and programs that this process starts shall not."""
+    """Remove the launcher's malloc settings from the environment, so that child processes don't inherit them."""
     for choice in recorded(environ):
         name = choice.variable
         if choice.chosen and name in (*_MALLOC_VARIABLES, _TUNABLES) and environ.get(name) == choice.value:
@@ -303,7 +308,7 @@ def forget_malloc(environ: MutableMapping[str, str]) -> None:
 
 
 def description(environ: Mapping[str, str], ranks: int) -> str:
-    """For people: what this worker was started with; elsewhere, what each of `ranks` workers on this host would be.
+    """Describe for people what this worker was started with, or what each of `ranks` workers on this host would be.
 
     Raises:
         ValueError: one of our switches has a value that cannot be used.

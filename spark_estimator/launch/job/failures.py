@@ -91,13 +91,13 @@ class FailureReport:
 
     @property
     def where(self) -> str:
-        """The rank in words."""
+        """Return the rank in words."""
         process = f", pid {self.pid}" if self.pid else ""
         name = f"rank {self.rank}" if self.rank >= 0 else "a worker without a rank yet"
         return f"{name} (host {self.host}{process})"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, to be sent at once; long texts lose their middle."""
+        """Return the fields for JSON, to be sent at once; long texts lose their middle."""
         return {
             **{name: value for name, value in asdict(self).items() if name != "when"},
             "age": time.monotonic() - self.when,
@@ -108,7 +108,7 @@ class FailureReport:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> FailureReport:
-        """The inverse of `to_dict`, for a report just received; the texts are made safe to print.
+        """Make a report from fields just received; the texts are made safe to print.
 
         Raises:
             TypeError, ValueError: the fields are not those of a report.
@@ -131,7 +131,7 @@ class FailureReport:
 
 
 def shorten(text: str, limit: int = MAX_TRACEBACK_CHARACTERS) -> str:
-    """`text`, without its middle when it is longer than `limit` characters."""
+    """Return `text`, without its middle when it is longer than `limit` characters."""
     half = limit // 2
     note = f"\n... {len(text) - 2 * half} characters left out ...\n"
     if len(text) <= limit + len(note):  # it would be no shorter
@@ -140,19 +140,20 @@ def shorten(text: str, limit: int = MAX_TRACEBACK_CHARACTERS) -> str:
 
 
 def _sent(text: str, limit: int) -> str:
-    """`text`, short enough for a frame of the driver channel beside the other texts of a report.
+    """Shorten `text`, so that a frame of the driver channel holds it and the other texts of a report.
 
-    JSON writes most characters in at most six bytes, but some (emoji) in twelve: of those there may be half as many.
+    JSON writes most characters in at most six bytes, but some (emoji) in twelve: of those there may be half as
+    many.
     """
     short = shorten(text, limit)
     return short if len(json.dumps(short)) <= 6 * limit else shorten(text, limit // 2)
 
 
 def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
-    """The cause: the earliest of the ranks that failed on their own, else the earliest of those that lost a peer.
+    """Return the cause: the earliest rank that failed on its own, else the earliest that lost a peer.
 
-    If that peer was silent, and was found frozen as the job ended, the peer is the cause. Reports of ranks that the
-    launcher stopped are no causes. None if there are no others.
+    If that peer was silent, and was found frozen as the job ended, the peer is the cause. Reports of ranks that
+    the launcher stopped are no causes. None if there are no others.
     """
     causes = [report for report in reports if report.kind != STOPPED]
     cause = min(causes, key=lambda report: (report.secondary, report.when), default=None)
@@ -166,10 +167,10 @@ def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
 def job_error(
     cause: FailureReport, reports: Sequence[FailureReport], size: int, function: str
 ) -> JobFailedError | PythonEnvironmentError:
-    """The exception with all failures of a failed job; its ``__cause__`` is the cause's own traceback.
+    """Make the exception with all failures of a failed job; its ``__cause__`` is the cause's own traceback.
 
     Args:
-        cause: as `first_failure` found it.
+        cause: as `find_first_failure` found it.
         reports: all that are known, the cause included.
         size: number of ranks; the text lists those without a report as ended without error, or not ended.
         function: what was run, for the text.
@@ -188,7 +189,7 @@ def job_error(
 
 
 def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironmentError:
-    """The exception for a job that failed because of `cause`, with the fields that programs read.
+    """Make the exception for a job that failed because of `cause`, with the fields that programs read.
 
     Args:
         text: the whole story, for people.
@@ -216,7 +217,7 @@ def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironm
 
 
 def with_horovods_sentence(error: WorkerFailedError) -> WorkerFailedError:
-    """The error of `horovod.run` and ``horovodrun``, with the sentence of Horovod's that people search logs for."""
+    """Add to the error of `horovod.run` and ``horovodrun`` Horovod's sentence, which people search logs for."""
     text = error.args[0]
     if _OF_HOROVOD not in text:
         error.args = (f"{text}\n{_OF_HOROVOD}",)
@@ -224,14 +225,14 @@ def with_horovods_sentence(error: WorkerFailedError) -> WorkerFailedError:
 
 
 def _message_beside(other: FailureReport, cause: FailureReport) -> str:
-    """The first line of another rank's message, without what it has in common with the cause's."""
+    """Return the first line of another rank's message, without what it has in common with the cause's."""
     if other.message == cause.message and len(other.message) > _REPEATED_CHARACTERS:
         return "failed with the same message"
     return _first_line(other.message)
 
 
 def _cause_class(message: str) -> str:
-    """The name of the class of `spark_estimator.errors` that a message names first; '' if it names none."""
+    """Return the name of the class of `spark_estimator.errors` that a message names first; '' if it names none."""
     match = _OWN_ERROR.search(_first_line(message))
     return match[1] if match and class_named(match[1]) else ""
 
@@ -241,12 +242,12 @@ def _first_line(message: str) -> str:
 
 
 def to_marked_text(report: FailureReport) -> str:
-    """A report as part of an exception's text, for a job that has no other way to send it to the driver."""
+    """Return a report as part of an exception's text, for a job that can't send it to the driver otherwise."""
     return f"{report.where} {report.message}\n{_OPENING}{json.dumps(report.to_dict())}{_CLOSING}"
 
 
 def find_marked(text: str) -> list[FailureReport]:
-    """The reports that `to_marked_text` put somewhere into `text`. What is malformed or cut off is left out."""
+    """Return the reports that `to_marked_text` put somewhere into `text`; malformed or cut ones are left out."""
     reports = []
     for part in text.split(_OPENING)[1:]:
         written, closing, _ = part.partition(_CLOSING)

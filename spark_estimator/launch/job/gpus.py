@@ -1,13 +1,14 @@
-"""Which GPUs each rank of a host sees: Spark's addresses become CUDA_VISIBLE_DEVICES. Pure, but for `look`.
+"""Which GPUs each rank of a host sees: Spark's addresses become CUDA_VISIBLE_DEVICES. Pure, but for
+`find_task_gpus`.
 
 Spark numbers the GPUs that an executor has discovered, and sets no variable. What follows from its numbers:
 
-- Ranks of a host see the GPUs of all of them, so ordered that device `local_rank` is that rank's own: Horovod's
-  ``torch.cuda.set_device(hvd.local_rank())`` works unchanged.
-- Where ranks share a GPU (a fraction of one a task), or have a part of one (MIG, of which CUDA shows a process one at a
-  time), each sees its own only, as ``cuda:0``.
-- Executors of one host that give one number to two GPUs are containers that number their GPUs separately: each counts
-  as a separate host.
+- Ranks of a host see the GPUs of all of them, so ordered that device `local_rank` is that rank's own:
+  Horovod's ``torch.cuda.set_device(hvd.local_rank())`` works unchanged.
+- Where ranks share a GPU (a fraction of one a task), or have a part of one (MIG, of which CUDA shows a
+  process one at a time), each sees its own only, as ``cuda:0``.
+- Executors of one host that give one number to two GPUs are containers that number their GPUs separately:
+  each counts as a separate host.
 - Two ranks that were each promised a whole GPU and got the same one are refused, by the GPU's UUID.
 - On a cluster, a job that has asked for no GPU sees none: those that are there may be another job's.
 """
@@ -45,7 +46,7 @@ class TaskGpus:
     visible: str | None = None
 
     def named(self) -> list[tuple[str, str]]:
-        """What identifies its GPUs: for each (its UUID, or its name if the UUID is unknown; its name)."""
+        """Return what identifies its GPUs: for each (its UUID, or its name if the UUID is unknown; its name)."""
         return [(uuid or name, name) for name, uuid in zip(self.names, self.uuids, strict=True)]
 
 
@@ -63,7 +64,7 @@ class Pinning:
 
 
 def look(addresses: Sequence[str], environ: Mapping[str, str]) -> TaskGpus:
-    """The GPUs of the task in this process. Calls ``nvidia-smi`` if it exists.
+    """Find the GPUs of the task in this process. Calls ``nvidia-smi`` if it exists.
 
     Args:
         addresses: of the GPUs that Spark gave to it.
@@ -91,12 +92,12 @@ def _nvidia_smi(path: str | None) -> str:
 
 
 def listed_gpus(text: str) -> dict[str, str]:
-    """Index -> UUID of the GPUs in what ``nvidia-smi -L`` has printed. Parts of a GPU (MIG) have their own names."""
+    """Parse ``nvidia-smi -L``: index -> UUID of each GPU. Parts of a GPU (MIG) have their own names."""
     return dict(_LISTED.findall(text))
 
 
 def owned_gpus(addresses: Sequence[str], visible: str | None) -> tuple[str, ...]:
-    """The GPUs of one task under the names by which CUDA knows them.
+    """Return the GPUs of one task under the names by which CUDA knows them.
 
     Args:
         addresses: as Spark names them: numbers of the GPUs that its executor sees, or UUIDs.
@@ -109,7 +110,7 @@ def owned_gpus(addresses: Sequence[str], visible: str | None) -> tuple[str, ...]
 
 
 def visible_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
-    """The devices that every rank of one host sees, so ordered that device `local_rank` is one of that rank's own.
+    """Return the devices that all ranks of one host see, ordered so that device `local_rank` is that rank's own.
 
     Args:
         gpus_by_local_rank: [local_size, number of GPUs of that rank] names.
@@ -122,7 +123,7 @@ def visible_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
 
 
 def hosts_apart(host_ids: Sequence[str], tasks: Sequence[TaskGpus]) -> list[str]:
-    """The host of each task, where each container that numbers its GPUs itself counts as a separate host.
+    """Return the host of each task, where each container that numbers its GPUs itself is a separate host.
 
     Args:
         host_ids: [tasks] equal for those on one host.
@@ -140,7 +141,7 @@ def hosts_apart(host_ids: Sequence[str], tasks: Sequence[TaskGpus]) -> list[str]
 
 
 def shared_gpus(tasks: Sequence[TaskGpus]) -> dict[str, list[int]]:
-    """The GPUs of a host that more than one task has: UUID, or name where that is not known -> indices of the tasks."""
+    """Find the GPUs of a host that several tasks have: UUID (name where it is unknown) -> indices of the tasks."""
     owners: dict[str, list[int]] = {}
     for index, task in enumerate(tasks):
         for gpu, _ in task.named():
@@ -149,12 +150,12 @@ def shared_gpus(tasks: Sequence[TaskGpus]) -> dict[str, list[int]]:
 
 
 def pinning(tasks: Sequence[TaskGpus], local_rank: int, per_rank: float | None) -> Pinning:
-    """The GPU settings of the rank `local_rank` of a host.
+    """Return the GPU settings of the rank `local_rank` of a host.
 
     Args:
         tasks: [local_size] of all ranks of that host.
-        per_rank: GPUs that Spark was asked for, a rank; 0 for none; None if tasks get none and see all, as on this
-            machine.
+        per_rank: GPUs that Spark was asked for, a rank; 0 for none; None if tasks get none and see all, as on
+            this machine.
 
     Raises:
         ValueError: two ranks that are to have a whole GPU have the same one; the text names them and the remedy.

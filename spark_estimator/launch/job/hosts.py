@@ -40,7 +40,7 @@ class Share:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Reads ``host:slots,host:slots``; without a number a host has one slot.
+    """Parse ``host:slots,host:slots``; without a number a host has one slot.
 
     Raises:
         ValueError: it is not of that form; the text quotes `text` and what is wrong with it.
@@ -56,7 +56,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def read_hostfile(path: str) -> list[Host]:
-    """Reads lines ``host slots=n``; what follows a # is a comment.
+    """Read lines ``host slots=n``; what follows a # is a comment.
 
     Raises:
         ValueError: the file cannot be read, or a line is not of that form; the text names file, line and number.
@@ -80,7 +80,7 @@ def read_hostfile(path: str) -> list[Host]:
 
 
 def read_line(text: str, default_slots: int = 1) -> Host:
-    """Reads ``host``, ``host:n`` or ``host slots=n``.
+    """Parse ``host``, ``host:n`` or ``host slots=n``.
 
     Args:
         default_slots: of a host without a number.
@@ -95,7 +95,7 @@ def read_line(text: str, default_slots: int = 1) -> Host:
 
 
 def assign_hosts(hosts: Sequence[Host], size: int, source: str) -> list[Share]:
-    """Which ranks run where: ranks 0 ... size - 1, in the order of the hosts; those that get none are left out.
+    """Assign ranks 0 ... size - 1 to the hosts, in their order; hosts that get none are left out.
 
     Args:
         source: how the user named the hosts, for the error.
@@ -119,7 +119,7 @@ def assign_hosts(hosts: Sequence[Host], size: int, source: str) -> list[Share]:
 
 
 def is_here(name: str) -> bool:
-    """Whether a host is this one: one of its names, or one of its addresses. May query the name service."""
+    """Return whether a name or an address is this host's. May query the name service."""
     if name in {"localhost", socket.gethostname(), socket.getfqdn()}:
         return True
     try:
@@ -136,7 +136,7 @@ def _host(match: re.Match[str], default_slots: int = 1) -> Host:
 
 
 def merged(hosts: Iterable[Host], source: str) -> list[Host]:
-    """Each host once, with the slots of all its mentions.
+    """Return each host once, with the slots of all its mentions.
 
     Args:
         source: who named them, for the error.

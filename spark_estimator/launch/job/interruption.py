@@ -12,7 +12,7 @@ from types import FrameType
 
 
 def is_interruption(error: BaseException | None, handled: BaseException | None = None) -> bool:
-    """Whether an error is Ctrl-C, or the error that results if PySpark's handler calls Java while this thread does so.
+    """Return whether an error is Ctrl-C, or PySpark's handler calling Java while this thread does so.
 
     Args:
         handled: an older error, which is not the cause of this one.
@@ -41,7 +41,7 @@ class _RememberingHandler:
 
 @contextlib.contextmanager
 def remembered_interruption() -> Iterator[None]:
-    """Within the block, `raise_lost_interruption` raises once more what the handler of SIGINT has raised.
+    """Have `raise_lost_interruption`, within the block, raise once more what the handler of SIGINT has raised.
 
     It has no effect in another thread than the main one, and where SIGINT is ignored or has no Python handler. A
     handler that raises nothing, such as one that sets a flag, has not interrupted the job.
@@ -61,7 +61,7 @@ def remembered_interruption() -> Iterator[None]:
 
 
 def raise_lost_interruption() -> None:
-    """For loops that wait: ends them if an interruption has been raised in this block, and they run all the same.
+    """End a loop that waits, if an interruption was raised in this block and the loop runs all the same.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.

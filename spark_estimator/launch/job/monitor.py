@@ -146,7 +146,7 @@ class JobMonitor:
 
     @remembered_interruption()
     def follow(self) -> None:
-        """Returns when the job has ended on its own, or has been ended after a failure (see `reports`).
+        """Return when the job has ended on its own, or has been ended after a failure (see `reports`).
 
         Raises:
             BaseException: any interruption of the calling thread (Ctrl-C), or what `waiting` or `clock` raises, once
@@ -188,7 +188,7 @@ class JobMonitor:
             yield event
 
     def _decision_time(self, before: float | None) -> float:
-        """When to stop the job, now that one more report is here: soon when the cause is known, else later."""
+        """Return when to stop the job after one more report: soon if the cause is known, else later."""
         cause = first_failure(self.reports)
         known = cause is not None and not cause.secondary
         at = time.monotonic() + (GRACE if known else GRACE_WITHOUT_CAUSE).total_seconds()
@@ -209,7 +209,7 @@ class JobMonitor:
         return False
 
     def note(self, report: FailureReport) -> None:
-        """Adds a report, unless its rank already has one with more detail."""
+        """Add a report, unless its rank already has one with more detail."""
         for index, known in enumerate(self.reports):
             if known.rank == report.rank >= 0:
                 is_explained = known.kind == report.kind == LOST and report.when <= known.when
@@ -221,7 +221,7 @@ class JobMonitor:
 
 @functools.cache  # once in a program
 def _warn_of_copies() -> None:
-    """Warns if a launcher such as mpirun runs several copies of this program, each of which starts the whole job."""
+    """Warn if a launcher such as mpirun runs several copies of this program, each of which starts the whole job."""
     switch = IGNORE_LAUNCHER_VARIABLE
     if Settings.read({switch: os.environ.get(switch, "")}).ignore_launcher:
         return
@@ -244,7 +244,7 @@ def _reason_to_stop(error: BaseException) -> str:
 
 
 def say_when_done(threads: list[threading.Thread], events: EventQueue) -> None:
-    """Puts `Finished` into `events` once all `threads` have ended."""
+    """Put `Finished` into `events` once all `threads` have ended."""
 
     def wait() -> None:
         for thread in threads:

@@ -64,19 +64,19 @@ class JobOptions:
 
     @property
     def progress_display(self) -> ProgressDisplay:
-        """Where progress is displayed."""
+        """Return where progress is displayed."""
         if self.progress is not None:
             return self.progress
         return ProgressDisplay.ON_SCREEN if self.verbose >= 1 else ProgressDisplay.OFF
 
     @property
     def variables(self) -> dict[str, str]:
-        """A copy of `environment`, as `checked_environment` returned it."""
+        """Return a copy of `environment`, as `check_environment` returned it."""
         return dict(self.environment or {})
 
 
 def check_num_proc(num_proc: int | None, name: str = "num_proc") -> None:
-    """Checks a number of ranks.
+    """Check a number of ranks.
 
     Args:
         num_proc: None is accepted.
@@ -96,7 +96,7 @@ def check_num_proc(num_proc: int | None, name: str = "num_proc") -> None:
 def check_elastic_sizes(
     num_proc: int | None, min_num_proc: int | None, max_num_proc: int | None, reset_limit: int | None
 ) -> None:
-    """Checks the numbers of ranks of an elastic job; None is accepted for each.
+    """Check the numbers of ranks of an elastic job; None is accepted for each.
 
     Raises:
         TypeError, ValueError: one is not a positive int, or they contradict each other.
@@ -112,7 +112,7 @@ def check_elastic_sizes(
 
 
 def check_text(name: str, value: object) -> None:
-    """Checks an argument that names something: text or a path.
+    """Check an argument that names something: text or a path.
 
     Args:
         name: of the argument, for the error.

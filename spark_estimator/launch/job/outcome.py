@@ -16,22 +16,22 @@ class Relay(Protocol):
     """Receives a worker's messages from its supervisor. Called in the supervisor's thread; must not block for long."""
 
     def begun(self, rank: int, pid: int) -> None:
-        """User code begins."""
+        """Note that user code begins."""
 
     def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
-        """Lines of "stdout" or "stderr" that were read together, without their ends."""
+        """Pass on lines of "stdout" or "stderr" that were read together, without their ends."""
 
     def log(self, rank: int, message: str) -> None:
-        """A message for the person at the driver."""
+        """Pass on a message for the person at the driver."""
 
     def progress(self, rank: int, progress: Progress) -> None:
-        """How far the rank is; called once a second where ``JobSpec.progress`` asks for it."""
+        """Note how far the rank is; called once a second where ``JobSpec.progress`` asks for it."""
 
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
-        """A record of an estimator's training."""
+        """Pass on a record of an estimator's training."""
 
     def failed(self, report: FailureReport) -> None:
-        """The rank has failed; it may not have ended yet."""
+        """Note that the rank has failed; it may not have ended yet."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def pickled(self) -> bytes:
-        """`value`, when it is what the rank has sent.
+        """Return `value`, if it is what the rank has sent.
 
         Raises:
             ResultError: it is not.

@@ -43,7 +43,7 @@ _ADVICE = (
 
 
 def _with_its_file(code: types.CodeType) -> tuple[Any, ...]:
-    """As cloudpickle reduces code, but with its file's name for tracebacks, which cloudpickle 3.1.3 leaves out."""
+    """Reduce code as cloudpickle does, but with its file's name for tracebacks, which cloudpickle 3.1.3 leaves out."""
     make, args = _reduced(code)
     return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in args)
 
@@ -52,9 +52,9 @@ _reduced = cloudpickle.Pickler.dispatch_table[types.CodeType]
 
 
 def _cached(function: Any) -> Any:
-    """As Python reduces what `functools.lru_cache` returns, by its name, where another process can import it by that.
+    """Reduce what `functools.lru_cache` returns: by its name, as Python does, if another process can import that.
 
-    The receiver of another one gets the function with an empty cache.
+    Otherwise the receiver gets the function with an empty cache.
     """
     if _is_importable(function):
         return function.__reduce__()
@@ -67,7 +67,7 @@ def _with_cache(function: Callable[..., Any], maxsize: int | None, typed: bool) 
 
 
 def _is_importable(function: Any) -> bool:
-    """Whether a module has the function under its name, and is not one whose functions are sent by value."""
+    """Return whether a module has the function under its name, and its functions are not sent by value."""
     module = sys.modules.get(function.__module__ or "__main__")
     by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
     if module is None or any(f"{module.__name__}.".startswith(f"{name}.") for name in by_value):
@@ -89,7 +89,7 @@ class _Pickler(cloudpickle.Pickler):
     is_for_tasks = False
 
     def reducer_override(self, thing: Any) -> Any:
-        """Refuses accumulators, and takes functions without a module by value.
+        """Refuse accumulators, and take functions without a module by value.
 
         Livy runs cells in a namespace without ``__name__``. For the module of such a function cloudpickle asks each
         imported module for the function's name, and a lazy module may import a framework for it.
@@ -103,13 +103,13 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """How messages call a function: ``train()``."""
+    """Return how messages call a function: ``train()``."""
     inner = function.func if isinstance(function, functools.partial) else function
     return f"{getattr(inner, '__name__', type(inner).__name__)}()"
 
 
 def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Pickles (function, args, kwargs); what is defined in a notebook or script is sent by value.
+    """Pickle (function, args, kwargs); what is defined in a notebook or script is sent by value.
 
     Raises:
         TypeError: as `check_call`.
@@ -123,7 +123,7 @@ def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
 
 def dump_value(name: str, value: object, *, for_tasks: bool = False) -> bytes:
-    """Pickles a value as `dump_function` does.
+    """Pickle a value as `dump_function` does.
 
     Args:
         name: of the value, for messages: ``the rows``.
@@ -149,7 +149,7 @@ def _dumped(value: object, *, for_tasks: bool = False) -> bytes:
 
 
 def check_call(function: Callable[..., Any], args: object, kwargs: object) -> None:
-    """Refuses what cannot be called as ``function(*args, **kwargs)``, or would do nothing when it is.
+    """Refuse what cannot be called as ``function(*args, **kwargs)``, or would do nothing when it is.
 
     Raises:
         TypeError: the text quotes it, and what to pass instead.
@@ -184,7 +184,7 @@ def check_call(function: Callable[..., Any], args: object, kwargs: object) -> No
 
 
 def _is(function: Callable[..., Any], kind: Callable[[Any], bool]) -> bool:
-    """Whether a function, what a partial calls, or an object's ``__call__``, is of a kind."""
+    """Return whether a function, what a partial calls, or an object's ``__call__``, is of a kind."""
     while isinstance(function, functools.partial):
         function = function.func
     return kind(function) or (not isinstance(function, type) and kind(type(function).__call__))
@@ -197,7 +197,7 @@ def _short(value: object) -> str:
 
 
 def load_values(pickled: Sequence[bytes], function: str) -> list[Any]:
-    """The return values of ranks 0, 1, ...
+    """Unpickle the return values of ranks 0, 1, ...
 
     Raises:
         ResultError: one of them cannot be unpickled here.
@@ -218,7 +218,7 @@ def _load_value(pickled: bytes, function: str, rank: int) -> Any:
 
 
 def explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException) -> str:
-    """One or two sentences on what keeps the function, or its arguments, from being pickled."""
+    """Explain in a sentence or two what keeps the function, or its arguments, from being pickled."""
     name = name_of(function)
     roots = [(f"receives the argument {key!r}", value) for key, value in kwargs.items()]
     roots += [(f"receives the positional argument {index}", value) for index, value in enumerate(args)]
@@ -231,7 +231,7 @@ def explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
 
 def _path_to_culprit(parts: Iterator[_Step], seen: set[int], depth: int) -> list[_Step]:
-    """The steps to the innermost thing that cannot be pickled, of the first part that cannot; [] when all can."""
+    """Return the steps to the innermost thing that can't be pickled, of the first part that can't; [] if all can."""
     for label, part in parts:
         if id(part) in seen or _reason(part) is None:
             continue
@@ -242,7 +242,7 @@ def _path_to_culprit(parts: Iterator[_Step], seen: set[int], depth: int) -> list
 
 
 def _sentence(path: list[_Step]) -> str:
-    """``uses the global 'state' (type dict), whose ['log'].file (type ...) cannot be pickled``."""
+    """Return ``uses the global 'state' (type dict), whose ['log'].file (type ...) cannot be pickled``."""
     text, access = "", ""
     for label, part in path:
         if label.startswith((".", "[")):
@@ -257,7 +257,7 @@ def _sentence(path: list[_Step]) -> str:
 
 
 def _parts(whole: Any) -> Iterator[_Step]:
-    """The values that pickling `whole` includes, each with its relation: a verb phrase, or ``.name`` or ``[key]``."""
+    """Yield what pickling `whole` includes, each value with its relation: a verb phrase, ``.name`` or ``[key]``."""
     if isinstance(whole, types.FunctionType):
         yield from _parts_of_function(whole)
     elif isinstance(whole, CachedFunction):
@@ -307,7 +307,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[_Step]:
 
 
 def _globals_named_in(code: types.CodeType) -> Iterator[str]:
-    """Names that the code, or a function defined in it, looks up; some are attributes, which does no harm here."""
+    """Yield names that the code, or a function in it, looks up; some are attributes, which does no harm."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -325,7 +325,7 @@ class _Nowhere(io.RawIOBase):
 
 
 def _reason(candidate: Any) -> BaseException | None:
-    """Why a thing cannot be pickled; None when it can."""
+    """Return why a thing cannot be pickled; None when it can."""
     try:
         _Pickler(_Nowhere()).dump(candidate)
     except Exception as error:

@@ -59,7 +59,7 @@ class RankManifest:
 
 
 def rows_of(outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
-    """The rows in which a task returns how its worker ended.
+    """Yield the rows in which a task returns how its worker ended.
 
     Args:
         unsent: the fields of `RankManifest` on lines that did not reach the driver.
@@ -81,7 +81,7 @@ def rows_of(outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None =
 
 
 def manifests_of(rows: Iterable[ResultRow]) -> list[RankManifest]:
-    """The manifests among `rows`, in rank order.
+    """Return the manifests among `rows`, in rank order.
 
     Raises:
         ResultError: one of them is malformed.
@@ -102,7 +102,7 @@ def manifests_of(rows: Iterable[ResultRow]) -> list[RankManifest]:
 
 
 def verified_values(rows: Sequence[ResultRow], size: int, result_ranks: Collection[int]) -> list[bytes]:
-    """The pickled values of some ranks, once everything that `size` ranks must have sent is here and whole.
+    """Return the pickled values of some ranks, once everything that `size` ranks must have sent is here and whole.
 
     Args:
         result_ranks: the ranks whose values must be here.
@@ -132,7 +132,7 @@ def verified_values(rows: Sequence[ResultRow], size: int, result_ranks: Collecti
 
 
 def verified_value(rows: Sequence[ResultRow]) -> bytes:
-    """The pickled value of one rank, whose rows alone these are.
+    """Return the pickled value of one rank, to which all these rows belong.
 
     Raises:
         ResultError: it is not here, or not whole.
@@ -144,7 +144,7 @@ def verified_value(rows: Sequence[ResultRow]) -> bytes:
 
 
 def _whole_value(manifest: RankManifest, chunks: Sequence[tuple[int, bytes]]) -> bytes:
-    """The value that one rank has sent, by its own account of it; no pickle is empty, so neither is a value."""
+    """Join the value of one rank, and check it by that rank's manifest; no pickle is empty, so neither is a value."""
     value = b"".join(bytes(data) for _, data in chunks)
     if not value or len(value) != manifest.bytes or hashlib.sha256(value).hexdigest() != manifest.sha256:
         raise ResultError(

@@ -67,8 +67,8 @@ class JobSpec:
         driver_sys_path: where the driver finds modules; used by the workers on its own host.
         channel: None when there is no driver channel.
         max_result_bytes: a rank's larger value is refused.
-        versions: of Python and packages on the driver, see ``versions.own_versions``.
-        gpus_per_rank: as in ``gpus.pinning``.
+        versions: of Python and packages on the driver, see ``versions.read_own_versions``.
+        gpus_per_rank: as in ``gpus.pin_gpus``.
         encrypted: whether connections between hosts are encrypted.
     """
 
@@ -97,7 +97,7 @@ class JobSpec:
     def build(
         cls, function: Callable[..., Any], size: int, options: JobOptions, environment: Mapping[str, str] | None = None
     ) -> JobSpec:
-        """The job that calls `function` on `size` ranks; each launcher adds what only it knows by `replace`.
+        """Make the job that calls `function` on `size` ranks; each launcher adds its own facts by `replace`.
 
         Args:
             environment: every worker's, before it starts; None: that of `options` as it is.
@@ -126,15 +126,15 @@ class JobSpec:
 
     @property
     def result_ranks(self) -> range:
-        """The ranks whose value is sent."""
+        """Return the ranks whose value is sent."""
         return range(self.size if self.all_results else 1)
 
 
 def requires_encryption() -> bool:
-    """Whether a job that is started here encrypts its connections without regard to Spark.
+    """Return whether a job that is started here encrypts its connections without regard to Spark.
 
     Raises:
-        EncryptionUnavailableError: it does, and this host can't.
+        EncryptionUnavailableError: it has to, and this host can't.
     """
     if Settings.read().encryption != Policy.REQUIRE.value:
         return False
@@ -164,12 +164,12 @@ class TaskFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """One line. It holds a share of the key: for the driver channel and Spark's own exchange only."""
+        """Return one line. It holds a share of the key: for the driver channel and Spark's own exchange only."""
         return json.dumps({**asdict(self), "key_share": self.key_share.hex()})
 
     @classmethod
     def from_json(cls, text: str) -> TaskFacts:
-        """The inverse of `to_json`."""
+        """Make the facts from what `to_json` returned."""
         fields = parse_object(text)
         fields["key_share"] = bytes.fromhex(fields["key_share"])
         gpus = fields["gpus"]
@@ -201,17 +201,17 @@ class WorkerSpec:
 
     @property
     def wants_result(self) -> bool:
-        """Whether this rank's value is to be sent."""
+        """Return whether this rank's value is to be sent."""
         return self.all_results or self.rendezvous.rank == 0
 
     def to_json(self) -> str:
-        """The whole value, key included. Only for the worker's stdin."""
+        """Return the whole value as JSON, key included. Only for the worker's stdin."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return json.dumps({**fields, "rendezvous": self.rendezvous.to_json(), "environment": dict(self.environment)})
 
     @classmethod
     def from_json(cls, text: str) -> WorkerSpec:
-        """The inverse of `to_json`."""
+        """Make the spec from what `to_json` returned."""
         fields: dict[str, Any] = json.loads(text)
         fields["rendezvous"] = Rendezvous.from_json(fields["rendezvous"])
         fields["sys_path"] = tuple(fields["sys_path"])
@@ -220,7 +220,7 @@ class WorkerSpec:
 
 
 def assign_ranks(host_ids: Sequence[str]) -> list[int]:
-    """The rank of each partition: ranks of one host are contiguous, in partition order; partition 0 is rank 0.
+    """Return the rank of each partition: ranks of a host are contiguous, in partition order; partition 0 is rank 0.
 
     Args:
         host_ids: [partitions] the host of each partition. Hosts are ordered by their lowest partition.
@@ -237,10 +237,10 @@ def assign_ranks(host_ids: Sequence[str]) -> list[int]:
 
 
 def job_key(shares: Sequence[bytes], token: bytes, job_id: str) -> bytes:
-    """The key that all ranks compute alike from what each has contributed, 32 bytes.
+    """Derive the key that all ranks compute alike from what each has contributed, 32 bytes.
 
-    A process that has listened to the exchange knows the shares but not the token, which was sent with the task; one
-    that can read a task's description knows the token but not the shares.
+    A process that has listened to the exchange knows the shares but not the token, which was sent with the task;
+    a process that can read a task's description knows the token but not the shares.
 
     Args:
         shares: [partitions] 32 random bytes each.
@@ -250,7 +250,7 @@ def job_key(shares: Sequence[bytes], token: bytes, job_id: str) -> bytes:
 
 
 def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, endpoint: Endpoint) -> Rendezvous:
-    """The rendezvous of the worker of `partition`.
+    """Make the rendezvous of the worker of `partition`.
 
     Args:
         everyone: [partitions] all supervisors' facts.
@@ -276,7 +276,7 @@ def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, e
 
 
 def pinning_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec) -> Pinning:
-    """The GPUs that the worker of `partition` shall see.
+    """Return the GPUs that the worker of `partition` shall see.
 
     Raises:
         ValueError: two ranks of its host have the same GPU, and were not to share.
@@ -287,7 +287,7 @@ def pinning_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec) -> P
 
 
 def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, str] | None = None) -> WorkerSpec:
-    """The spec that the calling supervisor sends to the worker that becomes `rendezvous.rank`.
+    """Make the spec that the calling supervisor sends to the worker that becomes `rendezvous.rank`.
 
     Args:
         variables: more of this worker's own: CUDA_VISIBLE_DEVICES among them.
@@ -319,7 +319,7 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, st
 
 
 def modules_to_preload(payload: bytes) -> tuple[str, ...]:
-    """Frameworks that the driver has loaded and that code in the payload names: importing them early hides their cost.
+    """Find the frameworks that the driver has loaded and the payload names: importing them early hides their cost.
 
     Args:
         payload: a pickle of protocol 4 or later.
@@ -328,7 +328,7 @@ def modules_to_preload(payload: bytes) -> tuple[str, ...]:
 
 
 def _has_name(payload: bytes, part: bytes) -> bool:
-    """Whether a name in the pickle, such as ``horovod.torch``, contains `part`; a docstring is none."""
+    """Return whether a name in the pickle, such as ``horovod.torch``, contains `part`; a docstring is none."""
     for head in re.finditer(_SHORT_TEXT + rb"(.)(?=[\w.]*" + part + rb")", payload, re.DOTALL):
         text = payload[head.end() : head.end() + head[1][0]]
         if part in text and re.fullmatch(rb"[\w.]+", text):
@@ -337,5 +337,5 @@ def _has_name(payload: bytes, part: bytes) -> bool:
 
 
 def driver_sys_path() -> tuple[str, ...]:
-    """This process's module search path, with the current folder spelled out."""
+    """Return this process's module search path, with the current folder spelled out."""
     return tuple(entry or os.getcwd() for entry in sys.path)

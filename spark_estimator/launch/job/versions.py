@@ -16,7 +16,7 @@ _COMPARED = ("torch", "numpy", "cloudpickle", "pyarrow")
 
 @functools.cache
 def own_versions() -> Mapping[str, str]:
-    """Name -> version here; '' for packages that are not installed. Nothing is imported."""
+    """Return name -> version here; '' for packages that are not installed. Nothing is imported."""
     versions = {PYTHON: platform.python_version(), OURS: __version__}
     for name in _COMPARED:
         try:
@@ -27,7 +27,7 @@ def own_versions() -> Mapping[str, str]:
 
 
 def refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Why an executor cannot run the driver's job, as what a rank "runs"; '' when it can."""
+    """Return why an executor cannot run the driver's job, as what a rank "runs"; '' when it can."""
     if theirs[OURS] != driver.get(OURS):
         return (
             f"runs spark_estimator {theirs[OURS]}, but the driver runs {driver.get(OURS)}: install the same version "
@@ -43,7 +43,7 @@ def refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 
 def differences(driver: Mapping[str, str], everyone: Sequence[tuple[str, Mapping[str, str]]]) -> str:
-    """The differences between driver and executors, in one line; '' for none.
+    """Describe the differences between driver and executors, in one line; '' for none.
 
     Args:
         everyone: [tasks] (host, versions) of each.

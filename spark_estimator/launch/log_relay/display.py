@@ -23,7 +23,7 @@ class TextStream(Protocol):
 def lines_to(
     stdout: TextStream | None = None, stderr: TextStream | None = None, *, with_time: bool = False
 ) -> ShowLine:
-    """Shows each line as ``[rank]<stdout>:text`` or ``[rank]<stderr>:text``, like Horovod.
+    """Make a function that shows each line as ``[rank]<stdout>:text`` or ``[rank]<stderr>:text``, like Horovod.
 
     Args:
         stdout, stderr: for the lines of the ranks' streams of that name; None: those of this process.
@@ -97,7 +97,7 @@ class OutputFiles:
             self._report(error)
 
     def show(self, rank: int, stream: str, text: str) -> None:
-        """Shows a line and writes it to its file."""
+        """Show a line and write it to its file."""
         self._show(rank, stream, text)
         if rank < 0:  # a process that joins an elastic job has no rank at first
             return

@@ -31,7 +31,7 @@ class LineSplitter:
         self._pending = b""
 
     def feed(self, received: bytes) -> list[str]:
-        """The lines that `received` completes. Bytes that are not UTF-8 become U+FFFD."""
+        """Return the lines that `received` completes. Bytes that are not UTF-8 become U+FFFD."""
         self._pending += received
         # A carriage return at the very end may be the first half of "\r\n".
         half_end = b"\r" if self._pending.endswith(b"\r") else b""
@@ -43,7 +43,7 @@ class LineSplitter:
         return [line.decode("utf-8", "replace") for line in lines]
 
     def flush(self) -> list[str]:
-        """The remaining bytes without an end of line, as a line; none if there are none."""
+        """Return the remaining bytes without an end of line, as a line; none if there are none."""
         rest, self._pending = self._pending.removesuffix(b"\r"), b""
         return [rest.decode("utf-8", "replace")] if rest else []
 
@@ -80,7 +80,7 @@ class LastLines:
         self._ops = 0
 
     def add(self, stream: str, line: str) -> None:
-        """Adds a line of "stdout" or "stderr", without its line end."""
+        """Add a line of "stdout" or "stderr", without its line end."""
         if stream == "stderr":  # where the log is written
             if self._ops:
                 self._ops -= 1

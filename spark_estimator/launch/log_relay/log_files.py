@@ -23,12 +23,12 @@ _LINE = re.compile(r"<(stdout|stderr)>:(.*)", re.DOTALL)
 
 
 def file_of(folder: Path, rank: int, number: int) -> Path:
-    """A rank's file; `number` counts them, where it needs several."""
+    """Return the path of a rank's file; `number` counts its files, where it needs several."""
     return folder / (f"rank.{rank}.{number}.log" if number else f"rank.{rank}.log")
 
 
 class LogWriter:
-    """A rank's end. `line` does not wait for the file system.
+    """A rank's end. `add_line` does not wait for the file system.
 
     Attributes:
         written: how many lines its files have, once it is closed.
@@ -50,7 +50,7 @@ class LogWriter:
         self._thread.start()
 
     def line(self, stream: str, text: str) -> bool:
-        """A line of "stdout" or "stderr", or a message (""); False when nothing can be written any more."""
+        """Add a line of "stdout" or "stderr", or a message (""); False when nothing can be written any more."""
         with self._lock:
             if self.error is not None:
                 return False
@@ -66,7 +66,7 @@ class LogWriter:
         return True
 
     def unwritten(self) -> list[tuple[str, str]]:
-        """The lines that cannot be written, once there is an `error`; each is returned once."""
+        """Return the lines that cannot be written, once there is an `error`; each is returned once."""
         with self._lock:
             if self.error is None:
                 return []
@@ -74,7 +74,7 @@ class LogWriter:
             return lines
 
     def close(self) -> None:
-        """Returns when all is written, or cannot be."""
+        """Return when all is written, or cannot be."""
         self._closing.set()
         self._thread.join(_STOP_SECONDS)
 
@@ -99,7 +99,7 @@ class LogWriter:
                 return
 
     def _written(self, stream: str, text: str) -> str:
-        """A line as the file has it; a message may be several."""
+        """Return a line as the file has it; a message may be several."""
         if stream:
             parts = [f"[{self._rank}]<{stream}>:{text}"]
         else:
@@ -108,7 +108,7 @@ class LogWriter:
         return "".join(f"{part}\n" for part in parts)
 
     def _write(self, piece: bytes) -> None:
-        """Appends whole lines. Raises OSError if the file system allows no way to write them."""
+        """Append whole lines. Raises OSError if the file system allows no way to write them."""
         path = file_of(self._folder, self._rank, self._number)
         try:
             if not self._number and not path.exists():
@@ -139,7 +139,7 @@ class LogReader:
         self._pending = [b""] * size
 
     def lines(self) -> Iterator[tuple[int, str, str]]:
-        """Yields what is new: (rank, "stdout", "stderr" or "" for a message, text), each rank's in its order."""
+        """Yield what is new: (rank, "stdout", "stderr" or "" for a message, text), each rank's in its order."""
         for rank in range(len(self.read)):
             while piece := self._piece(rank):
                 *whole, self._pending[rank] = (self._pending[rank] + piece).split(b"\n")
@@ -150,7 +150,7 @@ class LogReader:
                     yield (rank, match[1], match[2]) if match else (rank, "", text.removeprefix(" "))
 
     def _piece(self, rank: int) -> bytes:
-        """More of a rank's files; b"" when there is none yet."""
+        """Return more of a rank's files; b"" when there is none yet."""
         number, offset = self._places[rank]
         for candidate, start in ((number, offset), (number + 1, 0)):
             try:

@@ -43,10 +43,10 @@ class UnsentLines:
         self._left_out = 0
 
     def take(self, rank: int, stream: str, text: str) -> list[tuple[str, str]]:
-        """One more line of "stdout" or "stderr", or a message ("").
+        """Take one more line of "stdout" or "stderr", or a message ("").
 
         Returns:
-            Those that may not all reach the driver, this one or others before it.
+            The lines that may not all reach the driver, this one or others before it.
         """
         if self._folder is not None:
             if self._writer is None:
@@ -57,7 +57,7 @@ class UnsentLines:
         return self._keep([(stream, text)])
 
     def close(self) -> list[tuple[str, str]]:
-        """Writes the remaining lines. Returns as `take`."""
+        """Write the remaining lines. Returns as `take`."""
         if self._writer is None:
             return []
         self._writer.close()
@@ -73,7 +73,7 @@ class UnsentLines:
         return lines
 
     def to_manifest(self) -> dict[str, Any]:
-        """Their part of the manifest: see `results.RankManifest`."""
+        """Return their part of the manifest: see `results.RankManifest`."""
         problem = None if self._writer is None else self._writer.error
         return {
             "lines": [list(pair) for pair in self._last],
@@ -106,11 +106,11 @@ class LateLines:
             self._say_which()
 
     def end(self) -> None:
-        """Looks for no more lines. Idempotent."""
+        """Look for no more lines. Idempotent."""
         self._over.set()
 
     def finish(self, rows: Sequence[ResultRow] | None) -> None:
-        """Shows the remaining lines.
+        """Show the remaining lines.
 
         Args:
             rows: of a job that has succeeded; None: it has not.

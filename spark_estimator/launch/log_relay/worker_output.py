@@ -64,7 +64,7 @@ class WorkerOutput:
         self.has_two_llvms = False
 
     def read(self, name: str) -> int:
-        """Reads what there is of "stdout" or "stderr".
+        """Read what there is of "stdout" or "stderr".
 
         Returns:
             The number of bytes; 0 at the end of the stream.
@@ -77,7 +77,7 @@ class WorkerOutput:
         return len(received)
 
     def catch_up(self) -> None:
-        """Reads the lines that the worker printed before it sent what is now acted on, on another pipe."""
+        """Read the lines that the worker printed before it sent what is now acted on, on another pipe."""
         for name in STREAMS:
             remaining = _CATCH_UP_BYTES
             with contextlib.suppress(BlockingIOError):
@@ -85,7 +85,7 @@ class WorkerOutput:
                     remaining -= count
 
     def flush(self) -> None:
-        """Passes on what was printed without a line end."""
+        """Pass on what was printed without a line end."""
         for name, splitter in self._splitters.items():
             self._pass_on(name, splitter.flush())
         if self._start_up and (left_out := self._start_up.flush()):
@@ -93,12 +93,12 @@ class WorkerOutput:
 
     @property
     def tail(self) -> str:
-        """The last lines of both streams, safe to print."""
+        """Return the last lines of both streams, safe to print."""
         return printable("\n".join(self._tail))
 
     @property
     def python_stack(self) -> str:
-        """The traceback, or faulthandler's stacks, at the end of stderr; '' if there is none."""
+        """Return the traceback, or faulthandler's stacks, at the end of stderr; '' if there is none."""
         lines = list(self._stderr_tail)
         heads = ("Traceback (most recent call last):", "Fatal Python error:")
         first = next((number for number, line in enumerate(lines) if line.startswith(heads)), len(lines))
@@ -106,14 +106,14 @@ class WorkerOutput:
 
     @property
     def python_error(self) -> str:
-        """The last line of the traceback at the end of stderr, safe to print; '' if stderr doesn't end with one."""
+        """Return the last line of the traceback with which stderr ends, safe to print; '' if there is none."""
         lines = [line for line in self._stderr_tail if without_links(line).strip()]
         above, last = ["", "", *lines][-2:]
         return printable(last) if above.startswith("  ") and re.match(r"[\w.]+(:|$)", last) else ""
 
     @property
     def lost_a_peer(self) -> bool:
-        """Whether stderr ends with the traceback of a collective that failed because another rank ended."""
+        """Return whether stderr ends with the traceback of a collective that failed because another rank ended."""
         return re.match(r"(\w+\.)*(PeerLostError|ShutDownError)\b", self.python_error) is not None
 
     def _pass_on(self, stream: str, lines: list[str]) -> None:

@@ -24,14 +24,14 @@ class Configuration:
         self._spark = spark
 
     def get(self, name: str) -> str | None:
-        """The value of a setting; None when it is not set, or may not be seen."""
+        """Return the value of a setting; None when it is not set, or may not be seen."""
         try:
             return self._spark.conf.get(name, None)
         except Exception:  # some platforms forbid reading some settings
             return None
 
     def known(self, name: str) -> str | None:
-        """The value of a setting; None only when it is not set.
+        """Return the value of a setting; None only when it is not set.
 
         Raises:
             Exception: the session's own, where it doesn't show the setting.
@@ -43,37 +43,37 @@ class Configuration:
             return None if value == UNDEFINED else value
 
     def number(self, name: str) -> float | None:
-        """The value of a numeric setting; None when it is not set or not a number."""
+        """Return the value of a numeric setting; None when it is not set or not a number."""
         try:
             return float(self.get(name) or "")
         except ValueError:
             return None
 
     def is_true(self, name: str) -> bool:
-        """Whether a setting is switched on."""
+        """Return whether a setting is switched on."""
         return is_true(self.get(name))
 
     @property
     def master(self) -> str:
-        """The master of the session: ``local[2]``, ``spark://...``; '' if it is unknown."""
+        """Return the master of the session: ``local[2]``, ``spark://...``; '' if it is unknown."""
         return self.get("spark.master") or ""
 
     @property
     def is_local(self) -> bool:
-        """Whether executor and driver are one process."""
+        """Return whether executor and driver are one process."""
         return re.fullmatch(r"local(\[.*\])?", self.master) is not None
 
 
 def is_true(value: str | None) -> bool:
-    """Whether the value of a setting switches it on."""
+    """Return whether the value of a setting switches it on."""
     return (value or "").strip().lower() == "true"
 
 
 def wanted_gpus(conf: Configuration) -> float:
-    """How many GPUs, or which part of one, each rank gets; 0 for none.
+    """Return how many GPUs, or which part of one, each rank gets; 0 for none.
 
-    The value of `GPUS_PER_RANK`; else what the session asks for every task; else, one, if its executors have GPUs that
-    no task asks for.
+    The value of `GPUS_PER_RANK`; else what the session asks for every task; else, one, if its executors have GPUs
+    that no task asks for.
     """
     if conf.is_local:
         return 0.0
@@ -85,12 +85,12 @@ def wanted_gpus(conf: Configuration) -> float:
 
 
 def needs_profile(conf: Configuration) -> bool:
-    """Whether ranks want other GPUs than the session's tasks get: this stage then needs its own resource profile."""
+    """Return whether ranks want other GPUs than the session's tasks get: this stage then needs its own profile."""
     return wanted_gpus(conf) != (conf.number(GPUS_PER_TASK) or 0.0) and not conf.is_local
 
 
 def executor_cores(conf: Configuration) -> int | None:
-    """The cores of each executor; None if the settings do not define it."""
+    """Return the cores of each executor; None if the settings do not define it."""
     if match := LOCAL_CLUSTER.fullmatch(conf.master):
         return int(match[2])
     cores = conf.number("spark.executor.cores")

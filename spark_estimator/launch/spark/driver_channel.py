@@ -30,7 +30,7 @@ _OF_LOSSES = (frames.SILENT, frames.HEARD, frames.GONE)
 
 
 def address_for_executors(spark: SparkSession, needed_for: str = "") -> str | None:
-    """An address of this host at which the executors of a session should reach it.
+    """Return an address of this host at which the executors of a session should reach it.
 
     Args:
         needed_for: a kind of job that can't run without: ``an elastic job``; '' for one that can.

@@ -34,21 +34,21 @@ class Ceiling:
 
 
 def has_dynamic_allocation(conf: Configuration) -> bool:
-    """Whether Spark starts and ends executors on demand."""
+    """Return whether Spark starts and ends executors on demand."""
     return conf.is_true(ENABLED) and not conf.is_local
 
 
 def on_demand(conf: Configuration) -> bool:
-    """Whether there may be more executors once tasks wait for them, so that the slots of now are no limit."""
+    """Return whether more executors may come once tasks wait for them, so that the slots of now are no limit."""
     return not conf.is_local and (has_dynamic_allocation(conf) or _barrier_setting(conf) is False)
 
 
 def uses_barrier(conf: Configuration) -> bool:
-    """Whether the ranks of a job start in a barrier stage; else each starts when there is a slot, and waits for all.
+    """Return whether a job's ranks start in a barrier stage; else each starts when it has a slot, and waits for all.
 
     Raises:
-        PreflightError: the session asks for a barrier stage that Spark would refuse, or the setting has an invalid
-            value.
+        PreflightError: the session asks for a barrier stage that Spark would refuse, or the setting has an
+            invalid value.
     """
     setting = _barrier_setting(conf)
     if setting and has_dynamic_allocation(conf):
@@ -59,7 +59,7 @@ def uses_barrier(conf: Configuration) -> bool:
 
 
 def ceiling(conf: Configuration, size: int) -> Ceiling | None:
-    """The setting that keeps a session from ever having `size` slots at once; None: nothing that they show."""
+    """Find the setting that keeps a session from ever having `size` slots at once; None: no setting shows that."""
     slots = _slots_per_executor(conf)
     if not slots:
         return None
@@ -94,7 +94,7 @@ def _barrier_setting(conf: Configuration) -> bool | None:
 
 
 def _slots_per_executor(conf: Configuration) -> int | None:
-    """How many ranks one executor can run; None if the settings do not define it."""
+    """Return how many ranks one executor can run; None if the settings do not define it."""
     cores = executor_cores(conf) or (1 if conf.master.startswith(_ONE_CORE) else None)
     if cores is None:
         return None

@@ -24,7 +24,7 @@ _SPARK_ENCRYPTS = (
 
 
 def encryption_of(spark: SparkSession) -> tuple[bool, str]:
-    """Whether a job in this session encrypts its connections, and why, for people.
+    """Decide whether a job in this session encrypts its connections, and why, for people.
 
     Raises:
         PreflightError: the session's setting has another value.
@@ -37,10 +37,10 @@ def encryption_of(spark: SparkSession) -> tuple[bool, str]:
 
 
 def spool_variables(spark: SparkSession) -> dict[str, str]:
-    """Variables for the workers of hosts that don't set them: rows stay in memory where Spark encrypts its files.
+    """Choose variables for workers whose hosts don't set them: rows stay in memory where Spark encrypts its files.
 
-    Spark's key for its files does not reach the workers, and a file that is mapped into memory can't be decrypted on
-    the way. A session that doesn't show the setting uses disks.
+    Spark's key for its files does not reach the workers, and a file that is mapped into memory can't be decrypted
+    on the way. A session that doesn't show the setting uses disks.
     """
     return {SPOOL_VARIABLE: IN_MEMORY} if Configuration(spark).is_true(_SPARK_ENCRYPTS_FILES) else {}
 

@@ -50,14 +50,14 @@ def run_in_session(
     rows: Rows | None = None,
     recovers: bool = False,
 ) -> list[Any]:
-    """Calls `function` on ranks in the active Spark session, or in a new local one.
+    """Call `function` on ranks in the active Spark session, or in a new local one.
 
     Args:
         caller: the user's call, for messages: ``spark.run(num_proc=2)``.
         size_word: the name of its argument for the number of ranks.
-        options, rows: as in ``stage_job.run_on_spark``; without a start_timeout, see `with_start_timeout`.
-        recovers: `function` continues after the loss of a rank if its job is elastic, and may end on fewer ranks. This
-            counts where the options allow restarts, there are no rows, and the executors reach this process.
+        options, rows: as in ``stage_job.run_on_spark``; without a start_timeout, see `add_start_timeout`.
+        recovers: `function` continues after the loss of a rank if its job is elastic, and may end on fewer ranks.
+            This counts where the options allow restarts, there are no rows, and the executors reach this process.
 
     Returns:
         Rank 0's value, or all ranks' values in rank order.
@@ -84,7 +84,7 @@ def _run(
     rows: Rows | None,
     recovers: bool,
 ) -> list[Any]:
-    """As `run_in_session`, in its session."""
+    """Run the job as `run_in_session`, in its session."""
     replaces = recovers and rows is None and options.limits.max_restarts
     # Single ranks can be replaced where the tasks have the driver channel, and get no GPUs from Spark.
     if replaces and Settings.read().driver_channel and not wanted_gpus(Configuration(spark)):
@@ -102,10 +102,11 @@ def _run(
 
 
 def with_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOptions:
-    """The options, with `HOROVOD_SPARK_START_TIMEOUT` where they have no start_timeout.
+    """Return the options, with `HOROVOD_SPARK_START_TIMEOUT` where they have no start_timeout.
 
     Args:
-        has_rows: Spark has to compute rows first, which may take any time: the variable counts only where it is set.
+        has_rows: Spark has to compute rows first, which may take any time: the variable counts only where it is
+            set.
 
     Raises:
         ValueError: the variable has an invalid value.
@@ -118,7 +119,7 @@ def with_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOpt
 
 @contextlib.contextmanager
 def interruption_in_words(caller: str) -> Iterator[None]:
-    """An interruption of the block names what was interrupted, and py4j logs no stacks for it.
+    """Have an interruption of the block name what was interrupted; py4j logs no stacks for it.
 
     Args:
         caller: as in `run_in_session`.
@@ -149,7 +150,7 @@ def interruption_in_words(caller: str) -> Iterator[None]:
 
 
 def session_and_size(size: Size, caller: str, size_word: str = "num_proc") -> tuple[SparkSession, int]:
-    """The session in which a job would run, and its number of ranks, for which there are slots.
+    """Return the session in which a job would run, and its number of ranks, for which there are slots.
 
     Raises:
         PreflightError: it could not run.
@@ -163,10 +164,10 @@ def session_and_size(size: Size, caller: str, size_word: str = "num_proc") -> tu
 
 
 def session_for_elastic(size: int | None, least: int | None, caller: str) -> tuple[SparkSession, int]:
-    """The session in which an elastic job would run, and with how many ranks it would begin: those that have slots.
+    """Return the session in which an elastic job would run, and its first number of ranks: those with slots.
 
     Args:
-        size: number of ranks that it is to begin with; None: `default_size`.
+        size: number of ranks that it is to begin with; None: `choose_default_size`.
         least: it may begin with so few; None: with `size` alone.
 
     Raises:
@@ -192,7 +193,7 @@ def session_for_elastic(size: int | None, least: int | None, caller: str) -> tup
 
 
 def _session(size: int, caller: str) -> SparkSession:
-    """The existing session, or a new one for `size` ranks; 0: one rank per core."""
+    """Return the existing session, or a new one for `size` ranks; 0: one rank per core."""
     try:
         import spark_estimator.launch.spark.stage_job  # noqa: F401  # needs more than the session does
         from spark_estimator.launch.spark.session import session_for

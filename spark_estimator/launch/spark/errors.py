@@ -33,7 +33,7 @@ _MODULES = {
 
 
 def remedy() -> str:
-    """Which setting decides what Python the workers run."""
+    """Return which setting decides what Python the workers run."""
     return (
         "Spark runs `python3` from PATH by default: set the environment variable "
         f"PYSPARK_PYTHON={sys.executable} before the Spark session is created (or, with spark-submit, "
@@ -42,7 +42,7 @@ def remedy() -> str:
 
 
 def explain(text: str) -> SparkEstimatorError | None:
-    """The error for Spark's `text`, if it is a common one that Spark explains badly; else None."""
+    """Return the error for Spark's `text`, if it is a common one that Spark explains badly; else None."""
     mine = ".".join(map(str, sys.version_info[:2]))
     if "PYTHON_VERSION_MISMATCH" in text or re.search(r"different (?:minor )?version .{0,20}than that in driver", text):
         match = re.search(r"worker[^\d]{0,40}(\d+\.\d+)", text)
@@ -101,7 +101,7 @@ def explain(text: str) -> SparkEstimatorError | None:
 
 @contextlib.contextmanager
 def raised_as_in_tasks() -> Iterator[None]:
-    """A `DataError` or `DeviceError` that a task of Spark, or a rank, raises in the block is raised here as itself.
+    """Raise as itself a `DataError` or `DeviceError` that a task of Spark, or a rank, raises in the block.
 
     Its ``__cause__`` is Spark's error, or the `WorkerFailedError` on the rank that noticed it first.
     """
@@ -122,7 +122,7 @@ def raised_as_in_tasks() -> Iterator[None]:
 
 
 def cancelled(text: str, function: str) -> JobCancelledError | None:
-    """The error for Spark's `text` when the job was cancelled, or its stage was killed; else None."""
+    """Return the error for Spark's `text` when the job was cancelled, or its stage was killed; else None."""
     pattern = r"\[SPARK_JOB_CANCELLED\]|\[OPERATION_CANCELED\]|Job \d+ (?:was )?cancelled\b|Stage \d+ was cancelled\b"
     match = re.search(rf"(?:{pattern})[^\n]*", text)
     if match is None:
@@ -132,7 +132,7 @@ def cancelled(text: str, function: str) -> JobCancelledError | None:
 
 
 def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
-    """For an error without an explanation: the core of Spark's own message; the whole is the error's `traceback`."""
+    """Make the error for one without an explanation: the core of Spark's message; the whole is its `traceback`."""
     # Not as the cause: forty lines of Java would precede the useful sentence.
     lost = lost_executor(str(error))
     if lost is None:
@@ -144,7 +144,7 @@ def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
 
 
 def telling_line(error: BaseException) -> str:
-    """The line of Spark's message with the cause, of at most 500 characters."""
+    """Return the line of Spark's message with the cause, of at most 500 characters."""
     lines = [
         line.strip().lstrip(": ") for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "..."))
     ]

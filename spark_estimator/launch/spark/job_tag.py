@@ -14,7 +14,7 @@ _DESCRIPTION = "spark.job.description"
 
 
 def has_job_tags(context: SparkContext) -> bool:
-    """Whether jobs have tags; where they have none, on Spark 3.4, a `JobTag` is the job group."""
+    """Return whether jobs have tags; where they have none, on Spark 3.4, a `JobTag` is the job group."""
     return hasattr(context, "addJobTag")
 
 
@@ -31,11 +31,11 @@ class JobTag:
         self._is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
 
     def add(self, description: str = "") -> None:
-        """Gives the tag to the Spark jobs that the calling thread starts from now on.
+        """Give the tag to the Spark jobs that the calling thread starts from now on.
 
         Args:
-            description: for Spark's web page, and for other jobs that wait for the slots, if the user has not set one;
-                '' for none. Spark Connect's server makes its own.
+            description: for Spark's web page, and for other jobs that wait for the slots, if the user has not set
+                one; '' for none. Spark Connect's server makes its own.
         """
         if self._is_connect:
             self._spark.addTag(self.text)
@@ -51,7 +51,7 @@ class JobTag:
             context.setLocalProperty(_DESCRIPTION, shown)
 
     def cancel(self) -> None:
-        """Cancels all jobs that have it."""
+        """Cancel all jobs that have it."""
         with contextlib.suppress(Exception):  # the session may have ended
             if self._is_connect:
                 self._spark.interruptTag(self.text)

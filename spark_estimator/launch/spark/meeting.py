@@ -48,24 +48,24 @@ class RankMeeting(Protocol):
     """The supervisors of one job, as one of them sees them. Its methods are called in the order of their definition."""
 
     def address(self) -> str:
-        """The address of this host at which the others reach its rank.
+        """Return the address of this host at which the others reach its rank.
 
         Raises:
             SetupError, NotNeededError
         """
 
     def connect(self, on_stop: Callable[[str], None]) -> None:
-        """Connects to the driver, whose orders to stop are passed on with their reasons."""
+        """Connect to the driver, whose orders to stop are passed on with their reasons."""
 
     def everyone(self, own_facts: TaskFacts) -> list[TaskFacts]:
-        """The facts of all supervisors, by partition, once all are there.
+        """Return the facts of all supervisors, by partition, once all have arrived.
 
         Raises:
             SetupError, NotNeededError
         """
 
     def close(self) -> None:
-        """Ends the meeting: on return the driver has this rank's connection, if it can be reached at all."""
+        """End the exchange: on return the driver has this rank's connection, if it can be reached at all."""
 
 
 class BarrierMeeting:
@@ -77,18 +77,19 @@ class BarrierMeeting:
         self._connecting = threading.Thread()
 
     def address(self) -> str:
-        """As in `RankMeeting`: that by which Spark knows the executor."""
+        """Return the address by which Spark knows the executor."""
         partition = self._context.partitionId()
         return self._context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
 
     def connect(self, on_stop: Callable[[str], None]) -> None:
-        """As in `RankMeeting`. It may still be trying on return."""
+        """Implement `RankMeeting.connect`. It may still be trying on return."""
         arguments = (self._context.partitionId(), on_stop)
         self._connecting = threading.Thread(target=self._relay.connect, args=arguments, daemon=True)
         self._connecting.start()
         self._connecting.join(_CONNECTS_WITHIN.total_seconds())
 
     def everyone(self, own_facts: TaskFacts) -> list[TaskFacts]:
+        """Implement `RankMeeting.gather_facts`."""
         try:
             everyone = self._relay.everyones_facts(own_facts)
         except ConnectionError as error:
@@ -98,6 +99,7 @@ class BarrierMeeting:
         return [TaskFacts.from_json(text) for text in self._context.allGather(own_facts.to_json())]
 
     def close(self) -> None:
+        """Implement `RankMeeting.close`."""
         self._connecting.join()
 
 
@@ -118,14 +120,14 @@ class DriverMeeting:
         self._on_stop: Callable[[str], None] | None = None
 
     def address(self) -> str:
-        """As in `RankMeeting`: that from which the driver is reached. On return the relay can report failures."""
+        """Return the address from which the driver is reached. On return the relay can report failures."""
         sock, session = self._dialled()
         address = str(sock.getsockname()[0])
         self._relay.attach(SupervisorChannel(sock, self._stop, session))
         return address
 
     def connect(self, on_stop: Callable[[str], None]) -> None:
-        """As in `RankMeeting`; it is connected already, and may have been stopped."""
+        """Implement `RankMeeting.connect`; it is connected already, and may have been stopped."""
         with self._lock:
             self._on_stop = on_stop
             reason = self._stop_reason
@@ -133,7 +135,7 @@ class DriverMeeting:
             on_stop(reason)
 
     def everyone(self, own_facts: TaskFacts) -> list[TaskFacts]:
-        """As in `RankMeeting`. Waits as long as it takes until the last one is there."""
+        """Implement `RankMeeting.gather_facts`. Waits as long as it takes until the last facts arrive."""
         everyone = None
         with suppress(ConnectionError):
             everyone = self._relay.everyones_facts(own_facts)
@@ -145,7 +147,7 @@ class DriverMeeting:
         raise SetupError(failures.NOT_STARTED, "lost its connection to the driver before all ranks were there")
 
     def close(self) -> None:
-        """As in `RankMeeting`."""
+        """Implement `RankMeeting.close`."""
 
     def _stop(self, reason: str) -> None:
         with self._lock:
@@ -179,7 +181,7 @@ class DriverMeeting:
 
 
 def unreachable(address: ChannelAddress, error: Exception, job: str) -> str:
-    """The message for a task that cannot connect to the driver; `job`: which kind needs it."""
+    """Return the message for a task that cannot connect to the driver; `job`: which kind needs it."""
     return (
         f"cannot reach the driver at {address.host}:{address.port} ({error}), which {job} needs: allow the executors "
         "to connect to the driver's host, or set spark.driver.host to an address that they can reach."

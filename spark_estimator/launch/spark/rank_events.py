@@ -40,7 +40,7 @@ class RankEvents:
         self.vanished: dict[int, float] = {}
 
     def take(self, partition: int, frame: Mapping[str, Any]) -> Event | None:
-        """The event of a supervisor's frame; None: there is nothing to show.
+        """Return the event of a supervisor's frame; None: there is nothing to show.
 
         Raises:
             ValueError: it is not a frame of a supervisor of this version.
@@ -78,13 +78,14 @@ class RankEvents:
         return None
 
     def host_of(self, rank: int) -> str:
-        """The host of a rank, safe to print."""
+        """Return the host of a rank, safe to print."""
         hosts = (frame["host"] for frame in list(self.placed.values()) if frame["rank"] == rank)
         return printable(next(hosts, "unknown"))
 
     def lost_with_executor(self, text: str) -> list[FailureReport]:
-        """The reports that follow from Spark's error about a lost executor, which may arrive before its connections
-        end.
+        """Return the reports that follow from Spark's error about a lost executor.
+
+        The error may arrive before its connections end.
 
         Args:
             text: of Spark's error; the result is [] if it names no lost executor.
@@ -106,7 +107,7 @@ class RankEvents:
         return replace(report, when=min([report.when, *list(self.vanished.values())]))
 
     def repeated(self, partition: int) -> FailureReport:
-        """The report on a rank that has ended, and whose task Spark has started again."""
+        """Return the report on a rank that has ended, and whose task Spark has started again."""
         return replace(
             self._lost(partition),
             message="ended, but its result is lost: Spark has started its task again, as the executor died before it "
@@ -114,7 +115,7 @@ class RankEvents:
         )
 
     def _lost(self, partition: int, why: str = "", silent_seconds: int = 0) -> FailureReport:
-        """The report on a rank whose supervisor has vanished; `why`: what happened to its executor."""
+        """Return the report on a rank whose supervisor has vanished; `why`: what happened to its executor."""
         known = self.placed.get(partition, _UNKNOWN)
         message = "is out of contact: its Spark executor, or its host, has died or was cut off"
         if why:

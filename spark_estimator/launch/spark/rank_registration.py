@@ -56,7 +56,7 @@ class RankRegistration:
         self._decided = False
 
     def add(self, partition: int, facts: str) -> None:
-        """Registers one supervisor's facts. If they are the last, all supervisors get an answer."""
+        """Register one supervisor's facts. If they are the last, all supervisors get an answer."""
         with self._lock:
             if self._decided:
                 self._send(partition, frames.GATHER, {})  # its task was started again: Spark knows with whom
@@ -78,20 +78,20 @@ class RankRegistration:
                 self._send_to_spark(f"partitions {', '.join(missing)} haven't sent theirs to the driver")
 
     def give_up(self, reason: str) -> None:
-        """Sends all to Spark's exchange: one supervisor will not register here."""
+        """Send all to Spark's exchange: one supervisor will not register here."""
         with self._lock:
             if not self._decided:
                 self._send_to_spark(reason)
 
     def approve(self, partition: int) -> None:
-        """As in `DriverRegistration`: Spark starts no task of a barrier stage alone."""
+        """Approve all: Spark starts no task of a barrier stage alone."""
 
     def gone(self, partition: int) -> bool:
-        """As in `DriverRegistration`: all tasks run, so that each loss ends the job."""
+        """Return False: all tasks run, so that each loss ends the job."""
         return False
 
     def repeated(self, connected: int) -> list[int]:
-        """As in `DriverRegistration`: Spark ends a barrier stage that loses a result."""
+        """Return no partitions: Spark ends a barrier stage that loses a result."""
         return []
 
     def _send_to_spark(self, reason: str) -> None:
@@ -104,9 +104,10 @@ class RankRegistration:
 class DriverRegistration:
     """The facts of one job's supervisors, in a stage whose tasks start one by one.
 
-    Until the last is there, nothing runs on any: one that is lost is no loss, as Spark starts its task again. After
-    that no supervisor is admitted, since it would run a rank for the second time. That of a copy of a slow task asks
-    again until Spark ends it. That of a task whose result Spark has lost would ask for ever: `repeated` names it.
+    Until the last is there, nothing runs on any: one that is lost is no loss, as Spark starts its task again.
+    After that no supervisor is admitted, since it would run a rank for the second time. That of a copy of a slow
+    task asks again until Spark ends it. That of a task whose result Spark has lost would ask for ever:
+    `find_repeated` names it.
 
     Args:
         As for `RankRegistration`.
@@ -122,7 +123,7 @@ class DriverRegistration:
         self._no_rank_since: float | None = None
 
     def approve(self, partition: int) -> None:
-        """A supervisor wants to connect.
+        """Approve a supervisor that wants to connect.
 
         Raises:
             AuthenticationError: it is one more than expected.
@@ -133,7 +134,7 @@ class DriverRegistration:
                 raise AuthenticationError(f"the ranks run; partition {partition} is started once more")
 
     def add(self, partition: int, facts: str) -> None:
-        """Registers one supervisor's facts. If they are the last, all supervisors get an answer."""
+        """Register one supervisor's facts. If they are the last, all supervisors get an answer."""
         with self._lock:
             self._facts[partition] = facts
             if len(self._facts) == self._size and not self._complete:
@@ -141,7 +142,7 @@ class DriverRegistration:
                 send_to_all([self._facts[number] for number in range(self._size)], self._send)
 
     def gone(self, partition: int) -> bool:
-        """Whether the job can do without a supervisor whose connection has ended: as long as no rank runs."""
+        """Remove a supervisor that has disconnected. Return whether the job can do without: as long as no rank runs."""
         with self._lock:
             if self._complete:
                 return False
@@ -152,12 +153,12 @@ class DriverRegistration:
         """As in `RankRegistration`: another class decides how long to wait."""
 
     def give_up(self, reason: str) -> None:
-        """As in `RankRegistration`; no supervisor asks for it."""
+        """Do nothing; no supervisor asks for it."""
 
     def repeated(self, connected: int) -> list[int]:
-        """The partitions that Spark runs again although their ranks have ended: it has lost their results.
+        """Return the partitions that Spark runs again although their ranks have ended: it has lost their results.
 
-        To be called now and then.
+        Called now and then.
 
         Args:
             connected: how many supervisors are connected.
@@ -176,7 +177,7 @@ class DriverRegistration:
 
 
 def send_to_all(facts: list[str], send: Send) -> None:
-    """Sends everyone's facts to everyone.
+    """Send all supervisors the facts of all.
 
     Args:
         facts: [partitions] of all supervisors.

@@ -36,7 +36,7 @@ class _BarrierRdd:
     frame: DataFrame
 
     def collect(self) -> list[Any]:
-        """Its rows. Making the RDD already runs the stages before the last."""
+        """Collect its rows. Making the RDD already runs the stages before the last."""
         # Still one stage: the rows pass through `iter` in the very tasks that make them.
         return self.frame.rdd.barrier().mapPartitions(iter).collect()
 
@@ -49,7 +49,7 @@ def rank_stage(
     barrier: bool,
     profile: ResourceProfile | None = None,
 ) -> Any:
-    """Returns a frame whose ``collect`` runs `task` in one Spark task for each partition of `frame`.
+    """Make a frame whose ``collect`` runs `task` in one Spark task for each partition of `frame`.
 
     Args:
         barrier: whether all tasks start together; else each starts once there is a slot for it.
@@ -68,7 +68,7 @@ def rank_stage(
 
 
 def profile_of(spark: SparkSession) -> ResourceProfile | None:
-    """The profile of a job's stage; None where the session's own is right.
+    """Return the profile of a job's stage; None where the session's own is right.
 
     It asks for tasks' resources only, so that the stage runs on the executors that there are, whose memory is theirs.
     Under dynamic allocation Spark starts others for it, like those of the session.
@@ -100,7 +100,7 @@ def profile_of(spark: SparkSession) -> ResourceProfile | None:
 
 
 def _executors(conf: Configuration) -> ExecutorResourceRequests:
-    """The session's executors, which a profile does not take over: their GPUs, and their cores where these are set."""
+    """Return the session's executors, which a profile does not take over: their GPUs, and their cores if set."""
     asked = ExecutorResourceRequests()
     cores = executor_cores(conf)
     if cores:

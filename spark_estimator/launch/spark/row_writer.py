@@ -31,7 +31,7 @@ class Feed(Protocol):
         environment: Mapping[str, str],
         ended: Callable[[], bool],
     ) -> None:
-        """Takes all rows, in a separate thread, and sends them to the worker at the other end of the socket.
+        """Take all rows, in a separate thread, and send them to the worker at the other end of the socket.
 
         Errors are sent to the worker on the same socket: nothing is raised here.
 
@@ -84,7 +84,7 @@ class Feeding:
         self._thread = threading.Thread(target=work, name="spark_estimator feed", daemon=True)
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Begins to take rows.
+        """Begin to take rows.
 
         Args:
             environment: the worker's variables.
@@ -94,14 +94,14 @@ class Feeding:
             self._thread.start()
 
     def end(self) -> None:
-        """The rows are no longer needed."""
+        """End the feed: the rows are no longer needed."""
         self._ended.set()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(_LAST_BATCH.total_seconds())
 
 
 def worker_end() -> socket.socket:
-    """In a worker: the socket through which its supervisor gives it rows. To be called once.
+    """Open, in a worker, the socket through which its supervisor gives it rows. Called once.
 
     Raises:
         NotInitializedError: this process is not a worker that gets rows.

@@ -28,7 +28,7 @@ _SAYS_WHERE = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT
 
 
 def session_for(size: int) -> SparkSession:
-    """The session of this thread or process; where there is none, a new one in which `size` ranks can run.
+    """Return the session of this thread or process; where there is none, a new one in which `size` ranks can run.
 
     Args:
         size: number of ranks; 0: one per slot.
@@ -41,7 +41,7 @@ def session_for(size: int) -> SparkSession:
 
 
 def session_at(master: str | None, remote: str | None, settings: Mapping[str, str], size: int) -> None:
-    """Makes a session, which `session_for` then finds.
+    """Make a session, which `find_session` then finds.
 
     Args:
         size: number of ranks, and of the cores of a local session.
@@ -73,7 +73,7 @@ def session_at(master: str | None, remote: str | None, settings: Mapping[str, st
 
 
 def existing_session() -> SparkSession | None:
-    """The active session, classic or Connect; None when there is none.
+    """Return the active session, classic or Connect; None when there is none.
 
     Raises:
         PreflightError: it is of Spark Connect 3.4.
@@ -138,7 +138,7 @@ def _new_session(size: int) -> SparkSession:
 
 
 def _with_this_python(builder: Any) -> Any:
-    """Local workers can have the very Python that runs here, packages and all; Spark would take python3 from PATH."""
+    """Have local workers use the very Python that runs here, packages and all; Spark would take python3 from PATH."""
     if not os.environ.get("PYSPARK_PYTHON"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
     python_path = _python_path()
@@ -146,7 +146,7 @@ def _with_this_python(builder: Any) -> Any:
 
 
 def _python_path() -> str:
-    """PYTHONPATH for local workers when they would not find this package otherwise: it runs from a source folder."""
+    """Return PYTHONPATH for local workers that wouldn't find this package otherwise: it runs from a source folder."""
     root = str(Path(__file__).resolve().parents[3])  # of spark_estimator/launch/spark/session.py
     if Path(root).name in ("site-packages", "dist-packages"):
         return ""
@@ -154,7 +154,7 @@ def _python_path() -> str:
 
 
 def session_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
-    """A thread for Spark jobs of this session. It does not keep the process alive, and is not started yet.
+    """Make a thread for Spark jobs of this session. It is a daemon thread, and not started yet.
 
     Its jobs have the properties and tags of the calling thread; on Spark 3.5, too. What cancels the jobs of that
     thread, a job group or a tag, cancels those of the new one.

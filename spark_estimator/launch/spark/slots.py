@@ -53,13 +53,13 @@ class Slots:
 
 
 def check_connect(spark: SparkSession) -> None:
-    """Raises PreflightError for a session of Spark Connect before Spark 3.5, on one of its sides."""
+    """Raise PreflightError for a session of Spark Connect before Spark 3.5, on one of its sides."""
     if _is_connect(spark) and (not hasattr(spark, "addTag") or spark.version.startswith("3.4.")):
         raise old_connect(f" and a server of Spark {spark.version}")
 
 
 def old_connect(server: str = "") -> PreflightError:
-    """The error for such a session.
+    """Make the error for such a session.
 
     Args:
         server: words on the server, if its version is known.
@@ -73,13 +73,13 @@ def old_connect(server: str = "") -> PreflightError:
 
 
 def is_stopped(spark: SparkSession) -> bool:
-    """Whether a session, classic or Connect, has been stopped."""
+    """Return whether a session, classic or Connect, has been stopped."""
     context = getattr(spark, "_sc", None)
     return getattr(spark, "is_stopped", False) or (context is not None and getattr(context, "_jsc", None) is None)
 
 
 def check_session(spark: SparkSession, *, together: bool = True) -> None:
-    """Refuses sessions that cannot run a job of any size.
+    """Refuse sessions that cannot run a job of any size.
 
     Args:
         together: its ranks start together; False: each in a separate Spark job.
@@ -107,7 +107,7 @@ def _is_connect(spark: SparkSession) -> bool:
 
 
 def count_slots(spark: SparkSession) -> Slots:
-    """How many tasks the session can run at the same time, as of now."""
+    """Count how many tasks the session can run at the same time, as of now."""
     conf = Configuration(spark)
     cpus = int(conf.number("spark.task.cpus") or 1)
     gpus_per_rank = wanted_gpus(conf)
@@ -132,7 +132,7 @@ def count_slots(spark: SparkSession) -> Slots:
 
 
 def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRATION, *, size_word: str = "") -> None:
-    """Returns when `size` ranks can run at the same time, or when that is unknown.
+    """Return when `size` ranks can run at the same time, or when that is unknown.
 
     Where executors come on demand, it is enough that the settings allow `size`.
 
@@ -165,14 +165,14 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
 
 
 def most_slots(spark: SparkSession, size: int) -> Ceiling | None:
-    """The reason why a session with dynamic allocation cannot have `size` slots; None: no known limit."""
+    """Return the reason why a session with dynamic allocation can't have `size` slots; None: no known limit."""
     limit = ceiling(Configuration(spark), size)
     # Executors that are there already need not be asked for.
     return None if limit is None or (count_slots(spark).count or 0) >= size else limit
 
 
 def _or_fewer(count: int, size_word: str) -> str:
-    """The other remedy: one rank per slot; '' if there is no slot."""
+    """Return the other remedy: one rank per slot; '' if there is no slot."""
     if not count:
         return ""
     if size_word.startswith("-"):
@@ -181,7 +181,7 @@ def _or_fewer(count: int, size_word: str) -> str:
 
 
 def all_slots(spark: SparkSession) -> int:
-    """As many ranks as the session has slots, once the number has stopped growing.
+    """Return as many ranks as the session has slots, once the number has stopped growing.
 
     Raises:
         NotEnoughSlotsError: there is none, or the number cannot be found out or changes.
@@ -198,10 +198,10 @@ def all_slots(spark: SparkSession) -> int:
 
 
 def default_size(spark: SparkSession) -> int:
-    """The number of ranks that Horovod uses by default: ``spark.default.parallelism``.
+    """Return the number of ranks that Horovod uses by default: ``spark.default.parallelism``.
 
-    Where that is not set, Spark's default is all cores, so here all slots. Where it is set, to cut data into several
-    parts for each core as many do, it never means more ranks than there are slots.
+    Where that is not set, Spark's default is all cores, so here all slots. Where it is set, to cut data into
+    several parts for each core as many do, it never means more ranks than there are slots.
 
     Raises:
         NotEnoughSlotsError: there is no slot, or the number cannot be found out or changes.
@@ -224,12 +224,12 @@ def _require_fixed_slots(spark: SparkSession) -> None:
 
 
 def _settled(spark: SparkSession) -> Slots:
-    """The slots, once their number has stopped growing."""
+    """Count the slots, once their number has stopped growing."""
     return _poll(spark, lambda _: False, timedelta(0) if Configuration(spark).is_local else timedelta(seconds=1))
 
 
 def _poll(spark: SparkSession, enough: Callable[[Slots], bool], patience: timedelta) -> Slots:
-    """Asks until there are enough, or until there have been no more for `patience`."""
+    """Ask until there are enough, or until there have been no more for `patience`."""
     started = time.monotonic()
     grown_at, most = started, -1
     while True:
@@ -246,7 +246,7 @@ def _poll(spark: SparkSession, enough: Callable[[Slots], bool], patience: timede
 
 
 def _promised(conf: Configuration) -> int:
-    """The slots that the session will have once all executors that it asked for are there; 0 if it is unknown."""
+    """Return the slots that the session will have once all executors that it asked for run; 0 if unknown."""
     cpus = int(conf.number("spark.task.cpus") or 1)
     if wanted_gpus(conf):
         return 0
@@ -257,7 +257,7 @@ def _promised(conf: Configuration) -> int:
 
 
 def _cores(spark: SparkSession, conf: Configuration, is_classic: bool) -> tuple[int | None, str]:
-    """The cores of all executors, and a word on where they are; None, and why, when that cannot be found out."""
+    """Return the cores of all executors, and a word on where they are; None, and why, when that is unknown."""
     if match := re.fullmatch(r"local\[(\d+)(?:,\s*\d+)?\]", conf.master):
         return int(match[1]), f" (master {conf.master})"
     if conf.master == "local":
@@ -275,7 +275,7 @@ def _cores(spark: SparkSession, conf: Configuration, is_classic: bool) -> tuple[
 
 
 def _default_splits(spark: SparkSession, conf: Configuration) -> int | None:
-    """The number of parts in which Spark would make a range: its default parallelism, which is the number of cores."""
+    """Return the number of parts of a range: Spark's default parallelism, which is the number of cores."""
     name = "spark.sql.leafNodeDefaultParallelism"
     override = conf.get(name)
     try:
@@ -293,7 +293,7 @@ def _default_splits(spark: SparkSession, conf: Configuration) -> int | None:
 
 
 def _executors(spark: SparkSession, conf: Configuration, cores: int) -> int | None:
-    """How many executors the session has; None when that cannot be found out."""
+    """Return how many executors the session has; None when that cannot be found out."""
     cores_per_executor = executor_cores(conf)
     if cores_per_executor:
         return cores // cores_per_executor
@@ -304,7 +304,7 @@ def _executors(spark: SparkSession, conf: Configuration, cores: int) -> int | No
 
 
 def _slots_by_scheduler(spark: SparkSession) -> int | None:
-    """The number that a classic session's scheduler reports; None over Spark Connect, and if Java may not be called."""
+    """Return the slots by a classic session's scheduler; None over Spark Connect, and if Java may not be called."""
     try:
         context = spark.sparkContext._jsc.sc()
         return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
@@ -313,7 +313,7 @@ def _slots_by_scheduler(spark: SparkSession) -> int | None:
 
 
 def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool, size_word: str) -> str:
-    """The remedy to get `size` slots, without a full stop.
+    """Describe the remedy to get `size` slots, without a full stop.
 
     Args:
         remote: who started the session has not set its master.

@@ -76,12 +76,12 @@ def run_on_spark(
     *,
     rows: Rows | None = None,
 ) -> list[Any]:
-    """Calls `function` in `size` tasks, each in a process with collectives, once all of them are there.
+    """Call `function` in `size` tasks, each in a process with collectives, once all of them have started.
 
     Args:
         spark: a classic or Connect session in which `size` ranks can run, see ``slots.require_slots``.
-        options: lines that can't be sent to the driver while the job runs are sent later, see ``without_channel``; the
-            status line needs that connection, too.
+        options: lines that can't be sent to the driver while the job runs are sent later, see
+            ``without_channel``; the status line needs that connection, too.
         rows: of a DataFrame, for the ranks; None: none.
 
     Returns:
@@ -179,7 +179,7 @@ class _Run:
         )
 
     def run(self) -> list[ResultRow]:
-        """Runs the stage to its end. Returns its rows when every rank ended well."""
+        """Run the stage to its end. Return its rows when every rank ended well."""
         thread = None
         try:
             channel = self._channel.address
@@ -199,7 +199,7 @@ class _Run:
         return self._verdict()
 
     def _frame_of(self, task: StageTask) -> Any:
-        """The frame that runs the task once it is collected."""
+        """Make the frame that runs the task once it is collected."""
         with unlogged():
             profile = profile_of(self._spark)
             return rank_stage(self._frame, task, SCHEMA, barrier=self._barrier, profile=profile)
@@ -237,14 +237,14 @@ class _Run:
         return rows
 
     def _put(self, event: Event) -> None:
-        """Hands an event to the main thread. While that is slow to print, the supervisors are slowed down in turn."""
+        """Hand an event to the main thread. While that is slow to print, the supervisors are slowed down in turn."""
         while self._state.state not in _CLOSED:
             with contextlib.suppress(queue.Full):
                 self._display.events.put(event, timeout=0.2)
                 return
 
     def _cancel_late(self, collecting: threading.Thread) -> None:
-        """Ends a job that Spark did not know yet when it was cancelled: after Ctrl-C in just that moment."""
+        """End a job that Spark did not know yet when it was cancelled: after Ctrl-C in just that moment."""
         deadline = time.monotonic() + _LATE.total_seconds()
         while collecting.is_alive() and time.monotonic() < deadline:
             with contextlib.suppress(Exception):
@@ -252,7 +252,7 @@ class _Run:
             collecting.join(1)
 
     def _collect(self, frame: Any) -> None:
-        """Runs the Spark job; in a separate thread, so that the main thread can be interrupted."""
+        """Run the Spark job; in a separate thread, so that the main thread can be interrupted."""
         rows: list[ResultRow] | None = None
         try:
             self._tag.add(f"{self._job.function} on {self._job.size} ranks")
@@ -293,7 +293,7 @@ class _Run:
                 self._display.events.put_nowait(Failed(report))
 
     def _awaits_reason(self) -> bool:
-        """Whether Spark may yet give the reason for the loss of a rank.
+        """Return whether Spark may yet give the reason for the loss of a rank.
 
         It ends a barrier stage with the reason. Of another stage it starts the task again, and notes the reason.
         """
@@ -319,7 +319,7 @@ class _Run:
 
 
 def spark_job(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> JobSpec:
-    """A job whose workers have the variables that this session demands.
+    """Make a job whose workers have the variables that this session demands.
 
     Raises:
         PicklingError: the function or an argument can't be pickled.
@@ -331,12 +331,12 @@ def spark_job(spark: SparkSession, function: Callable[..., Any], size: int, opti
 
 
 def spark_environment(spark: SparkSession, options: JobOptions) -> dict[str, str]:
-    """The variables of a job's workers, beside those that their executors have."""
+    """Return the variables of a job's workers, beside those that their executors have."""
     return {**forwarded_environment(os.environ), **_own_threads(spark), **options.variables}
 
 
 def _own_threads(spark: SparkSession) -> dict[str, str]:
-    """The user's OMP_NUM_THREADS if the tasks run in this process's environment, where Spark overrides it."""
+    """Return the user's OMP_NUM_THREADS if the tasks run in this process's environment, where Spark overrides it."""
     if type(spark).__module__.startswith("pyspark.sql.connect") or not Configuration(spark).is_local:
         return {}
     threads = undecided(os.environ).get(OMP)

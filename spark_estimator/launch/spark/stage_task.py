@@ -41,7 +41,7 @@ _SECONDARY_WAITS = timedelta(seconds=4)
 def batches_of(
     outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None = None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows in which a task returns how its worker ended; `unsent` as in `rows_of`."""
+    """Yield the rows in which a task returns how its worker ended; `unsent` as in `make_rows`."""
     for row in rows_of(outcome, partition, unsent):
         columns = [[value] for value in row]
         yield pyarrow.RecordBatch.from_arrays(
@@ -51,13 +51,13 @@ def batches_of(
 
 
 def unstarted(error: SetupError) -> Outcome:
-    """The outcome of a task that has got no worker."""
+    """Make the outcome of a task that has got no worker."""
     report = error.report
     return Outcome(report.rank, report.host, report.pid, 1, report)
 
 
 def files_folder() -> dict[str, str]:
-    """The variable by which a worker's `SparkFiles` find the files that Spark has brought to this task."""
+    """Return the variable by which a worker's `SparkFiles` find the files that Spark has brought to this task."""
     return {SPARK_FILES_VARIABLE: SparkFiles.getRootDirectory()}
 
 
@@ -76,11 +76,11 @@ class StageTask:
     barrier: bool = True
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        """Supervises one worker and yields its result rows; none if the job does not need this task.
+        """Supervise one worker and yield its result rows; none if the job does not need this task.
 
         Raises:
-            RuntimeError: Spark has to end the job: the failure cannot be reported to the driver otherwise. The text has
-                a report.
+            RuntimeError: Spark has to end the job: the failure cannot be reported to the driver otherwise. The text
+                has a report.
         """
         feed = self.parcels.opened_feed()
         if feed is None:
@@ -146,7 +146,7 @@ class StageTask:
         return outcome
 
     def _endpoint(self, address: str) -> Endpoint:
-        """The sockets of this task's rank."""
+        """Open the sockets of this task's rank."""
         refused = refusal(self.job.versions, own_versions())
         if refused:
             raise SetupError(failures.ENVIRONMENT, refused)
@@ -161,7 +161,7 @@ class StageTask:
             ) from error
 
     def _facts(self, context: TaskContext, endpoint: Endpoint, pid: int) -> TaskFacts:
-        """This supervisor's facts, for the others."""
+        """Collect this supervisor's facts, for the others."""
         gpus = context.resources().get("gpu")
         wants = self.job.gpus_per_rank is not None
         return TaskFacts(
@@ -177,7 +177,7 @@ class StageTask:
         )
 
     def _pinned(self, everyone: list[TaskFacts], partition: int) -> Pinning:
-        """The GPUs of this task's worker; a user's own word for all of them counts where Spark gave none."""
+        """Return the GPUs of this task's worker; a user's own word for all of them counts where Spark gave none."""
         try:
             pinned = pinning_of(everyone, partition, self.job)
         except ValueError as error:
@@ -190,7 +190,7 @@ class StageTask:
         return pinned
 
     def _log_notices(self, everyone: list[TaskFacts], pinned: Pinning, relay: TaskRelay) -> None:
-        """Reports notices on the job at the driver before the ranks begin."""
+        """Report notices on the job at the driver before the ranks begin."""
         differing = differences(self.job.versions, [(task.host, task.versions) for task in everyone])
         for text in filter(None, (differing, pinned.notice)):
             relay.log(0, f"spark_estimator: {text}")

@@ -59,7 +59,7 @@ class TaskReports:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Runs the job, in the thread that calls this: Connect reports in the very thread that waits for its rows."""
+        """Receive reports while the calling thread runs the job: Connect reports in the thread that waits for rows."""
         self._thread = threading.get_ident()
         register = getattr(self._spark, "registerProgressHandler", None) if self._is_connect else None
         if register is None:  # Spark 3.5 reports nothing
@@ -76,7 +76,7 @@ class TaskReports:
             self._reported = inflight_tasks
 
     def started(self) -> int | None:
-        """How many tasks of the job run, or have run; None if Spark does not report it. May be `_OLD` behind."""
+        """Return how many tasks of the job run, or have run; None if Spark doesn't report it. May be `_OLD` behind."""
         if self._connected is not None:
             return self._connected()
         if self._is_connect:
@@ -89,7 +89,7 @@ class TaskReports:
         return sum(int(stage.numActiveTasks + stage.numCompletedTasks) for stage in stages if stage is not None)
 
     def others(self) -> list[Any] | None:
-        """The stages of this session's application, beside the job's own, that have tasks to do; None: unknown."""
+        """Return the other stages of this session's application that have tasks to do; None: unknown."""
         if self._is_connect:
             return None
         try:
@@ -105,7 +105,7 @@ class TaskReports:
         ]
 
     def holders(self) -> str:
-        """Text on what runs in this session's application beside the job."""
+        """Describe what runs in this session's application beside the job."""
         earlier = self._earlier()
         if earlier:
             return (
@@ -129,7 +129,7 @@ class TaskReports:
         return f"other jobs of this application are running: {', '.join(texts[:_MOST_HOLDERS])}{more}"
 
     def _name_of(self, stage: Any) -> str:
-        """The description of a stage's job, if it has one; else the call site that Spark recorded for it."""
+        """Return the description of a stage's job, if it has one; else the call site that Spark recorded for it."""
         with contextlib.suppress(Exception):  # Spark's store is a moment behind, or this session forbids Java
             description = self._spark.sparkContext._jsc.sc().statusStore().lastStageAttempt(stage.stageId).description()
             if description.isDefined() and description.get().strip():
@@ -137,7 +137,7 @@ class TaskReports:
         return printable(str(stage.name).splitlines()[0])
 
     def computes_rows(self) -> bool:
-        """Whether a stage of the job is at work that starts no ranks."""
+        """Return whether a stage of the job is at work that starts no ranks."""
         if not self._has_rows:
             return False
         try:
@@ -150,7 +150,7 @@ class TaskReports:
             return False
 
     def _starts_ranks(self, stage: int) -> bool:
-        """Whether it is a barrier stage, or nothing is known of it."""
+        """Return whether it is a barrier stage, or nothing is known of it."""
         try:
             if not has_job_tags(self._spark.sparkContext):  # Spark 3.4 shows no barrier in Python's stages
                 info = self._tracker.getStageInfo(stage)
@@ -179,7 +179,7 @@ class TaskReports:
 def slots_wanting(
     spark: SparkSession, function: str, started: int, size: int, timeout: timedelta, reports: TaskReports
 ) -> str:
-    """The message if Spark has not started all ranks of a job in time.
+    """Return the message if Spark has not started all ranks of a job in time.
 
     Args:
         started: how many it has.
@@ -261,7 +261,7 @@ class StartMonitor:
             self.report(self._waiting(seconds))
 
     def hindrance(self) -> str:
-        """A sentence on what Spark waits for; '' if it does not wait, had too little time, or does not report it."""
+        """Return a sentence on what Spark waits for; '' if it doesn't wait or report it, or had too little time."""
         if self.all_started() or (self.barrier and self.reports.started() != 0):
             return ""
         if self.reports.others() == [] and (count_slots(self.spark).count or 0) >= self.size:
@@ -269,7 +269,7 @@ class StartMonitor:
         return f"It needs {self.size} free slots at the same time; {self.reports.holders()}."
 
     def all_started(self) -> bool:
-        """Whether the driver knows that all tasks run."""
+        """Return whether the driver knows that all tasks run."""
         least = 1 if self.barrier else self.size
         return bool(self.begun or self.placed or self.connected() >= least)
 

@@ -32,7 +32,7 @@ class StartTurn:
         self._application = _application_of(spark)
 
     def wait(self, is_wanted: Callable[[], bool]) -> bool:
-        """Waits until no earlier job is starting. Returns False if the job was ended meanwhile.
+        """Wait until no earlier job is starting. Return False if the job was ended meanwhile.
 
         Args:
             is_wanted: asked now and then, whether the job is still to start.
@@ -47,7 +47,7 @@ class StartTurn:
         return is_wanted()
 
     def end(self) -> None:
-        """All ranks of the job have started, or it has ended. It may be called again, and by any thread."""
+        """End the turn: all ranks of the job have started, or it has ended. May be called again, by any thread."""
         with _changed:
             line = _lines.get(self._application, [])
             if self in line:
@@ -55,14 +55,14 @@ class StartTurn:
                 _changed.notify_all()
 
     def earlier(self) -> str:
-        """The function of the job that has its turn before this one; empty: none has."""
+        """Return the function of the job that has its turn before this one; empty: none has."""
         with _changed:
             line = _lines.get(self._application, [])
             return line[0].function if self in line[1:] else ""
 
 
 def _application_of(spark: SparkSession) -> str:
-    """What identifies the Spark application of a session in this process; of Connect, only the session is known."""
+    """Return what identifies a session's Spark application in this process; of Connect, only the session is known."""
     session: Any = spark
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         return str(session.session_id)

@@ -31,20 +31,20 @@ class TaskRelay:
 
     @property
     def connected(self) -> bool:
-        """Whether the driver listens."""
+        """Return whether the driver listens."""
         return self._channel is not None and self._channel.usable
 
     @property
     def stopped(self) -> bool:
-        """Whether the driver has ordered to stop."""
+        """Return whether the driver has ordered to stop."""
         return self._channel is not None and self._channel.stopped
 
     def kept(self) -> dict[str, Any]:
-        """The manifest's part about lines that were not sent to the driver; after `close`."""
+        """Return the manifest's part about lines that were not sent to the driver; after `close`."""
         return self._kept.to_manifest()
 
     def connect(self, partition: int, on_stop: Callable[[str], None]) -> None:
-        """Connects to the driver, if it can be reached."""
+        """Connect to the driver, if it can be reached."""
         address = self._job.channel
         if address is None:
             return
@@ -63,17 +63,18 @@ class TaskRelay:
         self.attach(connected)
 
     def attach(self, connected: channel.SupervisorChannel) -> None:
-        """Reports on this connection from now on."""
+        """Report on this connection from now on."""
         with self._lock:
             self._channel = connected
             if self._went_to_spark:
                 connected.send(frames.GATHER)
 
     def everyones_facts(self, own_facts: TaskFacts) -> list[TaskFacts] | None:
-        """Sends the driver this supervisor's facts, and waits for those of all.
+        """Send the driver this supervisor's facts, and wait for those of all.
 
         Returns:
-            [partitions] facts; None when they are to be exchanged through Spark: the driver asks for it, or there is no
+            [partitions] facts; None when they are to be exchanged through Spark: the driver asks for it, or there is
+            no
                 driver channel.
 
         Raises:
@@ -95,21 +96,21 @@ class TaskRelay:
         return facts
 
     def placed(self, rank: int, pid: int) -> None:
-        """Reports which rank this task's worker is.
+        """Report which rank this task's worker is.
 
-        On return the driver receives it even if this process ends at once: called before the worker can run user code,
-        so that the driver can name the rank of a supervisor that vanishes.
+        On return the driver receives it even if this process ends at once: called before the worker can run user
+        code, so that the driver can name the rank of a supervisor that vanishes.
         """
         if self._send(frames.PLACED, rank=rank, host=socket.gethostname(), pid=pid):
             assert self._channel is not None
             self._channel.flush(channel.CONNECT_TIMEOUT)
 
     def begun(self, rank: int, pid: int) -> None:
-        """User code begins."""
+        """Note that user code begins."""
         self._send(frames.BEGUN, rank=rank, host=socket.gethostname(), pid=pid)
 
     def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
-        """Lines of "stdout" or "stderr"."""
+        """Pass on lines of "stdout" or "stderr"."""
         for text in texts:
             if not self._job.forward_lines:
                 self._note_line(rank, stream, text)
@@ -117,27 +118,27 @@ class TaskRelay:
                 self._keep(rank, stream, text)
 
     def log(self, rank: int, message: str) -> None:
-        """A message for the person at the driver."""
+        """Pass on a message for the person at the driver."""
         if not self._send(frames.LOG, rank=rank, text=message):
             self._keep(rank, "", message)
 
     def progress(self, rank: int, progress: Progress) -> None:
-        """How far the rank is."""
+        """Note how far the rank is."""
         self._send(frames.PROGRESS, rank=rank, report=progress.to_dict())
 
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
-        """A record of an estimator's training, which is dropped where the driver does not listen."""
+        """Pass on a record of an estimator's training; it is dropped where the driver does not listen."""
         self._send(frames.RECORD, rank=rank, record=dict(record))
 
     def failed(self, report: FailureReport) -> None:
-        """The rank has failed."""
+        """Note that the rank has failed."""
         sent = self._send(frames.FAILURE, report=report.to_dict())
         if sent and self._job.driver_host_id == host_id():
             return  # the executor's log would most likely be the same screen
         self._note(f"{report.where} {report.message}\n{report.traceback}".rstrip())
 
     def close(self) -> None:
-        """Sends the queued messages and disconnects."""
+        """Send the queued messages and disconnect."""
         for stream, text in self._kept.close():
             self._note_line(self._rank, stream, text)
         if self._channel is not None:
@@ -147,7 +148,7 @@ class TaskRelay:
         return self._channel is not None and self._channel.send(kind, **fields)
 
     def _keep(self, rank: int, stream: str, text: str) -> None:
-        """Keeps a line for a driver that does not listen."""
+        """Keep a line for a driver that does not listen."""
         self._rank = rank
         for line in self._kept.take(rank, stream, text):
             self._note_line(rank, *line)
@@ -157,6 +158,6 @@ class TaskRelay:
 
     @staticmethod
     def _note(text: str) -> None:
-        """Writes to the executor's log."""
+        """Write to the executor's log."""
         with contextlib.suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)

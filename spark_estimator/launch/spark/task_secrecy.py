@@ -38,7 +38,7 @@ class Parcel:
     content: bytes | Broadcast[bytes] = b""
 
     def opened(self) -> bytes:
-        """The content."""
+        """Return the content."""
         return self.content if isinstance(self.content, bytes) else self.content.value
 
 
@@ -55,7 +55,7 @@ class Parcels:
     feed: Parcel = Parcel()
 
     def opened_feed(self) -> Feed | None:
-        """What takes the task's rows; None: there are none."""
+        """Unpickle what takes the task's rows; None: there are none."""
         # It came from Spark with the task, as the code that calls this did.
         pickled = self.feed.opened()
         feed: Feed | None = pickle.loads(pickled) if pickled else None  # noqa: S301
@@ -64,7 +64,7 @@ class Parcels:
 
 @contextlib.contextmanager
 def packed(spark: SparkSession, job: JobSpec, feed: Feed | None = None) -> Iterator[tuple[JobSpec, Parcels]]:
-    """Separates what may be large from the rest of a job until the block ends.
+    """Separate what may be large from the rest of a job until the block ends.
 
     Yields:
         The job without its payload, and the parcels.
@@ -95,7 +95,7 @@ def packed(spark: SparkSession, job: JobSpec, feed: Feed | None = None) -> Itera
 
 
 def _most_bytes(spark: SparkSession) -> int | None:
-    """How large a task may be, with room for what PySpark adds; None: any size is sent without a file."""
+    """Return how large a task may be, with room for what PySpark adds; None: any size is sent without a file."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         return None
     limit = _DEFAULT_LIMIT
@@ -107,7 +107,7 @@ def _most_bytes(spark: SparkSession) -> int | None:
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Within the block nothing is logged of what this thread sends to Spark."""
+    """Log nothing, within the block, of what this thread sends to Spark."""
     thread = threading.get_ident()
 
     def keep(record: logging.LogRecord) -> bool:

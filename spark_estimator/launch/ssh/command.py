@@ -67,7 +67,7 @@ class SshOptions:
         python: str | None = None,
         needed: bool = True,
     ) -> SshOptions:
-        """The options that a user has set, completed by the environment.
+        """Return the options that a user has set, completed by the environment.
 
         Args:
             interfaces: names with commas between them.
@@ -97,11 +97,11 @@ class SshOptions:
 
 
 def joined_interfaces(names: str | Collection[str] | None) -> str | None:
-    """Names of network interfaces as `SshOptions.read` takes them: with commas between them.
+    """Join names of network interfaces by commas, as `SshOptions.read` takes them.
 
     Args:
-        names: such a text, which is returned as it is; a list or tuple; a set, whose order is alphabetical. An empty
-            collection is None.
+        names: such a text, which is returned as it is; a list or tuple; a set, whose order is alphabetical. An
+            empty collection is None.
 
     Raises:
         TypeError: it is of another type, or a name is not a string.
@@ -116,7 +116,7 @@ def joined_interfaces(names: str | Collection[str] | None) -> str | None:
 
 
 def agent_command(host: str, options: SshOptions) -> list[str]:
-    """The command that starts the agent of `host`. Nothing in it is secret."""
+    """Return the command that starts the agent of `host`. Nothing in it is secret."""
     settings = options.settings
     signs = f"{settings.heartbeat_seconds:g} {settings.silence_seconds:g}"
     remote = f"{shlex.quote(options.python)} -c {shlex.quote(_PROGRAM)} {signs}"
@@ -133,7 +133,7 @@ def agent_command(host: str, options: SshOptions) -> list[str]:
 
 
 def remedy(host: str, message: str, options: SshOptions) -> str:
-    """The remedy for the last line that ssh, or a program on the other host, has printed; '' if unknown."""
+    """Return the remedy for the last line that ssh, or a program on the other host, has printed; '' if unknown."""
     for pattern, text in _REMEDIES.items():
         if re.search(pattern, message):
             return text.format(host=host, python=options.python)

@@ -39,7 +39,9 @@ _SSH_S_OWN_FAILURE = 255
 
 
 class HostConnection:
-    """One host's agent, from its start over ssh to its end. `start` begins, `greeting` and `prepare` wait.
+    """One host's agent, from its start over ssh to its end.
+
+    The constructor starts it; `wait_for_greeting` and then `prepare` wait for its answers.
 
     Attributes:
         name: the host, as the user called it.
@@ -82,18 +84,18 @@ class HostConnection:
 
     @property
     def lost(self) -> str:
-        """Why there is no contact any more; '' while there is."""
+        """Return why there is no contact any more; '' while there is."""
         with self._lock:
             return self._lost
 
     def greeting(self, deadline: float) -> dict[str, Any]:
-        """Waits for the agent's first frame, and checks that it can run this launcher's jobs.
+        """Wait for the agent's first frame, and check that it can run this launcher's jobs.
 
         Args:
             deadline: on the monotonic clock.
 
         Returns:
-            The fields of ``agent.hello``.
+            The fields of ``worker_agent.make_hello``.
 
         Raises:
             PreflightError: it cannot, or did not answer in time; the text gives the reason, without the host's name.
@@ -113,7 +115,7 @@ class HostConnection:
         return answer
 
     def prepare(self, job: JobSpec, slots: int, gentle: timedelta, deadline: float) -> None:
-        """Gives the agent the job, and waits until it has agreed. Raises as `greeting` does."""
+        """Give the agent the job, and wait until it has agreed. Raises as `wait_for_greeting` does."""
         order = HostOrder(
             self.name, os.getcwd(), slots, self._options.interfaces, gentle.total_seconds(), len(job.payload)
         )
@@ -127,13 +129,13 @@ class HostConnection:
         self.address = str(answer["address"])
 
     def send_payload(self, payload: bytes) -> None:
-        """Gives the agent the pickled function; before the first worker is started."""
+        """Give the agent the pickled function; before the first worker is started."""
         self.link.send_bytes(frames.PAYLOAD, 0, payload)
 
     def worker_handle(
         self, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
     ) -> RemoteWorkerHandle:
-        """The handle of a worker on that host.
+        """Make the handle of a worker on that host.
 
         Args:
             number: of the process, unique in the job.
@@ -149,7 +151,7 @@ class HostConnection:
         return made
 
     def close(self) -> None:
-        """Ends the talk: the agent ends what still runs, and itself. Idempotent."""
+        """End the connection: the agent ends what still runs, and itself. Idempotent."""
         self.closing = True
         self.link.close(ENDING)
         try:
@@ -159,7 +161,7 @@ class HostConnection:
             self._ssh.wait()
 
     def cut(self) -> None:
-        """Ends ssh at once; the agent finds its input ended."""
+        """End ssh at once; the agent finds its input ended."""
         self.closing = True
         self.link.give_up()
         self._ssh.kill()
@@ -180,12 +182,12 @@ class HostConnection:
         return answer
 
     def _read(self) -> None:
-        """Handles the agent's frames until the stream ends."""
+        """Handle the agent's frames until the stream ends."""
         for letter, content in self.link.frames():
             self._take(letter, content)
 
     def _end(self, error: BaseException | None) -> None:
-        """Reports all workers of the host as lost, now that nothing of them is read any more."""
+        """Report all workers of the host as lost, now that nothing of them is read any more."""
         why = "" if error is None else f"its supervisor sent invalid data: {error!r}"
         if isinstance(error, SilentError):
             why = f"{error}: the host, or the network to it, is down"

@@ -84,7 +84,7 @@ class Hosts:
     def worker_handle(
         self, host: str, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
     ) -> WorkerHandle:
-        """The handle of a worker on one of the connected hosts; as in `HostConnection.worker_handle`."""
+        """Make the handle of a worker on a connected host; as `HostConnection.make_worker_handle`."""
         connection = self._connections.get(host)
         if connection is not None:
             return connection.worker_handle(number, rank, relay, link=link)
@@ -95,7 +95,10 @@ class Hosts:
     def pending_worker_handle(
         self, host: str, slots: int, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
     ) -> WorkerHandle:
-        """As `worker_handle`, on a host that is connected first if it isn't yet, or if its connection was lost."""
+        """Make a worker's handle on a host that is connected first if it isn't, or if its connection was lost.
+
+        The arguments are those of `make_worker_handle`.
+        """
         connection = self._connections.get(host)
         if host in self._here or (connection is not None and connection.address and not connection.lost):
             return self.worker_handle(host, number, rank, relay, link=link)
@@ -107,7 +110,7 @@ class Hosts:
         return PendingWorkerHandle(joined, lambda: self.worker_handle(host, number, rank, relay, link=link))
 
     def cut(self) -> None:
-        """Ends all connections at once; the agents end their ranks."""
+        """End all connections at once; the agents end their ranks."""
         for connection in self._connections.values():
             connection.cut()
 
@@ -176,7 +179,7 @@ class Hosts:
             self._closed = True
 
     def _ask(self, connections: Sequence[HostConnection], what: Callable[[HostConnection], _Found]) -> list[_Found]:
-        """The answers of these connections, which are asked in parallel.
+        """Ask these connections in parallel. Return their answers.
 
         Raises:
             PreflightError: some hosts are unavailable.
@@ -199,7 +202,7 @@ class Hosts:
         raise (PythonEnvironmentError if same else PreflightError)("\n".join(lines))
 
     def _own_address(self) -> str:
-        """The address of this host at which the ranks of the others can reach its own."""
+        """Find the address of this host at which the ranks of the others can reach its own."""
         if not self._connections and not self._others_may_come:
             return LOOPBACK
         if self._options.interfaces:
@@ -225,7 +228,7 @@ class Hosts:
         return next((address for address in addresses if not _is_loopback(address)), addresses[0])
 
     def _check_addresses(self, here: set[str]) -> None:
-        """Refuses a job if some ranks would listen at addresses that ranks on other hosts cannot reach."""
+        """Refuse a job if some ranks would listen at addresses that ranks on other hosts cannot reach."""
         # One that is just being reached by another thread has no address yet, and is looked at there.
         addresses = {
             name: connection.address for name, connection in list(self._connections.items()) if connection.address
@@ -260,7 +263,7 @@ class PendingWorkerHandle:
         return 0 if self._place is None else self._place.pid
 
     def start(self) -> PeerFacts | Outcome:
-        """As in `WorkerHandle`. Raises PreflightError, too: the host is unavailable."""
+        """Implement `WorkerHandle.start`. Raises PreflightError, too: the host is unavailable."""
         either: list[Future[Any]] = [self._joined, self._stopped]
         concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
         with self._lock:
@@ -271,14 +274,17 @@ class PendingWorkerHandle:
         return self._place.start()
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
+        """Implement `WorkerHandle.run`."""
         assert self._place is not None
         return self._place.run(rendezvous)
 
     def become(self, rank: int) -> None:
+        """Implement `WorkerHandle.set_rank`."""
         assert self._place is not None
         self._place.become(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """Implement `WorkerHandle.stop`."""
         with self._lock:
             if self._place is None:
                 if not self._stopped.done():
@@ -287,12 +293,13 @@ class PendingWorkerHandle:
         self._place.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
+        """Implement `WorkerHandle.discard`."""
         if self._place is not None:
             self._place.discard()
 
 
 def side_by_side(what: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[_Found]:
-    """The result for each item, computed in a separate thread each; in the order of the items."""
+    """Return the result for each item, computed in a separate thread each; in the order of the items."""
     if not items:
         return []
     pool = ThreadPoolExecutor(len(items))

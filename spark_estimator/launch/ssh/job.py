@@ -32,7 +32,7 @@ def run_on_hosts(
     show_line: ShowLine = print_line,
     gentle: timedelta = timedelta(0),
 ) -> list[Outcome]:
-    """Runs all ranks of `job` to their end, each on its host.
+    """Run all ranks of `job` to their end, each on its host.
 
     Args:
         job: its environment has the user's variables beside this process's.
@@ -69,7 +69,7 @@ def run_elastic_on_hosts(
     cooldown: Cooldown | None = None,
     watch: HostWatch | None = None,
 ) -> list[Outcome]:
-    """As ``elastic.run_elastic``, on several hosts.
+    """Run an elastic job on several hosts, as ``job_entry.run_elastic``.
 
     Args:
         watch: reports the hosts when they change; None: `hosts` are all that there are.
@@ -114,7 +114,9 @@ def run_function_on_hosts(
     cooldown: Cooldown | None = None,
     watch: HostWatch | None = None,
 ) -> list[Any]:
-    """As ``local.run_local`` with all results, on several hosts. Raises `PreflightError`, too, as `run_on_hosts`.
+    """Call a function on several hosts, as ``local.run_local`` with all results.
+
+    Raises `PreflightError`, too, as `run_on_hosts`.
 
     Args:
         terms: of an elastic job; None: the first failure ends the job.

@@ -44,7 +44,7 @@ def find_hosts(
     terms: Terms | None = None,
     cooldown: Cooldown | None = None,
 ) -> Where:
-    """The hosts of a job. Runs a script, and waits for the slots of an elastic job.
+    """Find the hosts of a job. Runs a script, and waits for the slots of an elastic job.
 
     Args:
         size: number of ranks.

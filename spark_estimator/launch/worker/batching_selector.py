@@ -22,14 +22,14 @@ class RestingSelector(selectors.DefaultSelector):
         self._until = 0.0
 
     def rest(self, *names: object) -> None:
-        """Leaves alone, for `_SECONDS` from the first one on, what was registered with these as its data."""
+        """Ignore, for `_SECONDS` from the first one on, what was registered with these as its data."""
         for key in [key for key in self.get_map().values() if key.data in names]:
             self._until = self._until if self._resting else time.monotonic() + _SECONDS
             super().unregister(key.fileobj)
             self._resting.append(key)
 
     def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
-        """As ever; also of what rests."""
+        """Unregister a stream, also a resting one."""
         for key in self._resting:
             if key.fileobj is fileobj:
                 self._resting.remove(key)
@@ -37,13 +37,13 @@ class RestingSelector(selectors.DefaultSelector):
         return super().unregister(fileobj)
 
     def resume(self) -> None:
-        """Looks at all again."""
+        """Poll all streams again."""
         while self._resting:
             key = self._resting.pop()
             self.register(key.fileobj, key.events, key.data)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As ever; [] also when the rest is over."""
+        """Wait for ready streams; return [] also when the rest is over."""
         if self._resting:
             remaining = self._until - time.monotonic()
             if remaining > 0:

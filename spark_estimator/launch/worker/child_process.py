@@ -21,9 +21,10 @@ FROZEN_INTERVAL = timedelta(seconds=1)
 
 
 def keep_standard_descriptors() -> None:
-    """Opens /dev/null as those of the descriptors 0, 1 and 2 that are closed, as under ``nohup`` or a service manager.
+    """Open /dev/null for each of the descriptors 0, 1 and 2 that is closed, as under ``nohup`` or a service manager.
 
-    Otherwise pipes and sockets for children would get these numbers, and a child's own 0, 1 and 2 would replace them.
+    Otherwise pipes and sockets for children would get these numbers, and a child's own 0, 1 and 2 would replace
+    them.
     """
     for descriptor in range(3):
         try:
@@ -33,7 +34,7 @@ def keep_standard_descriptors() -> None:
 
 
 def exit_descriptor(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where the system has none."""
+    """Return a descriptor that becomes readable when the process ends; -1 where the system has none."""
     opener = getattr(os, "pidfd_open", None)
     try:
         return int(opener(pid)) if opener else -1
@@ -42,7 +43,7 @@ def exit_descriptor(pid: int) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child of this process has ended. It is not reaped, so no other process can get its number."""
+    """Return whether a child of this process has ended. It is not reaped, so no other process can get its number."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # see `reap`; a child that the program itself has reaped has ended
@@ -50,7 +51,7 @@ def has_ended(pid: int) -> bool:
 
 
 def thread_names(pid: int) -> list[str]:
-    """The operating system's names of a process's threads, each once; none where there is no /proc."""
+    """Return the operating system's names of a process's threads, each once; none where there is no /proc."""
     names = set()
     for path in Path(f"/proc/{pid}/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # the thread has ended
@@ -96,14 +97,14 @@ def _is_stopped(pid: int) -> bool:
 
 
 def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
-    """Sends a signal to all processes of the group that `child` leads, unless it has been reaped."""
+    """Send a signal to all processes of the group that `child` leads, unless it has been reaped."""
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
 
 
 def reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
-    """Waits for a child. Returns its exit status (negative: a signal) and the peak of its memory in bytes.
+    """Wait for a child. Return its exit status (negative: a signal) and the peak of its memory in bytes.
 
     A process inherits the peak of its parent: only the memory above `MemoryBaseline.peak_bytes` is the child's. A
     program that ignores SIGCHLD, or waits for all children itself, gets no values: `UNKNOWN`, 0.
@@ -122,7 +123,7 @@ class MemoryBaseline(NamedTuple):
 
     Attributes:
         peak_bytes: the most memory that this process has taken so far.
-        oom_kills: as `oom_kills`.
+        oom_kills: as `count_oom_kills`.
     """
 
     peak_bytes: int
@@ -130,7 +131,7 @@ class MemoryBaseline(NamedTuple):
 
     @classmethod
     def take(cls) -> MemoryBaseline:
-        """The present one."""
+        """Return the present one."""
         return cls(_bytes(resource.getrusage(resource.RUSAGE_SELF)), oom_kills())
 
 
@@ -139,7 +140,7 @@ def _bytes(usage: resource.struct_rusage) -> int:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed a process of this control group for lack of memory; 0 where it isn't counted."""
+    """Return how often the kernel has killed a process of this control group for lack of memory; 0 if not counted."""
     for path in (*_memory_counters(), "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in Path(path).read_text(encoding="ascii").splitlines():
@@ -149,7 +150,7 @@ def oom_kills() -> int:
 
 
 def _memory_counters() -> Iterator[str]:
-    """The files that count for the group that this process is in. A container sees its own group as the root."""
+    """Yield the files that count for this process's group. A container sees its own group as the root."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, group = line.split(":", 2)
@@ -160,7 +161,7 @@ def _memory_counters() -> Iterator[str]:
 
 
 def describe_end(exit_code: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if exit_code == UNKNOWN:
         return "an unknown status, because this program ignores SIGCHLD or reaps all of its child processes itself"
     if exit_code >= 0:
@@ -172,7 +173,7 @@ def describe_end(exit_code: int) -> str:
 
 
 def describe_kill(exit_code: int, peak_bytes: int, before: MemoryBaseline) -> str:
-    """The meaning of a signal that ended a child: "was killed by ...", and for SIGKILL its memory, if known."""
+    """Describe a signal that ended a child: "was killed by ...", and for SIGKILL its memory, if known."""
     text = f"was killed by {describe_end(exit_code)}"
     if exit_code != -signal.SIGKILL:
         return text

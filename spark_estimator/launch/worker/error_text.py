@@ -15,7 +15,7 @@ _MOST_CAUSES = 4
 
 
 def named(error: BaseException) -> str:
-    """Type and message, as the last line of a traceback has them."""
+    """Return type and message, as the last line of a traceback has them."""
     try:
         return without_links("".join(traceback.format_exception_only(type(error), error))).strip()
     except Exception:  # a user's __str__ may fail
@@ -23,9 +23,9 @@ def named(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Type and message; below it the line that raised an error without a message, and what it was raised from.
+    """Return type and message; below, the line that raised an error without a message, and its causes.
 
-    Those of an exception group are followed by its members' in the same line.
+    In an exception group, its members' types and messages follow in the same line.
     """
     causes: list[str] = []
     cause, seen = error.__cause__, {id(error)}
@@ -37,7 +37,7 @@ def described(error: BaseException) -> str:
 
 
 def is_secondary(error: BaseException) -> bool:
-    """Whether it was raised because another rank had failed: it, or each member of a group, is from a lost peer."""
+    """Return whether an error, or each member of a group, was raised because another rank had failed."""
     for link in chain(error):
         group = members(link)
         if isinstance(link, (PeerLostError, ShutDownError)) or (group and all(map(is_secondary, group))):
@@ -46,7 +46,7 @@ def is_secondary(error: BaseException) -> bool:
 
 
 def traceback_text(error: BaseException, is_own: Callable[[str], bool]) -> str:
-    """The whole traceback, chain included.
+    """Return the whole traceback, chain included.
 
     Args:
         is_own: whether the frames of a file are left out at the beginning.
@@ -61,7 +61,7 @@ def traceback_text(error: BaseException, is_own: Callable[[str], bool]) -> str:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, and what it was raised from or while handling."""
+    """Yield `error`, and what it was raised from or while handling."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -71,7 +71,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def members(error: BaseException) -> tuple[BaseException, ...]:
-    """The members of an exception group, also of the backport for Python 3.10; else empty."""
+    """Return the members of an exception group, also of the backport for Python 3.10; else empty."""
     try:
         group = getattr(error, "exceptions", None)
     except Exception:  # a user's property may fail
@@ -91,7 +91,7 @@ def _with_members(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The frame that raised an error without a message, as a traceback prints it; '' for other errors."""
+    """Return the frame that raised an error without a message, as a traceback prints it; '' for other errors."""
     with suppress(Exception):
         frames = traceback.extract_tb(error.__traceback__)
         if frames and not str(error).strip():

@@ -26,14 +26,14 @@ _identity_of: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 
 def send_by_value() -> None:
-    """Has multiprocessing's pickles contain them; a second call changes nothing."""
+    """Have multiprocessing's pickles contain them; a second call changes nothing."""
     from multiprocessing.reduction import ForkingPickler
 
     ForkingPickler.reducer_override = _reduced  # type: ignore[method-assign]
 
 
 def _reduced(pickler: object, thing: Any) -> Any:
-    """How to pickle a function or class of ``__main__``; for all others NotImplemented: as Python does."""
+    """Reduce a function or class of ``__main__``; return NotImplemented for all others: as Python does."""
     if not isinstance(thing, _PICKLED_BY_NAME) or thing.__module__ not in _MODULES or _is_importable(thing):
         return NotImplemented
     pickled = dump_value(f"{thing.__qualname__} of __main__", thing)
@@ -45,7 +45,7 @@ def _reduced(pickler: object, thing: Any) -> Any:
 
 
 def _is_importable(thing: Any) -> bool:
-    """Whether another process finds it by its name: builtins, and what a script has that is run as ``__main__``."""
+    """Return whether another process finds it by its name: builtins, and what a script run as ``__main__`` has."""
     try:
         return operator.attrgetter(thing.__qualname__)(sys.modules[thing.__module__]) is thing
     except (AttributeError, KeyError):
@@ -58,7 +58,7 @@ def _function(pickled: bytes) -> Any:
 
 
 def _class(identity: str, pickled: bytes) -> type:
-    """A class; not unpickled again where it is known, which would set its attributes to those of the sender."""
+    """Return a class; not unpickled again where it is known, which would set its attributes to those of the sender."""
     kind = _class_of.get(identity)
     if kind is None:
         kind = _function(pickled)

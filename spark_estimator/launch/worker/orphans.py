@@ -27,7 +27,7 @@ _live_marks: set[str] = set()
 
 
 def mark(environment: MutableMapping[str, str]) -> str:
-    """Puts a new mark into a worker's environment, behind those of jobs that this one runs in; returns it."""
+    """Put a new mark into a worker's environment, behind those of jobs that this one runs in; return it."""
     new = secrets.token_hex(8)
     environment[PROCESS_VARIABLE] = f"{environment.get(PROCESS_VARIABLE, '')}/{new}"
     _live_marks.add(new)
@@ -35,7 +35,7 @@ def mark(environment: MutableMapping[str, str]) -> str:
 
 
 def end(*marks: str) -> None:
-    """Kills every process of this user that has one of the marks. Where there is no ``/proc``, nothing is found."""
+    """Kill every process of this user that has one of the marks. Where there is no ``/proc``, nothing is found."""
     encoded_marks = [mark.encode() for mark in marks if mark]
     deadline = time.monotonic() + _LONGEST.total_seconds()
     killed: set[int] = set()
@@ -56,11 +56,11 @@ def end(*marks: str) -> None:
 
 @contextmanager
 def ended_first() -> Iterator[None]:
-    """Has SIGHUP and SIGTERM, where they would end this process, end all that has a mark before. In the main thread.
+    """Have SIGHUP and SIGTERM, where they would end this process, first end all that has a mark. In the main thread.
 
-    PySpark's daemon sends these signals to the tasks of a lost executor. A worker ends with its parent, together with
-    its process group, but processes that have left the group do not end; and if the worker has just ended on its own,
-    nothing ends them.
+    PySpark's daemon sends these signals to the tasks of a lost executor. A worker ends with its parent, together
+    with its process group, but processes that have left the group do not end; and if the worker has just ended on
+    its own, nothing ends them.
     """
 
     def end_all(number: int, frame: object) -> None:
@@ -89,7 +89,7 @@ def _processes() -> list[int]:
 
 
 def _kill(pid: int, encoded_marks: list[bytes]) -> None:
-    """Kills the process if it still is one with such a mark: another may have got the number of one that has ended."""
+    """Kill the process if it still has such a mark: another may have got the number of one that has ended."""
     # From here on the signal reaches the process that has the number now, or none.
     descriptor = child_process.exit_descriptor(pid)
     try:
@@ -106,10 +106,10 @@ def _kill(pid: int, encoded_marks: list[bytes]) -> None:
 
 
 def _marks(pid: int) -> bytes | None:
-    """A process's value of `PROCESS_VARIABLE`; b"" where it has none, has ended, or is another user's.
+    """Return a process's value of `PROCESS_VARIABLE`; b"" where it has none, has ended, or is another user's.
 
-    None while it becomes another program: in the midst of ``execve`` the new environment is not there yet. It may not
-    be for a moment after `subprocess.Popen` has returned.
+    None while it becomes another program: in the midst of ``execve`` the new environment is not there yet. It may
+    not be for a moment after `subprocess.Popen` has returned.
     """
     with suppress(OSError):
         folder = _PROC / str(pid)
@@ -124,7 +124,7 @@ def _marks(pid: int) -> bytes | None:
 
 
 def _has_empty_environment(folder: Path) -> bool:
-    """Whether that is certain. Raises OSError where there is no program: kernel threads, processes that have ended."""
+    """Return whether that is certain. Raises OSError where there is no program: kernel threads, ended processes."""
     os.readlink(folder / "exe")
     # Counted from the state, as the name before it, in brackets, may have spaces: start_code, env_start and env_end of
     # proc(5). In the midst of execve the last two are alike for a moment as well; start_code is set after them.

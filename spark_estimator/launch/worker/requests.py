@@ -41,18 +41,18 @@ class SupervisorRequests:
         self._renamed = threading.Event()
 
     def fileno(self) -> int:
-        """For a selector."""
+        """Return the descriptor for a selector."""
         return self._read
 
     def stop(self, reason: str, *, at_once: bool) -> None:
-        """Asks for the worker's end; the first reason is kept. Harmless after `close`."""
+        """Ask for the worker's end; the first reason is kept. Harmless after `close`."""
         with self._lock:
             self._at_once |= at_once
             self._stop_reason = self._stop_reason or reason
             self._wake()
 
     def rename(self, rank: int) -> bool:
-        """Asks for another rank, and waits a moment. Returns whether the supervisor's thread has done it."""
+        """Ask for another rank, and wait a moment. Return whether the supervisor's thread has done it."""
         with self._lock:
             self._rank = rank
             self._renamed.clear()
@@ -62,18 +62,18 @@ class SupervisorRequests:
         return self._renamed.wait(_RENAMING.total_seconds())
 
     def take(self) -> SupervisorRequest:
-        """The pending request; a stop is repeated each time. Call `confirm_rank` when the rank has changed."""
+        """Take the pending request; a stop is repeated each time. Call `confirm_rank` when the rank has changed."""
         os.read(self._read, 4096)
         with self._lock:
             rank, self._rank = self._rank, None
             return SupervisorRequest(rank, self._stop_reason, self._at_once)
 
     def confirm_rank(self) -> None:
-        """The worker has its new rank."""
+        """Confirm that the worker has its new rank."""
         self._renamed.set()
 
     def close(self) -> None:
-        """Closes both ends: requests have no effect any more. Idempotent."""
+        """Close both ends: requests have no effect any more. Idempotent."""
         with self._lock:
             if self._write >= 0:
                 os.close(self._read)

@@ -25,7 +25,7 @@ _MAX_FRAME_BYTES = 4 << 20
 
 
 def frame(letter: bytes, content: bytes) -> bytes:
-    """A frame as bytes."""
+    """Return a frame as bytes."""
     return _HEADER.pack(letter, len(content)) + content
 
 
@@ -39,11 +39,11 @@ class ResultWriter:
 
     @property
     def usable(self) -> bool:
-        """Whether this is the process that it was made in."""
+        """Return whether this is the process that it was made in."""
         return os.getpid() == self._pid
 
     def send(self, letter: bytes, content: bytes) -> None:
-        """Blocks until the supervisor has room."""
+        """Send a frame; block until the supervisor has room."""
         if not self.usable:
             return
         view = memoryview(frame(letter, content))
@@ -52,11 +52,11 @@ class ResultWriter:
                 view = view[os.write(self._descriptor, view) :]
 
     def send_json(self, letter: bytes, content: dict[str, Any]) -> None:
-        """`send` of a JSON object."""
+        """Send a JSON object."""
         self.send(letter, json.dumps(content).encode())
 
     def send_value(self, pickled: bytes, threads: Sequence[str] = ()) -> None:
-        """The return value, in chunks, with its size and hash ahead, and the threads that the process waits for."""
+        """Send the return value in chunks, after its size and hash and the threads that the process waits for."""
         header = {"bytes": len(pickled), "sha256": hashlib.sha256(pickled).hexdigest(), "threads": list(threads)}
         self.send_json(RESULT, header)
         for start in range(0, len(pickled), CHUNK_BYTES):
@@ -70,7 +70,7 @@ class FrameReader:
         self._pending = bytearray()
 
     def feed(self, received: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields (letter, content) of each frame that is complete.
+        """Yield (letter, content) of each frame that is complete.
 
         Raises:
             ValueError: the stream is not made of frames: other code in the worker wrote to this descriptor.

@@ -13,7 +13,7 @@ _MODULES = ("pyspark.core.files", "pyspark.files")
 
 
 def find_spark_files(environ: Mapping[str, str]) -> None:
-    """Gives `SparkFiles` the folder of this rank's task once pyspark is imported; does nothing outside of Spark."""
+    """Give `SparkFiles` the folder of this rank's task once pyspark is imported; do nothing outside of Spark."""
     folder = environ.get(SPARK_FILES_VARIABLE)
     if not folder:
         return

@@ -48,13 +48,13 @@ _DRAIN = timedelta(seconds=0.5)
 
 
 def _reading_order(ready: tuple[selectors.SelectorKey, int]) -> int:
-    """stdout, stderr, others, results: what was printed before a failure is known when the failure is."""
+    """Order stdout, stderr, others, results: what was printed before a failure is known when the failure is."""
     name = ready[0].data
     return STREAMS.index(name) if name in STREAMS else 3 if name == "result" else 2
 
 
 def _silence_limit(job: JobSpec) -> timedelta:
-    """How long a worker may be stopped by a signal; zero where heartbeats are turned off."""
+    """Return how long a worker may be stopped by a signal; zero where heartbeats are turned off."""
     try:
         settings = Settings.read({**os.environ, **job.environment})
     except ValueError:  # init() names the variable
@@ -73,7 +73,7 @@ class _Worker:
 
 
 class Supervisor:
-    """One worker's parent. `start`, then `run` or `discard` in one thread; `stop` and `become` from any thread.
+    """One worker's parent. `start`, then `run` or `discard` in one thread; `stop` and `set_rank` from any thread.
 
     Its states and their transitions are in ``worker.state``.
 
@@ -111,11 +111,11 @@ class Supervisor:
 
     @property
     def pid(self) -> int:
-        """The worker's process; 0 before `start`."""
+        """Return the worker's process; 0 before `start`."""
         return self._worker.process.pid if self._worker else 0
 
     def start(self) -> None:
-        """Starts the worker, which then waits for its spec. The calling thread must live as long as the worker.
+        """Start the worker, which then waits for its spec. The calling thread must live as long as the worker.
 
         Raises:
             OSError: the process can't be started.
@@ -131,7 +131,7 @@ class Supervisor:
         self._state.fire(WorkerEvent.START)
 
     def run(self, spec: WorkerSpec, payload: bytes) -> Outcome:
-        """Sends the worker its spec, and returns when it, and everything that it started, has ended."""
+        """Send the worker its spec, and return when it, and everything that it started, has ended."""
         worker = self._worker
         assert worker is not None
         process = worker.process
@@ -167,7 +167,7 @@ class Supervisor:
         return outcome
 
     def become(self, rank: int) -> None:
-        """Gives the worker another rank, under which its lines and its end are reported from now on.
+        """Give the worker another rank, under which its lines and its end are reported from now on.
 
         On return what it has printed before is passed on under the old one.
         """
@@ -175,7 +175,7 @@ class Supervisor:
             self._identity.rank = rank
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """Has the worker's group killed; `run` then returns. Idempotent, and harmless when the worker has ended.
+        """Have the worker's group killed; `run` then returns. Idempotent, and harmless when the worker has ended.
 
         Args:
             reason: when or why; follows "was stopped" in messages.
@@ -184,7 +184,7 @@ class Supervisor:
         self._requests.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
-        """Ends a worker that `run` will not be called for. Idempotent."""
+        """End a worker that `run` will not be called for. Idempotent."""
         self._close_inherited()
         self._requests.close()
         if self._worker is not None:
@@ -197,7 +197,7 @@ class Supervisor:
             sock.close()
 
     def _register(self, selector: RestingSelector, process: WorkerProcess) -> int:
-        """Registers what `run` waits for. Returns a descriptor to be closed, readable at the process's end; or -1."""
+        """Register what `run` waits for. Return a descriptor to be closed, readable at the process's end; or -1."""
         for stream, name in (
             (process.progress, "progress"),
             (self._requests, "request"),
@@ -214,7 +214,7 @@ class Supervisor:
         return descriptor
 
     def _timeout(self, exit_descriptor: int) -> float | None:
-        """How long to wait for something to happen, in seconds; None: for ever."""
+        """Return how long to wait for something to happen, in seconds; None: without limit."""
         watched = FROZEN_INTERVAL.total_seconds() if self._frozen.limit else None
         timeout = watched if exit_descriptor >= 0 else 0.05
         due = min((instant for instant in (self._kill_at, self._slow_at) if instant is not None), default=None)
@@ -223,7 +223,7 @@ class Supervisor:
         return min(max(due - time.monotonic(), 0.0), timeout or 60.0)
 
     def _handle(self, key: selectors.SelectorKey, selector: RestingSelector, worker: _Worker) -> None:
-        """Acts on what is ready."""
+        """Act on what is ready."""
         if key.data == "stdin":
             if not worker.process.feed():
                 selector.unregister(worker.process.stdin)
@@ -259,7 +259,7 @@ class Supervisor:
                 self._kill_at = time.monotonic() + _FAREWELL.total_seconds()
 
     def _obey(self, worker: _Worker) -> None:
-        """Does what other threads have asked for."""
+        """Do what other threads have asked for."""
         request = self._requests.take()
         if request.rank is not None:
             worker.output.catch_up()
@@ -298,7 +298,7 @@ class Supervisor:
             worker.process.signal(signal.SIGKILL)
 
     def _pass_on_progress(self, selector: RestingSelector, process: WorkerProcess) -> None:
-        """Passes on the worker's last progress report. An invalid one is ignored."""
+        """Pass on the worker's last progress report. An invalid one is ignored."""
         assert process.progress is not None
         received = os.read(process.progress.fileno(), _READ_BYTES)
         if not received:
@@ -309,7 +309,7 @@ class Supervisor:
             self._relay.progress(self._identity.rank, progress)
 
     def _drain(self, selector: RestingSelector, worker: _Worker) -> None:
-        """Reads what the dead group has left in its pipes."""
+        """Read what the dead group has left in its pipes."""
         selector.resume()
         for key in list(selector.get_map().values()):
             if key.data not in (*STREAMS, "result"):

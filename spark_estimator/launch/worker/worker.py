@@ -44,7 +44,7 @@ _LOADERS = ("spark_estimator batches", "spark_estimator windows", "spark_estimat
 
 
 def bind_to_parent(parent: int) -> None:
-    """Has the kernel end this process group when process `parent` dies; ends it at once if that has already ended."""
+    """Have the kernel end this process group when process `parent` dies; end it at once if that has already ended."""
     try:
         from spark_estimator import _native
 
@@ -60,13 +60,13 @@ def bind_to_parent(parent: int) -> None:
 
 
 def input_of(spec: WorkerSpec, payload: bytes) -> list[bytes]:
-    """The bytes for a worker's stdin, in pieces: the spec with its length, and the payload."""
+    """Return the bytes for a worker's stdin, in pieces: the spec with its length, and the payload."""
     text = spec.to_json().encode()
     return [_LENGTH.pack(len(text)) + text, payload]
 
 
 def read_spec(stream: BinaryIO) -> WorkerSpec:
-    """Reads the spec from stdin; the payload follows it.
+    """Read the spec from stdin; the payload follows it.
 
     Raises:
         EOFError: the supervisor ended, or gave up the job, before it had written everything.
@@ -80,7 +80,7 @@ def read_spec(stream: BinaryIO) -> WorkerSpec:
 
 
 def main() -> None:
-    """Entry point; `supervisor` starts it."""
+    """Run the program; `supervisor` starts it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--result-fd", type=int, required=True)
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int:
-    """Unpickles and calls the function, and sends its value or its error.
+    """Unpickle and call the function, and send its value or its error.
 
     Args:
         payload: the pickle; read as it arrives, so that a large model is in memory once and not twice.
@@ -181,7 +181,7 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
 
 
 def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
-    """Runs the command in this process's group and waits: this process stays as the guard that dies with the launcher.
+    """Run the command in this process's group and wait: this process is the guard that dies with the launcher.
 
     Returns:
         The exit status of this process.
@@ -224,7 +224,7 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
 
 
 def _close_stdin() -> None:
-    """Has stdin be empty from now on."""
+    """Have stdin be empty from now on."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -232,7 +232,7 @@ def _close_stdin() -> None:
 
 
 def _lingering_threads() -> list[str]:
-    """The threads that may keep this process from ending, and where each is; a loader's pool ends with the process."""
+    """Return the threads that may keep this process from ending, and where each is; a loader's pool ends with it."""
     main, frames = threading.main_thread(), sys._current_frames()
     return [
         f"{thread.name!r}{_place(frames.get(thread.ident or 0))}"
@@ -242,7 +242,7 @@ def _lingering_threads() -> list[str]:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The line of the user's code that a thread is at, or has called the standard library from; '': there is none."""
+    """Return the line of the user's code that a thread is at, or has called the standard library from; '' for none."""
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names:
         frame = frame.f_back
     return "" if frame is None else f" (in {frame.f_code.co_name}, {frame.f_code.co_filename} line {frame.f_lineno})"
@@ -264,7 +264,7 @@ def _fail(
     *,
     exit_code: int | None = None,
 ) -> int:
-    """Sends a report and returns the exit status for it."""
+    """Send a report and return the exit status for it."""
     report = FailureReport(
         rank=spec.rendezvous.rank,
         host=socket.gethostname(),
@@ -281,7 +281,7 @@ def _fail(
 
 
 def _not_loaded(function: str, error: BaseException) -> str:
-    """Why the function could not be unpickled, and what to do."""
+    """Explain why the function could not be unpickled, and what to do."""
     text = f"could not load {function}: {error_text.named(error)}."
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]

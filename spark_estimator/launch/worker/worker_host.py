@@ -25,10 +25,10 @@ class WorkerHandle(Protocol):
 
     @property
     def pid(self) -> int:
-        """The worker's process on its host; 0 before `start`."""
+        """Return the worker's process on its host; 0 before `start`."""
 
     def start(self) -> PeerFacts | Outcome:
-        """Starts the worker, which then waits.
+        """Start the worker, which then waits.
 
         Returns:
             Where it will listen, the rank in it means nothing; or how it has ended instead.
@@ -38,20 +38,20 @@ class WorkerHandle(Protocol):
         """
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """Sends the worker its rank and peers, and returns when it, and all that it started, has ended.
+        """Send the worker its rank and peers, and return when it, and all that it started, has ended.
 
         Args:
             rendezvous: without descriptors, which are added on the worker's host.
         """
 
     def become(self, rank: int) -> None:
-        """Gives the worker a new rank."""
+        """Give the worker a new rank."""
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """Has the worker ended; as in `Supervisor`."""
+        """Have the worker ended; as in `Supervisor`."""
 
     def discard(self) -> None:
-        """Ends a worker that `run` will not be called for."""
+        """End a worker that `run` will not be called for."""
 
 
 #: Makes the handles of a job's workers, in rank order; their events go to the relay.
@@ -114,7 +114,7 @@ class LocalWorkerHandle:
 
 
 def named(facts: PeerFacts, host: str) -> PeerFacts:
-    """`facts` under the name by which the user calls that host; '' leaves them as they are.
+    """Return `facts` under the name by which the user calls that host; '' leaves them as they are.
 
     Ranks are on one host when they have the same host name: a machine with two names counts as two hosts.
     """

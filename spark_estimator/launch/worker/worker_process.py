@@ -82,38 +82,38 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its number, also after its end."""
+        """Return its number, also after its end."""
         return self._child.pid
 
     @property
     def stdin(self) -> IO[bytes]:
-        """Not blocking, as the others."""
+        """Return its standard input; not blocking, as the others."""
         assert self._child.stdin is not None
         return self._child.stdin
 
     @property
     def stdout(self) -> IO[bytes]:
-        """What it prints."""
+        """Return the stream of what it prints."""
         assert self._child.stdout is not None
         return self._child.stdout
 
     @property
     def stderr(self) -> IO[bytes]:
-        """What it prints there."""
+        """Return the stream of what it prints there."""
         assert self._child.stderr is not None
         return self._child.stderr
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended; it need not be reaped yet."""
+        """Return whether the process has ended; it need not be reaped yet."""
         return child_process.has_ended(self.pid)
 
     def set_input(self, pieces: Sequence[bytes]) -> None:
-        """The bytes that `feed` writes."""
+        """Set the bytes that `feed` writes."""
         self._input = [memoryview(piece) for piece in pieces if piece]
 
     def feed(self) -> bool:
-        """Writes some of the input to the worker's stdin. Returns whether there is more."""
+        """Write some of the input to the worker's stdin. Return whether there is more."""
         try:
             self._input[0] = self._input[0][os.write(self.stdin.fileno(), self._input[0][:_WRITE_BYTES]) :]
         except BlockingIOError:
@@ -125,32 +125,32 @@ class WorkerProcess:
         return bool(self._input)
 
     def end_input(self) -> None:
-        """Closes the worker's stdin."""
+        """Close the worker's stdin."""
         with contextlib.suppress(OSError):
             self.stdin.close()
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the worker's process group."""
+        """Send a signal to the worker's process group."""
         child_process.signal_group(self._child, number)
 
     def kill(self) -> None:
-        """Kills the worker and everything that it has started, in its group or not. Idempotent."""
+        """Kill the worker and everything that it has started, in its group or not. Idempotent."""
         self.signal(signal.SIGKILL)
         orphans.end(self._mark)
 
     def reap(self) -> tuple[int, int]:
-        """As `child_process.reap`."""
+        """Reap it; see `child_process.reap`."""
         return child_process.reap(self._child)
 
     def close(self) -> None:
-        """Closes this end of all pipes. Idempotent."""
+        """Close this end of all pipes. Idempotent."""
         for stream in (self.result, self.progress, self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
 
     def discard(self) -> None:
-        """Kills and reaps it, unless that has been done. Idempotent."""
+        """Kill and reap it, unless that has been done. Idempotent."""
         if self._child.returncode is None:
             self.kill()
             self.reap()

@@ -59,7 +59,7 @@ class WorkerReport:
         self._memory_before = memory_before
 
     def feed(self, received: bytes) -> None:
-        """Acts on what was read from the result pipe; data that is not a frame is the worker's failure."""
+        """Act on what was read from the result pipe; data that is not a frame is the worker's failure."""
         try:
             for letter, content in self._frames.feed(received):
                 self._take(letter, content)
@@ -69,11 +69,11 @@ class WorkerReport:
 
     @property
     def has_returned(self) -> bool:
-        """Whether the function has returned, and its value has arrived. Never of a command."""
+        """Return whether the function has returned, and its value has arrived. Never of a command."""
         return self._expected is not None and len(self._value) == self._expected[0]
 
     def report_slow_end(self, after: timedelta, remaining: timedelta) -> None:
-        """Reports that the worker's process still runs, `after` its function has returned.
+        """Report that the worker's process still runs, `after` its function has returned.
 
         Args:
             remaining: how long it may still run before it is killed.
@@ -98,12 +98,12 @@ class WorkerReport:
         )
 
     def stop(self, reason: str) -> None:
-        """The worker is being stopped, which is its failure unless it has failed before."""
+        """Note that the worker is being stopped, which is its failure unless it has failed before."""
         if self._state.fire(WorkerEvent.STOP):
             self._failure = self._failure_of(failures.STOPPED, f"was stopped {reason}")
 
     def freeze(self, limit: timedelta) -> None:
-        """A signal has stopped the worker, which did not continue within `limit` and is being killed."""
+        """Note that a signal has stopped the worker, which did not continue within `limit` and is being killed."""
         if self.has_returned:  # the job has its value: `outcome` prints how the process ended
             return
         message = (
@@ -113,9 +113,9 @@ class WorkerReport:
         self._fail(self._failure_of(failures.KILLED, message, exit_code=-signal.SIGKILL))
 
     def stop_frozen(self, stopped_for: timedelta) -> None:
-        """The worker is being killed, as the job ends, while a signal has stopped it for `stopped_for`.
+        """Note that the worker is killed, as the job ends, while a signal has stopped it for `stopped_for`.
 
-        It is the cause if other ranks failed because of its silence (`failures.first_failure`).
+        It is the cause if other ranks failed because of its silence (`failures.find_first_failure`).
         """
         message = (
             f"was stopped by a signal (SIGSTOP) and had not continued {stopped_for.total_seconds():.0f} s later, when "
@@ -124,7 +124,7 @@ class WorkerReport:
         self._fail(replace(self._failure_of(failures.KILLED, message, exit_code=-signal.SIGKILL), secondary=True))
 
     def outcome(self, exit_code: int, peak_bytes: int) -> Outcome:
-        """How the worker has ended.
+        """Return how the worker has ended.
 
         Args:
             exit_code, peak_bytes: as `child_process.reap` returned them.
@@ -146,7 +146,7 @@ class WorkerReport:
         return self._outcome(exit_code, None)
 
     def _take(self, letter: bytes, content: bytes) -> None:
-        """Acts on one frame.
+        """Act on one frame.
 
         Raises:
             ValueError: a worker doesn't send such a frame, or not now.
@@ -200,7 +200,7 @@ class WorkerReport:
         return replace(report, traceback=self._output.python_stack, log_tail=self._output.tail)
 
     def _explain(self, status: int, peak_bytes: int) -> FailureReport:
-        """Why a worker that reported nothing has ended."""
+        """Explain why a worker that reported nothing has ended."""
         why = _OF_LLVM if self._output.has_two_llvms else ""
         end = child_process.describe_end(status) + why
         exit_code = None if status == child_process.UNKNOWN else status

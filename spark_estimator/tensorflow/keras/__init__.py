@@ -23,7 +23,7 @@ from spark_estimator.keras.optimizer import (  # type: ignore[assignment]
 
 
 def __getattr__(name: str) -> Any:
-    """Names that the binding loads at their first use."""
+    """Return a name that the binding loads at its first use."""
     if name == "callbacks":
         return importlib.import_module(f"{__name__}.callbacks")
     return getattr(_binding, name)

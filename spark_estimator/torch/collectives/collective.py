@@ -41,7 +41,7 @@ class Collective(Generic[Result]):
 
     Args:
         op: the kind, for the engine.
-        name: for the engine; a kind when `unnamed`. See `request_name`.
+        name: for the engine; a kind when `unnamed`. See `make_request_name`.
         unnamed: whether the ranks' calls are matched by their order.
         tensors: what the wire forms share their memory with, or are copies of.
         keep: what owns that memory.
@@ -70,7 +70,7 @@ class Collective(Generic[Result]):
         self._options = options
 
     def run(self, *, repeats: bool = True) -> Result:
-        """Runs it and returns its result. Raises as ``collectives.ops.run`` does.
+        """Run it and return its result. Raise as ``collectives.ops.run`` does.
 
         Args:
             repeats: False if no call of this name can follow.
@@ -87,7 +87,7 @@ class Collective(Generic[Result]):
         return self._result(handle)
 
     def submit(self, of: Callable[[Result], object] | None = None) -> int:
-        """Submits it and returns the number that `synchronize` takes. Raises as ``collectives.ops.submit`` does.
+        """Submit it and return the number that `synchronize` takes. Raise as ``collectives.ops.submit`` does.
 
         Args:
             of: applied by `synchronize` to the result; None: the result is returned unchanged.
@@ -111,7 +111,7 @@ def allreduce_of(
     in_place: bool = False,
     residues: Sequence[object] = (),
 ) -> Collective[list[torch.Tensor]]:
-    """Tensors that are reduced as one, each into a new one or in place.
+    """Make an allreduce of tensors that are reduced as one, each into a new one or in place.
 
     Args:
         tensors: as the user gave them.
@@ -160,7 +160,7 @@ def allreduce_of(
 
 
 def _check_apart(tensors: Sequence[torch.Tensor], kind: str) -> None:
-    """Raises ValueError when two tensors share memory: each would be reduced with what the other has left there."""
+    """Raise ValueError when two tensors share memory: each would be reduced with what the other has left there."""
     ranges = sorted(
         (tensor.data_ptr(), tensor.nbytes, number) for number, tensor in enumerate(tensors) if tensor.nbytes
     )
@@ -176,7 +176,7 @@ def _check_apart(tensors: Sequence[torch.Tensor], kind: str) -> None:
 def allgather_of(
     tensors: Sequence[torch.Tensor], kind: str, name: str | None, process_set: ProcessSet | None
 ) -> Collective[list[tuple[torch.Tensor, Rows]]]:
-    """Tensors whose rows are joined, in one request; each result is a pair with the number of rows of each rank.
+    """Make an allgather of tensors, in one request; each result is a pair with the number of rows of each rank.
 
     Raises:
         IndexError: a tensor has no dimension to join along.
@@ -211,7 +211,7 @@ def broadcast_of(
     *,
     in_place: bool = False,
 ) -> Collective[torch.Tensor]:
-    """A tensor that becomes the root's, as a new one or in place. See `allreduce_of` for the arguments.
+    """Make a broadcast of a tensor, into a new one or in place. See `make_allreduce` for the arguments.
 
     Raises:
         ValueError: when it is sent off: the root is none of the set's ranks.
@@ -240,7 +240,7 @@ def broadcast_of(
 def alltoall_of(
     tensor: torch.Tensor, splits: object, kind: str, name: str | None, process_set: ProcessSet | None
 ) -> Collective[tuple[torch.Tensor, torch.Tensor]]:
-    """A tensor whose rows are sent to the ranks; the result is a pair: the received rows, and [size] their numbers.
+    """Make an alltoall of a tensor's rows; the result is a pair: the received rows, and [size] their numbers.
 
     Raises:
         ValueError: the tensor has no rows to share, or the splits do not share them.
@@ -275,7 +275,7 @@ def reducescatter_of(
     postscale: float,
     process_set: ProcessSet | None,
 ) -> Collective[list[torch.Tensor]]:
-    """Tensors that are reduced together; each rank gets its rows of the results. See `allreduce_of` for the arguments.
+    """Make a reducescatter of tensors; each rank gets its rows. See `make_allreduce` for the arguments.
 
     Raises:
         ValueError: a tensor has no rows to share.
@@ -315,7 +315,7 @@ def reducescatter_of(
 
 
 def group(tensors: object, kind: str) -> list[torch.Tensor]:
-    """The members of a group. Raises ValueError when there are none, or they are no list."""
+    """Return the members of a group. Raises ValueError when there are none, or they are no list."""
     if not isinstance(tensors, (list, tuple)):
         raise ValueError(f"{where(kind)}: a list of tensors is needed, not {tensors!r:.100}.")
     if not tensors:
@@ -333,7 +333,7 @@ def _with_rows(tensor: torch.Tensor, kind: str, device: torch.device) -> torch.T
 
 
 def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, ...] | None:
-    """[size] how many rows are sent to each rank, together at most as many as there are; None: equally many."""
+    """Return [size] how many rows are sent to each rank, together at most as many as there are; None: equally many."""
     lengths = splits.tolist() if isinstance(splits, torch.Tensor) else splits
     if lengths is None or (isinstance(lengths, (list, tuple)) and not lengths):
         if rows % engine.size:
@@ -354,7 +354,7 @@ def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, 
 
 
 def _without_output(source: torch.Tensor) -> Tensor:
-    """A tensor for an op that makes the memory for its result itself."""
+    """Make the engine's form of a tensor for an op that makes the memory for its result itself."""
     return described(source)._replace(output=0)
 
 

@@ -55,14 +55,14 @@ class BucketCompression(ABC):
 
     @abstractmethod
     def bucket(self, name: str, slots: Any, options: Any) -> Any:
-        """A ``gradient_bucket.Bucket`` for these parameters."""
+        """Make an ``optimizer.bucket.Bucket`` for these parameters."""
 
     @abstractmethod
     def for_one_optimizer(self) -> Self:
-        """The same settings, with separate residues: one optimizer's errors are not another's."""
+        """Return the same settings, with separate residues: one optimizer's errors are not another's."""
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Raises ValueError: there is no form of one tensor that could be sent alone."""
+        """Raise ValueError: there is no form of one tensor that could be sent alone."""
         raise ValueError(
             f"compression={self!r} keeps an error residual between optimizer steps, so it works only with "
             "hvd.DistributedOptimizer (op=hvd.Average or hvd.Sum). For a single collective, use "
@@ -105,7 +105,7 @@ CASTS: Mapping[str, type] = {"none": NoneCompressor, "fp16": FP16Compressor, "bf
 
 
 def checked_compression(compression: object) -> object:
-    """The value of ``compression=``, ready for one optimizer.
+    """Return the value of ``compression=``, ready for one optimizer.
 
     Raises:
         ValueError: it is neither a `BucketCompression` nor has it ``compress`` and ``decompress``.
@@ -116,14 +116,14 @@ def checked_compression(compression: object) -> object:
 
 
 def checked_compressor(compression: object, kind: str) -> Any:
-    """The value of ``compression=`` of one collective. Raises ValueError when it cannot compress a tensor."""
+    """Return the value of ``compression=`` of one collective. Raises ValueError when it cannot compress a tensor."""
     if isinstance(compression, BucketCompression):
         return compression  # which checks its use itself
     return check_compressor(compression, kind=where(kind), choices="none, fp16 and bf16")
 
 
 def wire_dtype(compression: object, dtype: torch.dtype) -> torch.dtype | None:
-    """The type in which a gradient of `dtype` is sent; None for a custom compressor, which need not declare it."""
+    """Return the type in which a gradient of `dtype` is sent; None for a custom compressor."""
     if compression is NoneCompressor or isinstance(compression, BucketCompression):
         return dtype
     if compression in (FP16Compressor, BF16Compressor, FP32Compressor):

@@ -52,16 +52,16 @@ class TensorLocation(NamedTuple):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is no host memory."""
+        """Return whether it is no host memory."""
         return self.number != NO_DEVICE
 
     @property
     def engines_device(self) -> int | None:
-        """As a plan takes it."""
+        """Return the device's number as a plan takes it."""
         return self.number if self.on_gpu else None
 
     def gpu(self, kind: str) -> Gpu | None:
-        """For one request that is submitted now: with the stream that is current; None for host memory.
+        """Return the GPU for one request that is submitted now: with the stream that is current; None for host memory.
 
         Args:
             kind: of the operation, for messages.
@@ -76,7 +76,7 @@ IN_HOST_MEMORY = TensorLocation(HOST, NO_DEVICE, NO_DEVICE)
 
 
 def location_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> TensorLocation:
-    """The place where the tensors of one request are processed.
+    """Return the place where the tensors of one request are processed.
 
     Args:
         tensors: as the user gave them; what is no tensor is not looked at.
@@ -100,7 +100,7 @@ def location_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | 
 
 
 def location_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -> TensorLocation:
-    """As `location_of`; tensors of several devices are worked on in host memory."""
+    """Find the place as `find_location`; tensors of several devices are worked on in host memory."""
     numbers = {cuda_device(tensor) for tensor in tensors}
     if len(numbers) != 1 or NO_DEVICE in numbers or context.settings().gpu_operations == "copy":
         return IN_HOST_MEMORY
@@ -113,7 +113,7 @@ def location_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -
 
 
 def cuda_device(tensor: object) -> int:
-    """The number of a tensor's CUDA device; `NO_DEVICE` where it is on another kind of device."""
+    """Return the number of a tensor's CUDA device; `NO_DEVICE` where it is on another kind of device."""
     return tensor.get_device() if isinstance(tensor, torch.Tensor) and tensor.is_cuda and not _IS_ROCM else NO_DEVICE
 
 
@@ -121,7 +121,7 @@ _IS_ROCM = torch.version.hip is not None
 
 
 def current_stream(device: int, kind: str) -> int:
-    """The address of a CUDA device's current stream of this thread.
+    """Return the address of a CUDA device's current stream of this thread.
 
     Args:
         device: its number.
@@ -140,7 +140,7 @@ def current_stream(device: int, kind: str) -> int:
 
 
 def raw_stream(device: int) -> int:
-    """The same, and nothing is checked."""
+    """Return the same address, without any check."""
     # torch.cuda.current_stream(device).cuda_stream, without a Python object for it: asked for with every request.
     stream: int = torch._C._cuda_getCurrentRawStream(device)
     return stream
@@ -156,7 +156,7 @@ def wait_for_streams(device: int, streams: Iterable[int]) -> None:
 
 
 def await_outputs(handle: Handle | None, gpu: Gpu | None, tensors: Iterable[torch.Tensor], kind: str) -> None:
-    """Waits for a collective, after which its outputs may be read: by the stream of the GPU that is current now.
+    """Wait for a collective, after which its outputs may be read: by the stream of the GPU that is current now.
 
     Raises as ``Handle.wait`` does, and as `current_stream`.
 
@@ -184,7 +184,7 @@ def gathered(
     kind: str,
     forms: Sequence[tuple[torch.dtype, tuple[int, ...]]] | None = None,
 ) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Waits for an allgather or alltoall and returns, for each tensor, all ranks' rows and the number of each rank.
+    """Wait for an allgather or alltoall and return, for each tensor, all ranks' rows and the number of each rank.
 
     Raises as `await_outputs` does.
 
@@ -215,7 +215,7 @@ def gathered(
 
 
 def _note_use(tensors: Iterable[torch.Tensor], gpu: Gpu, stream: int) -> None:
-    """Records with the allocator that tensors are used on another stream than the one of their submission."""
+    """Record with the allocator that tensors are used on another stream than the one of their submission."""
     if stream != gpu.stream:
         current = torch.cuda.current_stream(gpu.device)
         for tensor in tensors:
@@ -223,7 +223,7 @@ def _note_use(tensors: Iterable[torch.Tensor], gpu: Gpu, stream: int) -> None:
 
 
 def _is_used(engine: Engine, number: int) -> bool:
-    """Whether a CUDA device is the one from which this rank sends tensors in the engine's group."""
+    """Return whether a CUDA device is the one from which this rank sends tensors in the engine's group."""
     if engine.gpu.claim(number):
         return True
     if (engine.gpu.device, number) not in _warned_of:
@@ -246,7 +246,7 @@ def _device_name(tensor: object) -> str:
 
 @functools.cache
 def warn_of_int8() -> None:
-    """Logs once that there is no kernel for int8 on a GPU."""
+    """Log once that there is no kernel for int8 on a GPU."""
     _log.warning(
         "compression=hvd.Compression.int8: gradients on GPUs are sent in their own type, since int8 works only in host "
         "memory. Use hvd.Compression.bf16 to send fewer bytes."

@@ -76,7 +76,7 @@ def allreduce(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Joins all ranks' tensors along their first dimension, in rank order, into a new tensor on every rank.
+    """Join all ranks' tensors along their first dimension, in rank order, into a new tensor on every rank.
 
     Args:
         tensor: [n, *shape], where n may differ from rank to rank and be 0.
@@ -100,7 +100,7 @@ def allgather(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Copies the root's tensor into a new one on every rank.
+    """Copy the root's tensor into a new one on every rank.
 
     Args:
         tensor: of the same shape and type on all ranks.
@@ -127,7 +127,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Sends some rows of the tensor to each rank, and joins what all ranks sent to this one, in rank order.
+    """Send some rows of the tensor to each rank, and join what all ranks sent to this one, in rank order.
 
     Args:
         tensor: [n, *shape], where n may differ from rank to rank and be 0.
@@ -192,15 +192,15 @@ def reducescatter(
 
 
 def needs_gradient(tensor: object, kind: str) -> bool:
-    """Whether autograd records an operation on `tensor`. Raises ValueError if it is not a tensor."""
+    """Return whether autograd records an operation on `tensor`. Raises ValueError if it is not a tensor."""
     return checked_tensor(tensor, kind).requires_grad and torch.is_grad_enabled()
 
 
 def gradient_name(kind: str, name: str | None, process_set: ProcessSet | None) -> str:
-    """The gradient's name; asked for after every call, also if it needs no gradient, so that all ranks count alike.
+    """Return the gradient's name; called after every call, also without a gradient, so that all ranks count alike.
 
-    Called after the operation, because a call that a rank has refused does not count. Gradients have names where the
-    operation has none, because autograd may run them in another order on each rank.
+    Called after the operation, because a call that a rank has refused does not count. Gradients have names where
+    the operation has none, because autograd may run them in another order on each rank.
     """
     if name is None:
         # Each set counts separately: ranks outside it do not see its calls.
@@ -210,21 +210,21 @@ def gradient_name(kind: str, name: str | None, process_set: ProcessSet | None) -
 
 
 def check_has_gradient(operation: ReduceOp, kind: str) -> None:
-    """Raises NotImplementedError for a reduction that has no gradient here."""
+    """Raise NotImplementedError for a reduction that has no gradient here."""
     if operation not in (Average, Sum, Adasum):
         raise NotImplementedError(f"{kind} with {operation.name.title()} is not differentiable; use Average or Sum.")
 
 
 def scatter_scale(operation: ReduceOp, process_set: ProcessSet | None, prescale: float, postscale: float) -> float:
-    """By what a reducescatter's incoming gradients are multiplied, before they are joined."""
+    """Return the factor of a reducescatter's incoming gradients, before they are joined."""
     return prescale * postscale * (context.engine(process_set).size if operation is Sum else 1)
 
 
 def derivative(forth: Derivative, back: Derivative, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """``forth(*gradients)``, a derivative that can itself be differentiated, by `back`.
+    """Return ``forth(*gradients)``, a derivative that can itself be differentiated, by `back`.
 
-    Without it a second derivative would be that of an average in which each rank uses its part only, and so too small
-    by the number of ranks.
+    Without it a second derivative would be that of an average in which each rank uses its part only, and so too
+    small by the number of ranks.
     """
     if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients):
         result: tuple[torch.Tensor, ...] = _Derivative.apply(forth, back, *gradients)
@@ -283,7 +283,7 @@ class HorovodAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The same operation on the gradient."""
+        """Apply the same operation to the gradient."""
         check_has_gradient(ctx.arguments[0], "allreduce")
         return _allreduce(gradient, ctx.gradient_name, *ctx.arguments), None, None, None, None, None, None
 
@@ -302,7 +302,7 @@ class HorovodAllgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Own rows of the average."""
+        """Return this rank's rows of the average."""
         name, process_set, place = ctx.gradient_name, ctx.process_set, (ctx.start, ctx.length)
 
         def rows_of_this_rank(gradient: torch.Tensor) -> tuple[torch.Tensor]:
@@ -327,7 +327,7 @@ class HorovodBroadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The average at the root."""
+        """Return the average at the root."""
         name, process_set, root_rank = ctx.gradient_name, ctx.process_set, ctx.root_rank
 
         def at_root(gradient: torch.Tensor) -> tuple[torch.Tensor]:
@@ -360,7 +360,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
-        """Every row's gradient, back on the rank that sent the row."""
+        """Return every row's gradient to the rank that sent the row."""
         back, _received = alltoall(gradient, ctx.received, ctx.gradient_name, ctx.process_set)
         not_sent = ctx.rows - len(back)
         if not_sent:
@@ -392,6 +392,6 @@ class HorovodReducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """All ranks' gradients, joined."""
+        """Join all ranks' gradients."""
         joined = allgather(gradient * ctx.scale, ctx.gradient_name, ctx.process_set)
         return joined, None, None, None, None, None

@@ -61,7 +61,7 @@ def grouped_allreduce(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
-    """Joins all ranks' tensors along the first dimension, as `allgather` does: all of the list, or none.
+    """Join all ranks' tensors along the first dimension, as `allgather` does: all of the list, or none.
 
     Args:
         tensors: each [n, *shape], of any types; at least one, and as many on all ranks.
@@ -157,7 +157,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The same operation on the gradients."""
+        """Apply the same operation to the gradients."""
         check_has_gradient(ctx.arguments[0], _ALLREDUCE)
         reduced = _allreduce(_floating(ctx, gradients), ctx.gradient_name, *ctx.arguments)
         return (*[None] * 6, *_in_place_of(ctx, reduced))
@@ -181,7 +181,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Own rows of the averages."""
+        """Return this rank's rows of the averages."""
         name, process_set, shares = ctx.gradient_name, ctx.process_set, ctx.shares
 
         def rows_of_this_rank(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -219,7 +219,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """All ranks' gradients, joined."""
+        """Join all ranks' gradients."""
         scaled = [gradient * ctx.scale for gradient in _floating(ctx, gradients)]
         joined = grouped_allgather(scaled, ctx.gradient_name, ctx.process_set)
         return (*[None] * 5, *_in_place_of(ctx, joined))
@@ -230,7 +230,7 @@ def _need_gradients(tensors: Sequence[object], kind: str) -> bool:
 
 
 def _noted(ctx: Any, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Notes which outputs have a gradient: on all ranks the same ones, also those that a rank does not need."""
+    """Note which outputs have a gradient: on all ranks the same ones, also those that a rank does not need."""
     ctx.floating = [output.is_floating_point() for output in outputs]
     ctx.mark_non_differentiable(*[output for output in outputs if not output.is_floating_point()])
     return tuple(outputs)
@@ -241,7 +241,7 @@ def _floating(ctx: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]
 
 
 def _in_place_of(ctx: Any, results: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """[number of tensors] the results in the positions of the tensors that have a gradient."""
+    """Return [number of tensors] the results in the positions of the tensors that have a gradient."""
     remaining = iter(results)
     return [next(remaining) if floating else None for floating in ctx.floating]
 

@@ -62,7 +62,7 @@ def grouped_allreduce_(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Joins all ranks' tensors along the first dimension; see `grouped_allgather`. Returns one handle, of a tuple."""
+    """Join all ranks' tensors along the first dimension; see `grouped_allgather`. Return one handle, of a tuple."""
     kind = "grouped_allgather"
     request = allgather_of(group(tensors, kind), kind, name, process_set)
     return request.submit(lambda gathered: tuple(joined for joined, _ in gathered))

@@ -35,7 +35,7 @@ ELEMENT_TYPES: dict[torch.dtype, DType] = {
 
 
 def element_type(dtype: torch.dtype) -> DType:
-    """The engine's code of an element type. Raises ValueError for one that it does not know."""
+    """Return the engine's code of an element type. Raises ValueError for one that it does not know."""
     code = ELEMENT_TYPES.get(dtype)
     if code is None:
         supported = ", ".join(str(known_type).removeprefix("torch.") for known_type in ELEMENT_TYPES)
@@ -44,7 +44,7 @@ def element_type(dtype: torch.dtype) -> DType:
 
 
 def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
-    """`tensor`, checked. Raises ValueError if it is not a tensor.
+    """Return `tensor`, checked. Raises ValueError if it is not a tensor.
 
     Args:
         tensor: as the caller received it.
@@ -72,7 +72,7 @@ def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
 
 
 def wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
-    """A contiguous tensor on `device` with the elements of `tensor`: itself, detached, where it is one already.
+    """Return a contiguous tensor on `device` with the elements of `tensor`: itself, detached, if possible.
 
     Raises:
         ValueError: it is no tensor, or one without data, sparse, nested or of an unsupported element type.
@@ -98,7 +98,7 @@ def wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.T
 
 
 def check_parameter(name: str, tensor: torch.Tensor, kind: str) -> None:
-    """Raises ValueError for a parameter whose values, or gradients, no operation could send.
+    """Raise ValueError for a parameter whose values, or gradients, no operation could send.
 
     Args:
         name: for the message.
@@ -129,7 +129,7 @@ def check_parameter(name: str, tensor: torch.Tensor, kind: str) -> None:
 
 
 def writable_wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
-    """As `wire_form`, of a tensor into which the result can be written back. Raises ValueError where it cannot."""
+    """Return the wire form of a tensor into which the result can be written back. Raises ValueError where it cannot."""
     wire = wire_form(tensor, kind, device)
     assert isinstance(tensor, torch.Tensor)
     if not tensor.is_contiguous() and overlaps_itself(tensor):
@@ -141,19 +141,19 @@ def writable_wire_form(tensor: object, kind: str, device: torch.device = HOST) -
 
 
 def write_back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a result into the tensor that it belongs to, unless it is there already. Returns that tensor."""
+    """Copy a result into the tensor that it belongs to, unless it is there already. Return that tensor."""
     if wire.data_ptr() != tensor.data_ptr() or wire.device != tensor.device:
         tensor.detach().copy_(wire)
     return tensor
 
 
 def is_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor shares memory with a dense one, as far as PyTorch itself knows.
+    """Return whether no other tensor shares memory with a dense one, as far as PyTorch itself knows.
 
     A gradient may share its memory with another gradient, or with a tensor that autograd will still read: for
-    parameters that are joined by a view, ``cat`` or ``+``, autograd returns views of one tensor. The very same tensor
-    as the gradient of two parameters is alone, and so are two tensors that were made of one array: `overlapping` knows
-    of these.
+    parameters that are joined by a view, ``cat`` or ``+``, autograd returns views of one tensor. The very same
+    tensor as the gradient of two parameters is alone, and so are two tensors that were made of one array:
+    `find_overlapping` knows of these.
     """
     return references(storage_of(tensor)) <= ALONE
 
@@ -171,7 +171,7 @@ ALONE = references(storage_of(_lone_tensor)) if hasattr(torch._C, "_storage_Use_
 
 
 def overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """The ids of those dense tensors that share memory with another one, in part or as a whole, gaps included.
+    """Return the ids of those dense tensors that share memory with another one, in part or whole, gaps included.
 
     Args:
         tensors: any number of them; a tensor that is in the list twice overlaps itself.
@@ -196,12 +196,12 @@ def overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether several elements share one place in memory, as in an expanded tensor: it cannot be written to."""
+    """Return whether several elements share one address, as in an expanded tensor: it cannot be written to."""
     return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def described(wire_input: torch.Tensor, wire_output: torch.Tensor | None = None) -> Tensor:
-    """The addresses of a wire form; without `wire_output` the result replaces the input."""
+    """Make the engine's form of a wire form; without `wire_output` the result replaces the input."""
     source = wire_input.data_ptr()
     target = source if wire_output is None else wire_output.data_ptr()
     return Tensor(source, target, element_type(wire_input.dtype), tuple(wire_input.shape))

@@ -102,7 +102,7 @@ def allreduce_(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Sums or averages sparse tensors over all ranks. They are sent as they are, in one allgather; nothing is made
+    """Sum or average sparse tensors over all ranks. They are sent as they are, in one allgather; nothing is made
     dense.
 
     Args:
@@ -157,33 +157,33 @@ def sparse_allreduce_async(
 
 
 def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """A sparse tensor of parts that are those of sparse tensors, so that nothing need be checked."""
+    """Make a sparse tensor from the parts of sparse tensors, so that nothing need be checked."""
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Joins all ranks' tensors along their first dimension, in rank order; see `allgather`. Returns a handle."""
+    """Join all ranks' tensors along their first dimension, in rank order; see `allgather`. Return a handle."""
     return allgather_of([tensor], "allgather", name, process_set).submit(lambda gathered: gathered[0][0])
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Copies the root's tensor into a new one on every rank; see `broadcast`. Returns a handle."""
+    """Copy the root's tensor into a new one on every rank; see `broadcast`. Return a handle."""
     return broadcast_of(tensor, root_rank, "broadcast", name, process_set).submit()
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Copies the root's tensor into every rank's tensor; see `broadcast`. Returns a handle."""
+    """Copy the root's tensor into every rank's tensor; see `broadcast`. Return a handle."""
     return broadcast_of(tensor, root_rank, "broadcast", name, process_set, in_place=True).submit()
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Copies the root's tensor into every rank's and returns that; see `broadcast`. Not differentiable."""
+    """Copy the root's tensor into every rank's and return that; see `broadcast`. Not differentiable."""
     return broadcast_of(tensor, root_rank, "broadcast", name, process_set, in_place=True).run()
 
 
@@ -193,7 +193,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Sends some rows of a tensor to each rank; see `alltoall`. Returns a handle, of a pair also without `splits`."""
+    """Send some rows of a tensor to each rank; see `alltoall`. Return a handle, of a pair also without `splits`."""
     return alltoall_of(tensor, splits, "alltoall", name, process_set).submit()
 
 
@@ -212,7 +212,7 @@ def reducescatter_async(
 
 
 def join(device: int = -1) -> int:
-    """Reports the end of this rank's data: it takes part with zeros in the others' allreduces until all have joined.
+    """Report the end of this rank's data: it takes part with zeros in the others' allreduces until all have joined.
 
     Args:
         device: ignored; Horovod has it.
@@ -227,5 +227,5 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank of the set is in it. Raises HorovodInternalError when one is lost."""
+    """Return when every rank of the set is in it. Raise HorovodInternalError when one is lost."""
     collectives.barrier(process_set)

@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 def registered(handle: Handle, result: Callable[[], Any]) -> int:
-    """A number for a submitted collective.
+    """Return a number for a submitted collective.
 
     Args:
         handle: to wait for.
@@ -34,7 +34,7 @@ def registered(handle: Handle, result: Callable[[], Any]) -> int:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an asynchronous operation.
+    """Wait for an asynchronous operation.
 
     Args:
         handle: what the operation returned.
@@ -65,7 +65,7 @@ def synchronize(handle: int) -> Any:
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize(handle)` would return at once.
+    """Return whether `synchronize(handle)` would return at once.
 
     Raises:
         TypeError: `handle` is no number.

@@ -52,7 +52,7 @@ class Residues:
         return known[1]
 
     def __reduce__(self) -> tuple[type[Residues], tuple[()]]:
-        """A copy, also in another process, has no errors."""
+        """Return a form without errors, for a copy, also in another process."""
         return Residues, ()
 
 

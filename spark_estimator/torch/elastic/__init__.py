@@ -44,7 +44,7 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]: ...
 @overload
 def run(*, mode: str) -> Callable[[Callable[..., ValueT]], Callable[..., ValueT]]: ...
 def run(func: Callable[..., Any] | None = None, *, mode: str = "commit") -> Any:
-    """Decorates ``func(state, ...)``, a training that continues when the job loses or gains a rank.
+    """Decorate ``func(state, ...)``, a training that continues when the job loses or gains a rank.
 
     Args:
         func: gets a `State`, usually a `TorchState`, and takes up its work from there.

@@ -51,7 +51,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Counts a batch of every rank as done. All ranks call it for their same batches.
+        """Count a batch of every rank as done. All ranks call it for their same batches.
 
         Args:
             batch_idx: of no consequence here.
@@ -60,11 +60,11 @@ class ElasticSampler(Sampler[int]):
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """Which epoch, and how much of it is done."""
+        """Return which epoch it is, and how much of it is done."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up the epoch where another sampler with the same data set and seed left it."""
+        """Take up the epoch where another sampler with the same data set and seed left it."""
         self.epoch = int(state_dict["epoch"])
         self.processed_num = int(state_dict["processed_num"])
         self.reset()

@@ -33,7 +33,7 @@ class StateHandler:
         self.value = value
 
     def save(self) -> None:
-        """Keeps a copy in host memory."""
+        """Keep a copy in host memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
@@ -41,11 +41,11 @@ class StateHandler:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Takes over the root's value as it is now. Collective. It is saved when all of the state is here."""
+        """Take over the root's value as it is now. Collective. It is saved when all of the state is here."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Handles another value from now on."""
+        """Handle another value from now on."""
         self.value = value
         self.save()
 
@@ -103,7 +103,7 @@ class LocalStepsHandler(OptimizerStateHandler):
         self.value.drop_exchange()
 
     def sync(self) -> None:
-        """Gives a rank that has just joined rank 0's state; others keep theirs, except learning rates."""
+        """Give a rank that has just joined rank 0's state; others keep theirs, except learning rates."""
         state_here, keeps = self.value.state, self.value.has_begun and context.rank() != 0
         if keeps:
             self.value.state = defaultdict(dict)
@@ -130,12 +130,12 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Which handler each type has; the first that fits counts. A list of (type, handler class)."""
+    """Return the list of (type, handler class); the first type that fits counts."""
     return _registry
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Sets which handler each type has, for states that are made from now on."""
+    """Set which handler each type has, for states that are made from now on."""
     global _registry
     _registry = registry
 
@@ -182,7 +182,7 @@ class TorchState(ObjectState):
         super().__setattr__(name, value)
 
     def keep_steps(self) -> None:
-        """From now on a loss costs the step in progress; see `steps`. ``hvd.elastic.run(mode="step")`` calls it.
+        """Have a loss cost only the step in progress (see `steps`), for ``hvd.elastic.run(mode="step")``.
 
         Raises:
             ValueError: the state has no optimizer, several, or one of `DiLoCo` or `LocalSGD`.
@@ -197,7 +197,7 @@ class TorchState(ObjectState):
         optimizer.register_step_pre_hook(self._keeper.agree)
 
     def rank_content(self) -> RankContent | HeritableContent | None:
-        """What each rank alone has beside generators and buffers; None: nothing. For subclasses."""
+        """Return what each rank alone has beside generators and buffers; None: nothing. For subclasses."""
         return None
 
     def _one_optimizer(self) -> torch.optim.Optimizer:
@@ -211,7 +211,7 @@ class TorchState(ObjectState):
         return result
 
     def save(self) -> None:
-        """Copies everything into host memory; where steps are kept, what the last step has not left in place."""
+        """Copy everything into host memory; where steps are kept, what the last step has not left in place."""
         if self._keeper is not None:
             self._note(full=self._keeper.committed())
             return
@@ -233,7 +233,7 @@ class TorchState(ObjectState):
         super().restore()
 
     def _note(self, *, full: bool) -> None:
-        """Keeps what a step does not leave in place, and where `full` is true everything."""
+        """Keep what a step does not leave in place, and where `full` is true everything."""
         for handler in self._handlers.values():
             if not isinstance(handler, (ModelStateHandler, OptimizerStateHandler)):
                 handler.save()
@@ -262,7 +262,7 @@ class TorchState(ObjectState):
                 parameter.grad = None
 
     def _sync_steps(self, keeper: StepKeeper) -> None:
-        """Takes over the state of a rank that has the last step, where a rank lacks it. Collective."""
+        """Take over the state of a rank that has the last step, where a rank lacks it. Collective."""
         facts = allgather_object(keeper.facts(), name="elastic.step.facts")
         at = resumption(facts)
         if at.from_full and context.rank() == at.root:
@@ -284,7 +284,7 @@ class TorchState(ObjectState):
         self._note(full=True)
 
     def sync(self) -> None:
-        """Takes over all of rank 0's values, then saves them: a failure half way leaves the last commit whole."""
+        """Take over all of rank 0's values, then save them: a failure half way leaves the last commit whole."""
         if self._keeper is not None:
             self._sync_steps(self._keeper)
             return
@@ -301,7 +301,7 @@ class TorchState(ObjectState):
         return [handler for handler in self._handlers.values() if isinstance(handler, LocalStepsHandler)]
 
     def checkpoint_parts(self) -> dict[str, Any]:
-        """The state's objects by name, for ``Checkpointer(folder, **state.checkpoint_parts())``: a commit on disk.
+        """Return the state's objects by name: ``Checkpointer(folder, **state.checkpoint_parts())`` writes them.
 
         Plain attributes, such as the epoch, are the object ``state`` there.
 
@@ -316,7 +316,9 @@ class TorchState(ObjectState):
         }
 
     def committed_steps(self) -> int | None:
-        """With ``mode="step"``, the commits so far, the same on all ranks after `sync`; None with another mode."""
+        """Return, with ``mode="step"``, the commits so far, the same on all ranks after `sync`; None with another
+        mode.
+        """
         return None if self._keeper is None else self._keeper.step
 
     def reset(self) -> None:
@@ -343,7 +345,7 @@ class _Attributes:
 
 
 def host_copy(value: Any) -> Any:
-    """A deep copy, with tensors in host memory. Dicts, lists and tuples may hold any values that can be copied."""
+    """Return a deep copy, with tensors in host memory. Dicts, lists and tuples may hold any copyable values."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

@@ -58,7 +58,7 @@ class RankContent(Protocol):
     """More of what a rank alone has."""
 
     def packed(self) -> bytes:
-        """It, as it is now."""
+        """Return it as it is now."""
 
     def take(self, content: bytes) -> None:
         """Restores what `packed` returned, on this rank or on the process that replaces it."""
@@ -69,7 +69,7 @@ class HeritableContent(RankContent, Protocol):
     """Content that others take over if no process replaces the rank."""
 
     def inherit(self, content: bytes) -> None:
-        """Adds what `packed` returned on a lost rank."""
+        """Add what `packed` returned on a lost rank."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class StepKeeper:
     _warned: bool = False
 
     def agree(self, *_: Any) -> None:
-        """The agreement, as a hook that ``optimizer.step()`` calls first. A collective.
+        """Agree with the other ranks on the step, as a hook that ``optimizer.step()`` calls first. A collective.
 
         Raises:
             HorovodInternalError: a rank was lost, so that this one does not take the step.
@@ -108,7 +108,7 @@ class StepKeeper:
         self.state = RecoveryState.AGREED
 
     def committed(self) -> bool:
-        """The step has ended. Returns whether a full copy is due."""
+        """Note that the step has ended. Returns whether a full copy is due."""
         if self.state is RecoveryState.FRESH:
             return True
         self.step += 1
@@ -122,7 +122,7 @@ class StepKeeper:
         return due
 
     def lost(self) -> bool:
-        """Called after the loss of a rank. Returns whether the attributes must be those of the last commit."""
+        """Note the loss of a rank. Returns whether the attributes must be those of the last commit."""
         if self.state in (RecoveryState.COMMITTED, RecoveryState.AGREED):
             self._interrupted = self._packed()
             agreed = self.state is RecoveryState.AGREED
@@ -132,18 +132,20 @@ class StepKeeper:
         return self.state is RecoveryState.LOST
 
     def facts(self) -> Facts:
-        """Of this rank."""
+        """Return the facts of this rank."""
         return Facts(self.state, self.step, self._peers.rank, self._peers.size, self.full)
 
     def receives(self, at: Resumption) -> None:
-        """The root is about to send its step: a failure meanwhile leaves a rank that lacks it with parts of both."""
+        """Note that the root is about to send its step: a failure meanwhile leaves a mixture on a rank that lacks
+        it.
+        """
         if self.state is RecoveryState.FRESH:
             return
         if at.from_full or self.state is RecoveryState.LOST_AGREED or self.step != at.step:
             self.state = RecoveryState.LOST_AGREED
 
     def resume(self, facts: Sequence[Facts], at: Resumption) -> None:
-        """Takes what this rank alone has, for the step at which the job continues. A collective.
+        """Take what this rank alone has, for the step at which the job continues. A collective.
 
         Args:
             facts: [ranks] of the new round.
@@ -190,7 +192,7 @@ class StepKeeper:
                         buffer.data = value.to(buffer.device)
 
     def _buffers(self) -> list[torch.Tensor]:
-        """Those of all models; without the largest where all of them are too large to be kept."""
+        """Return the buffers of all models; without the largest where all of them are too large to be kept."""
         buffers = [buffer for model in self.models for _, buffer in model.named_buffers()]
         if sum(buffer.nbytes for buffer in buffers) <= _MOST_BUFFER_BYTES:
             return buffers
@@ -207,12 +209,12 @@ class StepKeeper:
 
 
 def pack(parts: Sequence[bytes]) -> bytes:
-    """Some byte strings in one, for `unpack`: their number and lengths, as 8 bytes each, then the strings."""
+    """Join some byte strings to one, for `unpack`: their number and lengths, as 8 bytes each, then the strings."""
     return struct.pack(f"<{len(parts) + 1}q", len(parts), *map(len, parts)) + b"".join(parts)
 
 
 def unpack(content: bytes) -> list[bytes]:
-    """The parts that were passed to `pack`.
+    """Return the parts that were passed to `pack`.
 
     Raises:
         ValueError: `pack` has not made it.
@@ -229,7 +231,7 @@ def unpack(content: bytes) -> list[bytes]:
 
 
 def _generators() -> list[bytes]:
-    """[_GENERATORS] the states of the random number generators of torch, of Python, of numpy and of the GPU."""
+    """Return [_GENERATORS] the states of the random number generators of torch, of Python, of numpy and of the GPU."""
     _, words, gauss = random.getstate()
     state: Any = numpy.random.get_state(legacy=False)
     # numpy.random.set_bit_generator may have replaced the usual one.
@@ -246,7 +248,7 @@ def _generators() -> list[bytes]:
 
 
 def _set_generators(parts: Sequence[bytes]) -> None:
-    """Restores the states that `_generators` returned."""
+    """Restores the states that `_read_generators` returned."""
     of_torch, of_python, keys, of_numpy, of_gpu = parts
     torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
     *words, has_gauss, gauss = struct.unpack("<625I?d", of_python)
@@ -259,13 +261,13 @@ def _set_generators(parts: Sequence[bytes]) -> None:
 
 
 def _bytes_of(buffer: torch.Tensor) -> bytes:
-    """Its number of dimensions and its shape, as 8 bytes each, then its values."""
+    """Return its number of dimensions and its shape, as 8 bytes each, then its values."""
     values = buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return struct.pack(f"<{buffer.dim() + 1}q", buffer.dim(), *buffer.shape) + values
 
 
 def _buffer_of(content: bytes, dtype: torch.dtype) -> torch.Tensor:
-    """What `_bytes_of` has packed."""
+    """Return the buffer that `_pack_buffer` has packed."""
     (dimensions,) = struct.unpack_from("<q", content)
     shape = struct.unpack_from(f"<{dimensions}q", content, 8)
     if 0 in shape:

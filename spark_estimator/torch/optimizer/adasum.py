@@ -62,10 +62,10 @@ class AdasumStep:
             setattr(optimizer, TAKES_SCALE, True)
 
     def synchronize(self) -> None:
-        """Does nothing: gradients stay this rank's own."""
+        """Do nothing: gradients stay this rank's own."""
 
     def forget_passes(self) -> None:
-        """A step that raised, if there was one, is forgotten."""
+        """Forget a step that raised, if there was one."""
         if not self._evaluating:
             self._depth = 0
             self._start = []
@@ -77,13 +77,13 @@ class AdasumStep:
         self.begin_step()
 
     def close(self) -> None:
-        """The optimizer is as it was."""
+        """Leave the optimizer as it was."""
         optimizer = self._optimizer()
         if self._takes_scale and optimizer is not None:
             delattr(optimizer, TAKES_SCALE)
 
     def evaluate(self, closure: Callable[[], Any], *, synchronize: bool) -> Any:
-        """The result of a step's closure; its gradients stay this rank's own."""
+        """Return the result of a step's closure; its gradients stay this rank's own."""
         self._evaluating = True  # it will call zero_grad
         try:
             return closure()
@@ -94,7 +94,7 @@ class AdasumStep:
             self._evaluating = False
 
     def before_step(self) -> None:
-        """Notes where the parameters are."""
+        """Note where the parameters are."""
         self._depth += 1
         if self._depth == 1:
             self._start = [(param, param.detach().clone()) for param in self._trainable()]
@@ -103,7 +103,7 @@ class AdasumStep:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Moves the parameters by the adaptive sum of all ranks' changes. Collective.
+        """Move the parameters by the adaptive sum of all ranks' changes. Collective.
 
         Raises:
             MismatchError: the ranks' parameters differ; the first one is named.

@@ -21,7 +21,7 @@ from spark_estimator.torch.collectives.memory import check_parameter, where
 
 
 def check_optimizer(optimizer: object, kind: str) -> None:
-    """Whether it can be wrapped; `kind` is the wrapper's name."""
+    """Check that it can be wrapped; `kind` is the wrapper's name."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return
     argument = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else reprlib.repr(optimizer)
@@ -41,7 +41,7 @@ def checked_op(op: int) -> ReduceOp:
 
 
 def ranks_of(process_set: ProcessSet | None) -> int:
-    """With how many ranks gradients are exchanged; 1 on a rank outside the set.
+    """Return with how many ranks gradients are exchanged; 1 on a rank outside the set.
 
     Raises HorovodInternalError in a process that was forked from a rank.
     """

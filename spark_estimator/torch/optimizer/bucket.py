@@ -54,18 +54,18 @@ class Options:
     process_set: ProcessSet | None = None
 
     def engine(self) -> Engine:
-        """That of the ranks which exchange. Raises as ``context.engine`` does."""
+        """Return the engine of the ranks which exchange. Raises as ``context.engine`` does."""
         return context.engine(self.process_set)
 
     def bucket(self, name: str, slots: list[Slot]) -> Bucket:
-        """A bucket for dense gradients, of the compression's own class if it has one."""
+        """Make a bucket for dense gradients, of the compression's own class if it has one."""
         if isinstance(self.compression, BucketCompression):
             bucket: Bucket = self.compression.bucket(name, slots, self)
             return bucket
         return DenseBucket(name, slots, self)
 
     def next_name(self) -> str:
-        """A name for one more optimizer, that all ranks of the set make alike if they make it in the same order.
+        """Return a name for one more optimizer, that all ranks of the set make alike if they make it in the same order.
 
         Each set counts separately: a rank that is in one of them more has made more optimizers than others.
         """
@@ -73,7 +73,7 @@ class Options:
         return f"DistributedOptimizer.{number}"
 
     def scaled_op(self) -> tuple[ReduceOp, float, float]:
-        """The reduction, with the factors before and after it."""
+        """Return the reduction, with the factors before and after it."""
         if self.predivide == 1.0:
             return self.op, 1.0, 1.0
         return ReduceOp.SUM, 1.0 / self.predivide, self.predivide / self.engine().size
@@ -114,7 +114,7 @@ class Bucket(ABC):
 
     @property
     def submitted(self) -> bool:
-        """Whether the engine has it, or has had it, in the present exchange."""
+        """Return whether the engine has it, or has had it, in the present exchange."""
         return self._handle is not None or self.torn != ""
 
     def submit(self) -> None:
@@ -134,7 +134,7 @@ class Bucket(ABC):
                     raise
 
     def note_stream(self) -> None:
-        """Later work of a GPU's current stream must wait for the submitted requests."""
+        """Have later work of a GPU's current stream wait for the submitted requests."""
         if self.location.on_gpu:
             self._streams.add(raw_stream(self.location.number))
 
@@ -152,14 +152,14 @@ class Bucket(ABC):
 
     @abstractmethod
     def finish(self) -> list[Slot]:
-        """Waits for the reduction, then makes its results the parameters' gradients. Raises as ``Handle.wait`` does.
+        """Wait for the reduction, then make its results the parameters' gradients. Raise as ``Handle.wait`` does.
 
         Returns:
             The slots for which no rank had a gradient, so that none has one now: the same on all ranks.
         """
 
     def forget(self) -> None:
-        """Makes ready for the next exchange. What is still in flight keeps its memory to itself."""
+        """Make ready for the next exchange. What is still in flight keeps its memory to itself."""
         self._handle = None
         self.torn = ""
         self._streams.clear()
@@ -226,7 +226,7 @@ class DenseBucket(Bucket):
 
     @_disable_dynamo  # which follows a compiled step into what runs at its graph's breaks
     def _gradients_that_lie_right(self) -> tuple[list[torch.Tensor], list[int]] | None:
-        """All gradients and their addresses, if each can be sent unchanged; else None.
+        """Return all gradients and their addresses, if each can be sent unchanged; else None.
 
         The usual case, on the path of every step: keep it short. The first look at a gradient costs most of the time,
         as none is in a cache if there are many, so that there is one loop over them.
@@ -265,7 +265,7 @@ class DenseBucket(Bucket):
         )
 
     def _planned(self, wires: Sequence[torch.Tensor]) -> Plan:
-        """The request for wire forms such as these, whose types and shapes are the same in every step."""
+        """Make the request for wire forms such as these, whose types and shapes are the same in every step."""
         return self._plan_for(wires)
 
     def _plan_for(self, wires: Sequence[torch.Tensor], residues: Sequence[int] = (), keep: object = None) -> Plan:

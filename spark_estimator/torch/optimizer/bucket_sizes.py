@@ -34,7 +34,7 @@ class Gradient:
 
     @property
     def companions(self) -> tuple[str, bool]:
-        """The key of gradients that can be sent together."""
+        """Return the key of gradients that can be sent together."""
         return self.wire_dtype, self.on_gpu
 
 
@@ -70,7 +70,7 @@ def plan(
 
 
 def description(gradients: Sequence[Gradient], buckets: Sequence[Sequence[int]], header: str) -> list[str]:
-    """The plan as text, one line a parameter: what ranks compare before the first gradient is sent."""
+    """Describe the plan, one line a parameter: what ranks compare before the first gradient is sent."""
     bucket_of = {position: number for number, bucket in enumerate(buckets) for position in bucket}
     return [header] + [
         f"parameter {gradient.name}: shape {gradient.shape}, strides {gradient.order}, {gradient.dtype}, "

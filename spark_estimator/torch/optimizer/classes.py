@@ -14,7 +14,7 @@ _classes: dict[tuple[type, type], type[torch.optim.Optimizer]] = {}
 def wrapped_class(
     methods: type[torch.optim.Optimizer], user_class: type[torch.optim.Optimizer]
 ) -> type[torch.optim.Optimizer]:
-    """The user's class with `methods` before its own; the same one for two optimizers of one class."""
+    """Return the user's class with `methods` before its own; the same one for two optimizers of one class."""
     if (methods, user_class) not in _classes:
         names = {name: getattr(user_class, name) for name in ("__module__", "__qualname__", "__doc__")}
         _classes[methods, user_class] = type(user_class.__name__, (methods, user_class), names)
@@ -22,13 +22,13 @@ def wrapped_class(
 
 
 def wrapped_user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """The class that a wrapped optimizer was made with."""
+    """Return the class that a wrapped optimizer was made with."""
     user_class: type[torch.optim.Optimizer] = type(optimizer).__bases__[1]
     return user_class
 
 
 def reduced_to_user_class(optimizer: torch.optim.Optimizer, added: Set[str]) -> Any:
-    """For ``__reduce_ex__``: a copy or a pickle is an optimizer of the user's own class, as it belongs to no job.
+    """Reduce an optimizer to the user's own class, for ``__reduce_ex__``: a copy or a pickle belongs to no job.
 
     Args:
         optimizer: wrapped.

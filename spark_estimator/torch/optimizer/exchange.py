@@ -126,7 +126,7 @@ class GradientExchange:
 
     @property
     def accumulating(self) -> bool:
-        """Whether passes that begin now only add to gradients, and are not counted."""
+        """Return whether passes that begin now only add to gradients, and are not counted."""
         return self._progress.accumulating
 
     @accumulating.setter
@@ -135,19 +135,19 @@ class GradientExchange:
 
     @property
     def exchanges(self) -> int:
-        """How many there were in the present job."""
+        """Return how many exchanges there were in the present job."""
         return self._membership.exchanges
 
     @property
     def in_backward(self) -> bool:
-        """Whether a backward pass is running, so that gradients may be in flight."""
+        """Return whether a backward pass is running, so that gradients may be in flight."""
         if self._progress.state in IN_BACKWARD and not inside_backward():
             self.backward_raised()  # not reported: an inner pass had ended, and the outer one raised
         return self._progress.state in IN_BACKWARD
 
     @property
     def bytes_given(self) -> int:
-        """Bytes that this rank handed to the engine in the last exchange; 0 before the first."""
+        """Return the bytes that this rank handed to the engine in the last exchange; 0 before the first."""
         return sum(bucket.bytes_given for bucket in self._membership.plan.buckets)
 
     def synchronize(self) -> None:
@@ -170,29 +170,29 @@ class GradientExchange:
         self._exchange_remainder()
 
     def forget_passes(self) -> None:
-        """Counts backward passes from 0 again: their gradients have been used or discarded."""
+        """Count backward passes from 0 again: their gradients have been used or discarded."""
         self._progress.passes = 0
 
     def set_passes_per_step(self, passes: int | None) -> None:
-        """Changes N, from the step that begins now; None: each pass is the last one, and may be followed by more."""
+        """Change N, from the step that begins now; None: each pass is the last one, and may be followed by more."""
         self._progress.set_passes_per_step(passes)
         self.begin_step()
 
     def begin_step(self) -> None:
-        """The averages have been used: the next exchange is the next step's."""
+        """Begin the next step, as the averages have been used: the next exchange is that step's."""
         self._progress.begin_step()
         self._remainder = None
         newer = [exchange._membership for exchange in self._newer()]
         self._membership.exchanges_of_newer = {membership.name: membership.exchanges for membership in newer}
 
     def before_step(self) -> None:
-        """The optimizer is about to step; nothing to do."""
+        """Do nothing before the optimizer steps."""
 
     #: The step has used the gradients.
     after_step = begin_step
 
     def evaluate(self, closure: Callable[[], Any], *, synchronize: bool) -> Any:
-        """The result of a step's closure, with averaged gradients afterwards, if requested. Collective."""
+        """Return the result of a step's closure, with averaged gradients afterwards, if requested. Collective."""
         self.begin_step()
         loss = closure()
         if synchronize:
@@ -200,14 +200,14 @@ class GradientExchange:
         return loss
 
     def close(self) -> None:
-        """Listens no more."""
+        """Listen no more."""
         _live.discard(self)
         self._membership.leave()
 
     # --- what autograd calls ---
 
     def gradient_complete(self, key: int) -> None:
-        """A parameter's gradient is complete for this pass; see ``hooks.Listener``."""
+        """Note that a parameter's gradient is complete for this pass; see ``hooks.Listener``."""
         state = self._progress.state
         if state is not _BACKWARD:
             self._note_written(key)
@@ -226,7 +226,7 @@ class GradientExchange:
             self._remainder.check_reached(key)
 
     def gradient_again(self, key: int) -> None:
-        """A gradient that was complete in this pass has got more; see ``hooks.Listener``."""
+        """Note that a gradient that was complete in this pass has got more; see ``hooks.Listener``."""
         bucket = self._membership.plan.bucket_of[key]
         if not bucket.submitted:
             self._membership.plan.repeats = True
@@ -241,7 +241,7 @@ class GradientExchange:
             )
 
     def backward_ended(self) -> None:
-        """The pass is over."""
+        """Note that the pass is over."""
         self._hooks.counting[0] = False
         outer = enclosing_node()
         if outer is not None:
@@ -260,7 +260,7 @@ class GradientExchange:
                 self._plan.submit()
 
     def backward_raised(self) -> None:
-        """The pass died. What has been submitted counts, as the other ranks count on it; the rest never happened."""
+        """Note that the pass died. What was submitted counts, as other ranks count on it; the rest never happened."""
         self._hooks.counting[0] = False
         self._progress.apply(StepEvent.RAISE)
         plan = self._plan
@@ -269,7 +269,7 @@ class GradientExchange:
         plan.forget_unsubmitted()
 
     def _note_written(self, key: int) -> None:
-        """The current pass has written the gradient of a parameter."""
+        """Note that the current pass has written the gradient of a parameter."""
         with self._lock:  # autograd has a thread for each device
             state = self._progress.state
             if state not in LISTENING:
@@ -296,7 +296,7 @@ class GradientExchange:
         self._listen(StepEvent.BEGIN)
 
     def _continues(self) -> bool:
-        """Whether the backward that has reached a parameter is a part of the current pass."""
+        """Return whether the backward that has reached a parameter is a part of the current pass."""
         inner = self._pass.inner
         return self._progress.state is StepState.SUSPENDED and inner is not None and inner.is_of_this_pass()
 
@@ -306,7 +306,7 @@ class GradientExchange:
         self._hooks.counting[0] = self._pass.kind is PassKind.LAST and self._remainder is None
 
     def _resume(self) -> None:
-        """A backward inside another one is over, and the outer one continues."""
+        """Continue the outer backward, after one inside it is over."""
         if self._progress.state is StepState.SUSPENDED:  # not when the inner one was followed by a step
             self._listen(StepEvent.RESUME)
 
@@ -318,16 +318,16 @@ class GradientExchange:
 
     @property
     def _exchanged(self) -> bool:
-        """Whether this step's exchange has taken place."""
+        """Return whether this step's exchange has taken place."""
         return self._progress.state in EXCHANGED
 
     @property
     def _plan(self) -> GradientPlan:
-        """The plan of the step's next exchange."""
+        """Return the plan of the step's next exchange."""
         return self._membership.plan if self._remainder is None else self._remainder
 
     def _refresh(self) -> None:
-        """Makes a new plan where that is needed. Raises AssertionError between two exchanges of one step."""
+        """Make a new plan where that is needed. Raise AssertionError between two exchanges of one step."""
         self._membership.refresh(self._progress.passes_per_step)
         if self._remainder is not None and self._remainder.whole is not self._membership.plan:
             self._remainder = None
@@ -350,7 +350,7 @@ class GradientExchange:
             self._hooks.counting[0] = False  # the rest of this pass, if there is one, submits nothing early
 
     def _exchange_remainder(self) -> None:
-        """Takes part in exchanges of what other ranks' further passes have reached, until none has any. Collective."""
+        """Take part in exchanges of what other ranks' further passes have reached, until none has any. Collective."""
         while self._remainder is not None:
             self._exchange_by_plan()
 
@@ -391,7 +391,7 @@ class GradientExchange:
         self._averaged = next(((param, weakref.ref(grad)) for param, grad in averages if grad is not None), None)
 
     def _averages_are_gone(self) -> bool:
-        """Whether the user has discarded the averages without a call of the optimizer.
+        """Return whether the user has discarded the averages without a call of the optimizer.
 
         ``model.zero_grad()`` after a step that a GradScaler skipped, for one.
         """
@@ -404,7 +404,7 @@ class GradientExchange:
         return any(param.grad is not None for param in self._membership.each_trainable())
 
     def _note_gradients(self, first: int | None = None) -> None:
-        """Finds out which gradients share memory: those must not be in flight while autograd is at work."""
+        """Find out which gradients share memory: those must not be in flight while autograd is at work."""
         if self._remainder is not None:
             return  # nothing is in flight before the end of the pass, and gradients that share memory are copied
         slots = self._membership.plan.slots
@@ -412,7 +412,7 @@ class GradientExchange:
             self._pass.submits_early = False
 
     def _newer(self) -> list[GradientExchange]:
-        """Those of optimizers that were made later and exchange parameters of this one, too."""
+        """Return the exchanges of optimizers that were made later and exchange parameters of this one, too."""
         if not self._hooks.gave_away:  # the usual case, asked in every step
             return []
         listeners = self._hooks.newer(self._membership.trainable())

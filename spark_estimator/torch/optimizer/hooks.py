@@ -17,35 +17,38 @@ class Listener(Protocol):
     """Receives the reports. Called from inside autograd, in the thread that runs the pass."""
 
     def gradient_complete(self, key: int) -> None:
-        """The gradient of the parameter whose id is `key` has got all that this pass adds to it.
+        """Note that the gradient of the parameter whose id is `key` has got all that this pass adds to it.
 
-        While ``ParameterHooks.counting``, only called for the last missing one of those that are counted together.
+        While ``ParameterHooks.counting``, only called for the last that was missing of those that are counted
+        together.
         """
         ...
 
     def gradient_again(self, key: int) -> None:
-        """While ``ParameterHooks.counting``: a gradient that was complete has got more."""
+        """Note, while ``ParameterHooks.counting``, that a gradient that was complete has got more."""
         ...
 
     def backward_ended(self) -> None:
-        """All gradients of the pass are complete. Not called when the pass raised."""
+        """Note that all gradients of the pass are complete. Not called when the pass raised."""
         ...
 
     def backward_raised(self) -> None:
-        """The pass died before its end."""
+        """Note that the pass died before its end."""
         ...
 
 
 class ParameterHooks:
     """The hooks of one listener, which they do not keep alive.
 
-    A parameter has one listener, the one that was made last: a notebook cell that is run again wraps a new optimizer
-    around the same model while the old one lives on, and two requests must not work on one gradient's memory.
+    A parameter has one listener, the one that was made last: a notebook cell that is run again wraps a new
+    optimizer around the same model while the old one lives on, and two requests must not work on one gradient's
+    memory.
 
     Attributes:
         counting: one element: whether gradients are taken out of the sets that `count_in` has named.
         gave_away: whether a listener that was made later has had a parameter of this one's.
-        shares: whether it gave one away, or `not_newer` has left one out: another call may give another result.
+        shares: whether it gave one away, or `select_not_newer` has left one out: another call may give another
+            result.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -58,7 +61,7 @@ class ParameterHooks:
         self._on_params: dict[int, Any] = {}  # all hooks of the same parameters, also the user's
 
     def add(self, param: torch.Tensor) -> None:
-        """Listens to a trainable parameter that `may_have` allows; replaces its earlier listener.
+        """Listen to a trainable parameter that `may_have` allows; replaces its earlier listener.
 
         A second call changes nothing.
         """
@@ -76,14 +79,14 @@ class ParameterHooks:
         self._on_params[key] = param._post_accumulate_grad_hooks
 
     def may_have(self, param: torch.Tensor) -> bool:
-        """Whether no listener that was made later listens to a parameter."""
+        """Return whether no listener that was made later listens to a parameter."""
         if id(param) in self._handles:
             return True
         owner = _owner.get(id(param))
         return owner is None or owner._number < self._number
 
     def not_newer(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of `params` that `may_have` allows."""
+        """Return the parameters, of `params`, that `may_have` allows."""
         allowed = [param for param in params if self.may_have(param)]
         self.shares |= len(allowed) < len(params)
         return allowed
@@ -109,20 +112,22 @@ class ParameterHooks:
         return moved
 
     def newer(self, params: Sequence[torch.Tensor]) -> list[Listener]:
-        """The listeners that have replaced this one's listener at some of `params`: none unless it `gave_away` one."""
+        """Return the listeners that have taken some of `params` from this one: none unless it `gave_away` one."""
         owners = dict.fromkeys(_owner.get(id(param)) for param in params if not self.may_have(param))
         listeners = [owner._listener() for owner in owners if owner is not None]
         return [listener for listener in listeners if listener is not None]
 
     def running(self) -> int | None:
-        """The id of the parameter of this listener whose hooks autograd calls now in this thread; None: of none."""
+        """Return the id of the parameter of this listener whose hooks autograd calls now in this thread; None: of
+        none.
+        """
         if not inside_backward():
             return None
         variable = getattr(torch._C._current_autograd_node(), "variable", None)  # of AccumulateGrad
         return id(variable) if id(variable) in self._handles else None
 
     def count_in(self, keys: Sequence[int], missing: set[int], note: Callable[[], None] | None = None) -> None:
-        """While `counting`, a parameter's id is taken out of `missing` when its gradient is complete.
+        """Take a parameter's id out of `missing` when its gradient is complete, while `counting`.
 
         Args:
             keys: the parameters' ids.
@@ -134,7 +139,7 @@ class ParameterHooks:
             self._handles[key][2][0] = counted
 
     def remove(self, key: int) -> None:
-        """Listens no more to the parameter with this id."""
+        """Listen no more to the parameter with this id."""
         _, handle, _ = self._handles.pop(key)
         handle.remove()
         del self._on_params[key]
@@ -142,7 +147,7 @@ class ParameterHooks:
             del _owner[key]
 
     def keep_only(self, keys: set[int]) -> None:
-        """Listens no more to parameters but those with these ids."""
+        """Listen no more to parameters but those with these ids."""
         for key in self._handles.keys() - keys:
             self.remove(key)
 
@@ -233,7 +238,7 @@ _at_the_end: weakref.WeakValueDictionary[int, _AtTheEnd] = weakref.WeakValueDict
 
 
 def call_at_the_end(act: Callable[[], None]) -> None:
-    """Calls `act` at the end of the current pass, after all callbacks that are already queued.
+    """Call `act` at the end of the current pass, after all callbacks that are already queued.
 
     If it raises, the other functions registered here for the pass are called before the error is raised again. Nothing
     of it is called when the pass raises.
@@ -247,24 +252,25 @@ def call_at_the_end(act: Callable[[], None]) -> None:
 
 
 def current_pass() -> int:
-    """A number for the pass that this thread is at work on, greater than those of all that began before; -1: none."""
+    """Return a number for this thread's current pass, greater than those of all earlier ones; -1: none."""
     return int(torch._C._current_graph_task_id())
 
 
 def enclosing_node() -> Any | None:
-    """At the end of a pass: the node of another pass in which it ran; None: it ran on its own.
+    """Return, at the end of a pass, the node of another pass in which it ran; None: it ran on its own.
 
-    The node is an autograd function whose ``backward`` called the pass, as a reentrant checkpoint's does, or the node
-    of a hook that called it.
+    The node is an autograd function whose ``backward`` called the pass, as a reentrant checkpoint's does, or the
+    node of a hook that called it.
     """
     return torch._C._current_autograd_node()
 
 
 class InnerPass:
-    """A backward inside another one, created at its end: decides whether a later pass belongs to that other one, too.
+    """A backward inside another one, created at its end: decides whether a later pass belongs to that other one,
+    too.
 
     Args:
-        node: the result of `enclosing_node`.
+        node: the result of `find_enclosing_node`.
     """
 
     def __init__(self, node: Any) -> None:
@@ -272,7 +278,7 @@ class InnerPass:
         self._function = weakref.ref(node) if isinstance(node, BackwardCFunction) else None
 
     def is_of_this_pass(self) -> bool:
-        """Whether the current pass is the outer one, or inside it. Else the outer one has raised."""
+        """Return whether the current pass is the outer one, or inside it. Else the outer one has raised."""
         if current_pass() < self._number:
             return True
         function = None if self._function is None else self._function()
@@ -291,12 +297,12 @@ _BACKWARD = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 
 
 def inside_backward() -> bool:
-    """Whether this thread is at work on a backward pass."""
+    """Return whether this thread is at work on a backward pass."""
     return current_pass() >= 0
 
 
 def call_after(node: Any, act: Callable[[], None]) -> None:
-    """Calls `act`, once, when a node of the graph is done with, in the pass that it belongs to.
+    """Call `act`, once, when a node of the graph is done with, in the pass that it belongs to.
 
     Not called if that raises, nor from the hooks that run after the node. Then nothing is reported: what its graph
     holds may be dropped at any later time, also in the middle of another pass.

@@ -24,7 +24,7 @@ class Synchronization(Enum):
 
 
 def warn_of_second_exchange() -> None:
-    """The warning for ``step()`` after ``synchronize()``, which is slow in Horovod, at the line that called step()."""
+    """Warn of ``step()`` after ``synchronize()``, which is slow in Horovod, at the line that called step()."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:
         frame, level = frame.f_back, level + 1
@@ -43,7 +43,7 @@ class HorovodNames:
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The parameters' names: those of named_parameters, else Horovod's ``allreduce.noname.i.j``."""
+        """Return the parameters' names: those of named_parameters, else Horovod's ``allreduce.noname.i.j``."""
         names: dict[int, str] = self._distributed.names
         return {
             param: str(names.get(id(param), f"allreduce.noname.{group_number}.{number}"))
@@ -52,7 +52,7 @@ class HorovodNames:
         }
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes that Horovod's optimizers have, where the user's own class has none of that name.
+        """Return attributes that Horovod's optimizers have, where the user's own class has none of that name.
 
         ``_handles`` is empty: no gradient is in flight when ``backward()`` has returned.
         """

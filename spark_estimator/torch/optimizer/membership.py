@@ -38,7 +38,7 @@ class _Planned:
         self._devices = list(map(torch.Tensor.get_device, params))
 
     def is_for(self, params: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the same parameters, with the same element types, shapes and devices."""
+        """Return whether these are the same parameters, with the same element types, shapes and devices."""
         return (
             list(map(id, params)) == self._ids
             and all(map(eq, map(_FORM, params), self._forms))
@@ -94,27 +94,27 @@ class JobMembership:
             hooks.add(param)  # also if another optimizer has it, which is older
 
     def leave(self) -> None:
-        """Takes the optimizer off the list of those that number themselves in the next job, and its hooks away."""
+        """Take the optimizer off the list of those that number themselves in the next job, and its hooks away."""
         self._hooks.keep_only(set())
         _in_order[:] = [other for other in _in_order if other() is not self]
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the optimizer has not been collected."""
+        """Return whether the optimizer has not been collected."""
         return self._optimizer() is not None
 
     def trainable(self) -> list[torch.Tensor]:
-        """The optimizer's parameters that have gradients; none when it has been collected."""
+        """Return the optimizer's parameters that have gradients; none when it has been collected."""
         return list(self.each_trainable())
 
     def each_trainable(self) -> Iterator[torch.Tensor]:
-        """The same, one after the other."""
+        """Yield the same parameters, one after the other."""
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         return (param for group in groups for param in group["params"] if param.requires_grad)
 
     def trainable_of_others(self) -> list[torch.Tensor]:
-        """The parameters of all other optimizers in this process."""
+        """Return the parameters of all other optimizers in this process."""
         members = [member for reference in _in_order if (member := reference()) is not None and member is not self]
         return [param for member in members for param in member.trainable()]
 
@@ -136,7 +136,7 @@ class JobMembership:
         return bool(answer.item())
 
     def refresh(self, passes: int) -> None:
-        """Makes a new plan where that is needed.
+        """Make a new plan where that is needed.
 
         Args:
             passes: backward passes per step.
@@ -182,7 +182,7 @@ class JobMembership:
             self._hooks.count_in([id(slot.param) for slot in bucket.slots], bucket.missing, note)
 
     def _join_job(self) -> None:
-        """Takes a name in the present job: after another `init()` all ranks number their optimizers again."""
+        """Take a name in the present job: after another `init()` all ranks number their optimizers again."""
         self._engine = self._options.engine()
         self.name = self._options.next_name()
         self.plan.must_agree()

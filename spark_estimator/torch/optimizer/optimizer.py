@@ -72,7 +72,7 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> OptimizerT:
-    """Makes an optimizer step with gradients that are reduced over all ranks; returns that same object.
+    """Make an optimizer step with gradients that are reduced over all ranks; return that same object.
 
     Gradients are sent while ``backward()`` is at work on others, and are averages when it returns: clip, unscale and
     log them as in one process. (A backward inside another one's autograd function or hook is part of that: averages are
@@ -157,7 +157,7 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
     _distributed: _Distributed
 
     def synchronize(self) -> None:
-        """Returns when all gradients are averages, also those that no backward has computed here. Collective.
+        """Return when all gradients are averages, also those that no backward has computed here. Collective.
 
         Not needed before clipping or unscaling: the averages are there when ``backward()`` returns.
         """
@@ -170,7 +170,7 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """In this context ``step()`` takes the gradients as they are. Raises AssertionError with Adasum."""
+        """Have ``step()`` take the gradients as they are in this context. Raises AssertionError with Adasum."""
         if self._distributed.options.op is ReduceOp.ADASUM:
             raise AssertionError(
                 f"{where('skip_synchronize')}: not supported with op=hvd.Adasum, which combines the ranks' updates "
@@ -183,7 +183,7 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
             self._distributed.synchronization = Synchronization.BY_STEP
 
     def set_backward_passes_per_step(self, passes: int | None) -> None:
-        """Changes how many backward passes make a step, from the next step on.
+        """Change how many backward passes make a step, from the next step on.
 
         Args:
             passes: the number; or None where it is not known beforehand: all ranks make as many passes, and gradients
@@ -205,7 +205,8 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Backward passes in this context add to the gradients, and nothing is sent; they do not count for the step.
+        """Let backward passes in this context add to the gradients without sending them; they do not count for the
+        step.
 
         The next pass outside, or else ``step()``, exchanges the sums. All ranks need not make equally many of these
         passes. Not in Horovod.
@@ -221,7 +222,7 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
             exchange.accumulating = before
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As the optimizer's own. Raises AssertionError inside a backward pass, while gradients are in flight."""
+        """Call the optimizer's own. Raises AssertionError inside a backward pass, while gradients are in flight."""
         exchange = self._distributed.exchange
         if exchange is not None:
             if exchange.in_backward:
@@ -232,59 +233,59 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """As the optimizer's own; backward passes that were counted for the coming step are forgotten."""
+        """Load as the optimizer's own; backward passes that were counted for the coming step are forgotten."""
         if self._distributed.exchange is not None:
             self._distributed.exchange.begin_step()
         super().load_state_dict(*args, **kwargs)
 
     @property
     def bytes_given(self) -> int:
-        """Bytes of gradients, in the form in which they are sent, that this rank gave to the last exchange; 0 before
-        it.
+        """Return the bytes of gradients, in the form in which they are sent, that this rank gave to the last exchange;
+        0 before it.
 
-        The traffic depends on the collective: up to twice as much for an allreduce, this much from every other rank for
-        an allgather.
+        The traffic depends on the collective: up to twice as much for an allreduce, this much from every other rank
+        for an allgather.
         """
         return 0 if self._distributed.exchange is None else self._distributed.exchange.bytes_given
 
     @property
     def op(self) -> int:
-        """How gradients are reduced."""
+        """Return how gradients are reduced."""
         return self._distributed.options.op
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes make a step."""
+        """Return how many backward passes make a step."""
         return self._distributed.passes
 
     @property
     def gradient_predivide_factor(self) -> float:
-        """f of the average taken as 1/f before and f/size after the sum."""
+        """Return f of the average taken as 1/f before and f/size after the sum."""
         return self._distributed.options.predivide
 
     @property
     def sparse_as_dense(self) -> bool:
-        """Whether sparse gradients are accepted, and are sent as dense ones."""
+        """Return whether sparse gradients are accepted, and are sent as dense ones."""
         return self._distributed.options.sparse_as_dense
 
     @property
     def process_set(self) -> ProcessSet:
-        """Over whose ranks gradients are reduced."""
+        """Return the process set over whose ranks gradients are reduced."""
         return self._distributed.options.process_set or global_process_set
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy or a pickle is an optimizer of the user's own class, not a distributed one: it belongs to no job."""
+        """Reduce it to an optimizer of the user's own class: a copy or a pickle belongs to no job."""
         added = {_ATTRIBUTE, TAKES_SCALE} if self._distributed.options.op is ReduceOp.ADASUM else {_ATTRIBUTE}
         return reduced_to_user_class(self, added)
 
 
 def user_class_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """The class that the user made the optimizer with, wrapped or not."""
+    """Return the class that the user made the optimizer with, wrapped or not."""
     return wrapped_user_class(optimizer) if isinstance(optimizer, DistributedMethods) else type(optimizer)
 
 
 def unwrap(optimizer: torch.optim.Optimizer) -> None:
-    """Takes back an earlier wrapping, as when a notebook cell is run twice; backward passes are the rank's own then."""
+    """Take back an earlier wrapping, as when a notebook cell is run twice; backward passes are the rank's own then."""
     if isinstance(optimizer, DistributedMethods):
         distributed = optimizer._distributed
         for hook in distributed.hooks:
@@ -319,7 +320,7 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
 
 
 def _first_after_step(optimizer: torch.optim.Optimizer) -> Any:
-    """Registers `_after_step` before the hooks that there are: they see what the step has made in the end."""
+    """Register `_after_step` before the hooks that there are: they see what the step has made in the end."""
     hooks = optimizer._optimizer_step_post_hooks
     others = dict(hooks)
     hooks.clear()

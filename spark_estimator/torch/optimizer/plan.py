@@ -50,12 +50,12 @@ class GradientPlan:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a bucket has been submitted, and its exchange is not over."""
+        """Return whether a bucket has been submitted, and its exchange is not over."""
         return any(bucket.submitted for bucket in self.buckets)
 
     @property
     def agreed(self) -> bool:
-        """Whether the ranks have compared their plans."""
+        """Return whether the ranks have compared their plans."""
         return self._agreed
 
     def must_agree(self) -> None:
@@ -63,12 +63,12 @@ class GradientPlan:
         self._agreed = False
 
     def submit(self) -> None:
-        """Submits all buckets that have not been submitted in this exchange. Does not block."""
+        """Submit all buckets that have not been submitted in this exchange. Do not block."""
         for bucket in self.buckets:
             bucket.submit()
 
     def exchange(self, buckets_changed: Callable[[], None]) -> list[Slot]:
-        """Submits what has not been submitted, waits, and makes the averages the parameters' gradients. Collective.
+        """Submit what has not been submitted, wait, and make the averages the parameters' gradients. Collective.
 
         Args:
             buckets_changed: called when the buckets are others now: gradients have turned out to be sparse.
@@ -91,7 +91,9 @@ class GradientPlan:
 
     @property
     def interrupted_by(self) -> str:
-        """The exception that interrupted the submission of a bucket, which the engine may have; "" if none did."""
+        """Return the exception that interrupted the submission of a bucket, which the engine may have; "" if none
+        did.
+        """
         return next((bucket.torn for bucket in self.buckets if bucket.torn), "")
 
     def detach_submitted(self) -> None:
@@ -101,18 +103,18 @@ class GradientPlan:
                 bucket.detach_gradients()
 
     def forget_unsubmitted(self) -> None:
-        """Makes the buckets that have not been submitted ready for another pass."""
+        """Make the buckets that have not been submitted ready for another pass."""
         for bucket in self.buckets:
             if not bucket.submitted:
                 bucket.forget()
 
     def forget(self) -> None:
-        """Makes all buckets ready for the next exchange."""
+        """Make all buckets ready for the next exchange."""
         for bucket in self.buckets:
             bucket.forget()
 
     def _agree(self) -> bool:
-        """Compares plans with the other ranks, before the first bucket is sent. Collective.
+        """Compare plans with the other ranks, before the first bucket is sent. Collective.
 
         Returns:
             Whether the buckets are others now: ranks had the same parameters in another order, or gradients have turned
@@ -150,7 +152,7 @@ class GradientPlan:
         )
 
     def _reorder(self) -> bool:
-        """Puts the parameters into the first rank's order, by their names. Returns whether that was possible."""
+        """Put the parameters into the first rank's order, by their names. Return whether that was possible."""
         names = [slot.name for slot in self.slots]
         name = f"{self._name}.order"
         order = order_of_first_rank(names, name=name, process_set=self._options.process_set)
@@ -160,7 +162,7 @@ class GradientPlan:
         return order is not None
 
     def _make(self, sparse_dims: dict[int, int]) -> None:
-        """Makes the buckets.
+        """Make the buckets.
 
         Args:
             sparse_dims: position of a parameter whose gradients are sparse -> how many of its dimensions are.

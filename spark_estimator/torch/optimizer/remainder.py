@@ -42,7 +42,7 @@ class RemainderPlan(GradientPlan):
 
     @classmethod
     def of(cls, plan: GradientPlan, unused: Sequence[Slot]) -> RemainderPlan | None:
-        """The plan of the exchange that may follow an exchange by `plan`; None if there is nothing left to exchange.
+        """Return the plan of the exchange that may follow one by `plan`; None if nothing is left to exchange.
 
         Args:
             plan: remembers the result for its next exchanges.
@@ -59,7 +59,7 @@ class RemainderPlan(GradientPlan):
         return made
 
     def check_reached(self, key: int) -> None:
-        """Notes that a pass has computed the gradient of the parameter with this id.
+        """Note that a pass has computed the gradient of the parameter with this id.
 
         Raises:
             AssertionError: its gradient is an average by now.
@@ -82,7 +82,7 @@ class RemainderPlan(GradientPlan):
         super().submit()
 
     def exchange(self, buckets_changed: Callable[[], None]) -> list[Slot]:
-        """As the base class's; does nothing if no rank has a gradient. Collective."""
+        """Exchange as the base class does; do nothing if no rank has a gradient. Collective."""
         if self._answer is None:
             self._ask(any(slot.param.grad is not None for slot in self.slots))
         assert self._answer is not None

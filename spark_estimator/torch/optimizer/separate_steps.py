@@ -12,11 +12,11 @@ class SeparateSteps(torch.optim.Optimizer):
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has made a step."""
+        """Return whether it has made a step."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Returns when all ranks have the same parameters. Collective. Raises HorovodInternalError: a rank is lost."""
+        """Return when all ranks have the same parameters. Collective. Raise HorovodInternalError: a rank is lost."""
         raise NotImplementedError
 
     def drop_exchange(self) -> None:

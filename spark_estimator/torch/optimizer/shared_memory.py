@@ -15,7 +15,7 @@ from spark_estimator.torch.optimizer.slot import Slot
 def note_gradients(
     slots: Sequence[Slot], other_params: Callable[[], Sequence[torch.Tensor]], first: int | None
 ) -> bool:
-    """Notes in each slot the gradient that its parameter has, and whether that shares memory with another one.
+    """Note in each slot the gradient that its parameter has, and whether that shares memory with another one.
 
     Usually there are none, as ``zero_grad`` has removed them. New gradients of autograd are checked when they are sent.
 
@@ -51,8 +51,8 @@ def note_gradients(
 
 
 def _is_new(slots: Sequence[Slot], gradient: torch.Tensor, first: int | None) -> bool:
-    """Whether a gradient is the one that the pass has just made, in separate memory: nearly every pass has only that
-    one, and need not check other optimizers' parameters.
+    """Return whether a gradient is the one that the pass has just made, in separate memory: nearly every pass has
+    only that one, and need not check other optimizers' parameters.
     """
     param = next((slot.param for slot in slots if id(slot.param) == first), None)
     # Memory that PyTorch has not allocated, as an array's, cannot be resized.

@@ -57,12 +57,12 @@ class Slot:
         self.context: Any = None  # the argument of decompress
 
     def forget(self) -> None:
-        """Makes ready for the next exchange."""
+        """Make ready for the next exchange."""
         self.before = self.gradient = self.wire = self.context = None
         self.overlapped = self.parted = False
 
     def take(self) -> torch.Tensor | None:
-        """Notes the parameter's gradient, and whether it has its memory to itself."""
+        """Note the parameter's gradient, and whether it has its memory to itself."""
         gradient = self.gradient = self.param.grad
         self.parted = (
             gradient is not None
@@ -73,11 +73,11 @@ class Slot:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """In which order the elements are sent; see `memory_order`."""
+        """Return in which order the elements are sent; see `find_memory_order`."""
         return memory_order(self.param.shape, self.strides)
 
     def fits(self, gradient: torch.Tensor) -> bool:
-        """Whether a gradient has the form in which it is sent, but for the device, in memory that it does not share."""
+        """Return whether a gradient has the form in which it is sent, except for the device, and shares no memory."""
         if gradient.dtype is not self.dtype or gradient.layout is not torch.strided or self.parted:
             return False
         if gradient.is_neg():  # other bits in memory than its values
@@ -85,13 +85,13 @@ class Slot:
         return gradient.stride() == self.strides or memory_order(gradient.shape, gradient.stride()) == self.order
 
     def densified(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A sparse gradient as a dense one."""
+        """Return a sparse gradient as a dense one."""
         # As the user wishes, or because it is the first sparse one of a parameter that has been exchanged before.
         self.sparse_dims = gradient.sparse_dim()
         return gradient.to_dense()
 
     def copied(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
-        """A copy of the gradient, zeros without one, in the order in which its elements are sent."""
+        """Return a copy of the gradient, zeros without one, in the order in which its elements are sent."""
         gradient = self.gradient
         if gradient is None:
             return self._wire(device, dtype).zero_()
@@ -106,7 +106,7 @@ class Slot:
         return torch.empty_strided(self.param.shape, self.strides, device=device, dtype=dtype)
 
     def put_back(self, wire: torch.Tensor) -> None:
-        """Makes `wire` the parameter's gradient, in the form in which the gradient was."""
+        """Make `wire` the parameter's gradient, in the form in which the gradient was."""
         param, gradient = self.param, self.gradient
         if gradient is None or gradient.layout is not torch.strided:
             gradient = wire.to(device=param.device, dtype=param.dtype)
@@ -122,5 +122,5 @@ class Slot:
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The strides of the dimensions that are longer than 1: equal for tensors with one order of elements."""
+    """Return the strides of the dimensions that are longer than 1: equal for tensors with one order of elements."""
     return tuple(stride for stride, length in zip(strides, shape, strict=True) if length > 1)

@@ -53,7 +53,7 @@ class SparseBucket(Bucket):
         )
 
     def _rows(self, gradient: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The places, [rows, sparse dimensions], and the values, [rows, *dense dimensions]."""
+        """Return the indices, [rows, sparse dimensions], and the values, [rows, *dense dimensions]."""
         slot, device = self.slots[0], self.location.device
         if gradient is None:
             indices = torch.empty((0, self._sparse_dims), dtype=torch.int64, device=device)

@@ -144,12 +144,12 @@ class StepProgress:
 
     @property
     def is_open_ended(self) -> bool:
-        """Whether every pass is the last one, and may be followed by more."""
+        """Return whether every pass is the last one, and may be followed by more."""
         return self._passes_per_step is None
 
     @property
     def passes_per_step(self) -> int:
-        """N >= 1: the pass with this number is the step's last one."""
+        """Return N >= 1: the pass with this number is the step's last one."""
         return self._passes_per_step or 1
 
     def apply(self, event: StepEvent) -> None:
@@ -171,12 +171,12 @@ class StepProgress:
         self._passes_per_step = passes
 
     def begin_step(self) -> None:
-        """The averages have been used or discarded."""
+        """Begin the next step, when the averages have been used or discarded."""
         self.passes = 0
         self.apply(StepEvent.STEP)
 
     def step_is_over(self, averages_are_gone: Callable[[], bool]) -> bool:
-        """Whether a pass that begins now belongs to the next step, although neither step() nor zero_grad() began it.
+        """Return whether a pass that begins now is the next step's, although neither step() nor zero_grad() began it.
 
         Args:
             averages_are_gone: whether the user has cleared the gradients without a word to the optimizer.
@@ -184,12 +184,12 @@ class StepProgress:
         return self.passes >= self.passes_per_step and (self.is_open_ended or averages_are_gone())
 
     def begin_further_passes(self) -> None:
-        """A pass begins that reaches parameters which the exchanges of this step have left out: they have N passes."""
+        """Begin a pass over parameters that the exchanges of this step have left out: they have N passes."""
         if self.passes >= self.passes_per_step:
             self.passes = 0
 
     def check_pass(self) -> None:
-        """Raises AssertionError when the step has had all of its passes."""
+        """Raise AssertionError when the step has had all of its passes."""
         if self.passes >= self.passes_per_step:
             raise AssertionError(
                 f"backward() was called more than backward_passes_per_step={self.passes_per_step} times before "
@@ -199,13 +199,13 @@ class StepProgress:
             )
 
     def next_pass(self) -> PassKind:
-        """The role of a pass that begins now in its step."""
+        """Return the role of a pass that begins now in its step."""
         if self.accumulating:
             return PassKind.UNCOUNTED
         return PassKind.LAST if self.passes + 1 == self.passes_per_step else PassKind.EARLIER
 
     def end_pass(self, kind: PassKind) -> bool:
-        """A pass has ended, and no other one that it is a part of. Returns whether its gradients are exchanged now."""
+        """End a pass that is a part of no other one. Returns whether its gradients are exchanged now."""
         stepped = self.state is StepState.STEPPED_INSIDE  # the pass belongs to that step, which has ended
         if kind is PassKind.LAST and not stepped:
             self.apply(StepEvent.COMPLETE)

@@ -245,7 +245,7 @@ def predictions(model: TorchModel, frame: DataFrame) -> dict[str, Array]:
 def test_training_and_prediction_make_the_same_bits(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
 ) -> None:
-    """Each column is an input of its own."""
+    """Each column is a separate input."""
     folder = str(tmp_path_factory.mktemp("rows") / "rows")
     frame = frame_of(spark, rows)
     nulls = {**_NULLS}

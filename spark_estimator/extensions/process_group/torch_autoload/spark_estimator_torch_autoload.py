@@ -19,7 +19,7 @@ _ACCELERATE_ON_CPU = "ACCELERATE_USE_CPU"
 
 
 def register() -> None:
-    """Makes both known to torch, whose import is about to end. Cheap: what they need is imported at their first use."""
+    """Make both known to torch, whose import is about to end. Cheap: what they need is imported at their first use."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or importlib.util.find_spec(_BACKEND) is None:
         return
@@ -41,7 +41,7 @@ def register() -> None:
 
 
 def choose_device_for_accelerate(torch: Any) -> None:
-    """Sets Accelerate's variable, which the Trainer also reads, if a rank has no GPU, as ``accelerate launch --cpu``
+    """Set Accelerate's variable, which the Trainer also reads, if a rank has no GPU, as ``accelerate launch --cpu``
     does.
 
     Without it, both train alone on each rank, without a message. The user's own value is kept.

@@ -62,13 +62,13 @@ def run_elastic_on_spark(
     attempt: Attempt = _FIRST,
     following: Following = _PLAIN,
 ) -> list[Any]:
-    """As ``stage_job.run_on_spark`` with all results, in a job that continues when it loses ranks.
+    """Call `function` as ``stage_job.run_on_spark`` with all results, in a job that continues when it loses ranks.
 
     Args:
-        options: its `limits` and `all_results` have no effect; `verbose` from 1 also shows which ranks are lost and
-            how many the next round has. Progress is shown where the number of ranks does not change.
+        options: its `limits` and `all_results` have no effect; `verbose` from 1 also shows which ranks are lost
+            and how many the next round has. Progress is shown where the number of ranks does not change.
         attempt: of a job that is started again when it can't continue.
-        following: as in ``elastic.run_elastic``; its record and status are those of `options`.
+        following: as in ``job_entry.run_elastic``; its record and status are those of `options`.
 
     Returns:
         The values of the ranks that returned, in the order of their last ranks.
@@ -78,8 +78,8 @@ def run_elastic_on_spark(
         PreflightError: the executors can't reach the driver, or their Python can't run the job.
         StartTimeoutError: not all ranks had a slot in time.
         JobCancelledError: the job was cancelled in Spark.
-        WorkerFailedError: too few ranks are left, or another limit of `terms` is exceeded; the text lists all lost
-            ranks.
+        WorkerFailedError: too few ranks are left, or another limit of `terms` is exceeded; the text lists all
+            lost ranks.
         ResultError: a rank's value can't be returned.
     """
     fixed = terms.size == terms.most and (terms.min_size == terms.size or terms.patience is not None)
@@ -122,15 +122,19 @@ class SparkPlacement(Placement):
 
     @property
     def room(self) -> int:
+        """Return the number of slots; see `Placement.room`."""
         return min(self.limit, super().room)
 
     def lose(self, host: str, now: float) -> str:
+        """Ignore the loss: the one host stays."""
         return ""
 
     def unreachable(self, host: str, now: float) -> str:
+        """Ignore it: the one host stays."""
         return ""
 
     def failed(self, host: str, now: float) -> str:
+        """Ignore the failure: the one host stays."""
         return ""
 
 

@@ -30,7 +30,7 @@ from spark_estimator.launch.spark.stage_job import NEW_EXECUTOR
 
 
 def run_replacing(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> list[Any]:
-    """As ``stage_job.run_on_spark`` with all results, but a lost rank does not end the others' processes.
+    """Call `function` as ``stage_job.run_on_spark`` with all results; a lost rank ends no other process.
 
     Args:
         function: continues after the loss of a rank, with all that are left.

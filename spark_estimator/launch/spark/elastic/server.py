@@ -102,12 +102,12 @@ class SparkTask:
         self._thread.start()
 
     def submit(self) -> None:
-        """Has Spark run the task, once there is a slot."""
+        """Have Spark run the task, once there is a slot."""
         self.submitted = True
         self._wanted.set()
 
     def connected(self, sock: socket.socket) -> None:
-        """The task has connected.
+        """Note that the task has connected.
 
         Raises:
             AuthenticationError: it is not expected, or has connected before.
@@ -119,11 +119,11 @@ class SparkTask:
         self.events.put(Connected(self._link_to(sock)))
 
     def wake(self) -> None:
-        """Ends the wait of a thread that waits for an event."""
+        """End the wait of a thread that waits for an event."""
         self.events.put(Stopped())
 
     def hang_up(self) -> None:
-        """Ends the connection: the task ends its worker, if there is one, and itself."""
+        """End the connection: the task ends its worker, if there is one, and itself."""
         with self._lock:
             sock = self._socket
         if sock is not None:
@@ -131,7 +131,7 @@ class SparkTask:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def give_up(self, patience: timedelta = timedelta(0)) -> None:
-        """Ends the task, and its Spark job in any state. May block for as long as Spark takes to answer.
+        """End the task, and its Spark job in any state. May block for as long as Spark takes to answer.
 
         Args:
             patience: how long it may take to end on its own, before Spark is asked to cancel it.
@@ -143,7 +143,7 @@ class SparkTask:
             self._tag.cancel()
 
     def wait(self, patience: timedelta) -> Over | None:
-        """Waits for the end of the Spark job; None when it is not over by then."""
+        """Wait for the end of the Spark job; None when it is not over by then."""
         if self.submitted:
             self._thread.join(patience.total_seconds())
         return self.over
@@ -154,7 +154,7 @@ class SparkTask:
         return FailedTasks(self._spark, reports.own_stages).wait_for_reason(0, patience)
 
     def close(self) -> None:
-        """Closes the socket, once the link is no longer in use."""
+        """Close the socket, once the link is no longer in use."""
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
@@ -204,11 +204,11 @@ class TaskServer:
         )
 
     def expect(self, task: SparkTask) -> None:
-        """This task may connect from now on."""
+        """Allow this task to connect from now on."""
         self._tasks[task.number] = task
 
     def close(self) -> None:
-        """Accepts no more connections."""
+        """Accept no more connections."""
         self._handshake_server.close()
 
     def _approve(self, context: bytes) -> None:
@@ -224,6 +224,6 @@ class TaskServer:
 
 
 def link_over(sock: socket.socket, heartbeat: timedelta, silence: timedelta) -> AgentLink:
-    """The driver's end of the talk with a task's agent."""
+    """Open the driver's end of the connection to a task's agent."""
     sock.settimeout(None)
     return AgentLink(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)

@@ -55,7 +55,7 @@ class ElasticTask:
     parcels: Parcels
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        """Supervises one worker and yields its result rows; none when the driver has no use for this task."""
+        """Supervise one worker and yield its result rows; none when the driver has no use for this task."""
         for _ in batches:
             pass
         with orphans.ended_first():
@@ -97,10 +97,13 @@ class ElasticTask:
 
 
 def own_gpus(context: TaskContext | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which a worker sees the GPUs that Spark gave its task, the first as ``cuda:0``, and no others.
+    """Return the variables by which a worker sees the GPUs that Spark gave its task, the first as ``cuda:0``.
 
-    Other ranks of the host come and go, so that device `local_rank` cannot be a rank's own, as it is in jobs of a fixed
-    size.
+    It sees no others. Other ranks of the host come and go, so that device `local_rank` cannot be a rank's own, as
+    it is in jobs of a fixed size.
+
+    Other ranks of the host come and go, so that device `local_rank` cannot be a rank's own, as it is in jobs of a
+    fixed size.
 
     Args:
         context: of the task.
@@ -136,12 +139,12 @@ class TaskAgent(WorkerAgent):
         self._pending = bytearray()
 
     def hand_over(self, number: int, outcome: Outcome) -> None:
-        """Reports to the driver how the worker has ended, and keeps its value for Spark."""
+        """Report to the driver how the worker has ended, and keep its value for Spark."""
         self.outcome = outcome
         self.link.send_json(frames.OUTCOME, process=number, **outcome_fields(outcome), bytes=None)
 
     def completed(self, rendezvous: Rendezvous) -> Rendezvous:
-        """Derives the round's key from the share that the driver has sent, and the token that was sent with the task.
+        """Derive the round's key from the share that the driver has sent, and the token that was sent with the task.
 
         So neither a process that has listened to the connection knows the key, nor one that can read a task's
         description.
@@ -149,7 +152,7 @@ class TaskAgent(WorkerAgent):
         return replace(rendezvous, key=job_key([rendezvous.key], self._token, rendezvous.job_id))
 
     def passed_down(self, received: bytes) -> bytes:
-        """The bytes that the driver sends to the worker between two rounds, with the keys completed."""
+        """Return the bytes that the driver sends to the worker between two rounds, with the keys completed."""
         self._pending += received
         translated = b""
         while (message := launcher_link.take(self._pending)) is not None:

@@ -211,10 +211,11 @@ class SparkWorkerHandle:
 
     @property
     def pid(self) -> int:
+        """Implement `WorkerHandle.pid`."""
         return 0 if self._there is None else self._there.pid
 
     def start(self) -> PeerFacts | Outcome:
-        """As in `WorkerHandle`. Waits for a slot for as long as it takes."""
+        """Implement `WorkerHandle.start`. Waits for a slot for as long as it takes."""
         while True:
             self._task.submit()
             event = self._task.events.get()
@@ -254,17 +255,19 @@ class SparkWorkerHandle:
         return self._ended(started)
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """As in `WorkerHandle`. The value of a worker that has succeeded is returned through Spark."""
+        """Implement `WorkerHandle.run`. The value of a worker that has succeeded is returned through Spark."""
         assert self._there is not None
         self._rank = rendezvous.rank
         return self._ended(self._there.run(rendezvous))
 
     def become(self, rank: int) -> None:
+        """Implement `WorkerHandle.set_rank`."""
         self._rank = rank
         if self._there is not None:
             self._there.become(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
+        """Implement `WorkerHandle.stop`."""
         with self._lock:
             self._stopped = self._stopped or reason
             self._task.wake()
@@ -273,12 +276,13 @@ class SparkWorkerHandle:
             there.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
+        """Implement `WorkerHandle.discard`."""
         if self._there is not None:
             self._there.discard()
         self._task.give_up()
 
     def _read_on(self, link: AgentLink, talk: Iterator[tuple[bytes, bytes]], there: RemoteWorkerHandle) -> None:
-        """Has a thread handle the frames of the task's agent until the stream ends."""
+        """Have a thread handle the frames of the task's agent until the stream ends."""
 
         def read() -> None:
             for letter, content in talk:
@@ -309,7 +313,7 @@ class SparkWorkerHandle:
         ReaderThread(read, end, name=f"task of process {self._number}").start()
 
     def _ended(self, outcome: Outcome) -> Outcome:
-        """`outcome`, with the value that it has; nothing of the task is left."""
+        """Return `outcome`, with the value that it has; nothing of the task is left."""
         failure = outcome.failure
         if failure is None:
             self._task.hang_up()  # the agent ends when the connection ends
@@ -334,7 +338,7 @@ class SparkWorkerHandle:
 
 
 def _hello(talk: Iterator[tuple[bytes, bytes]]) -> str:
-    """The host name in an agent's hello frame.
+    """Return the host name in an agent's hello frame.
 
     Raises:
         ValueError, KeyError, StopIteration, OSError: the agent sent no valid hello frame.
